@@ -1,0 +1,52 @@
+# Everything a fresh machine with Python 3.11+ and make needs; `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# As many test processes as cores; each test uses one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint format bench clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP)  ## build .venv from the pinned constraints
+
+# timm comes without its dependencies: they include torchvision, which has no CPU build and would bring in CUDA.
+# The tests help the bare torchvision along (tests/models/timm_support.py).
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps timm torchvision
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt huggingface_hub
+	@touch $@
+
+demo: setup  ## train a standard and a robust classifier on digits and attack both, in under 3 minutes
+	rm -rf runs/demo
+	$(BIN)/atoll train digits-standard --out runs/demo/standard
+	$(BIN)/atoll train digits-at --out runs/demo/robust
+	$(BIN)/atoll attack runs/demo/standard runs/demo/robust
+
+test: setup lint  ## lint, types, all tests but the slow ones
+	$(PYTEST) -m "not slow"
+
+test-slow: setup  ## trainings and kill loops that take minutes
+	$(PYTEST) -m slow
+
+lint: setup  ## ruff and mypy
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check --quiet src tests benchmarks
+	$(BIN)/mypy
+
+format: setup  ## let ruff put the code in order
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+bench: setup  ## measured ratios, all from one run
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove .venv and caches; runs stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
