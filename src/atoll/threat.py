@@ -1,0 +1,186 @@
+"""The threat model: what an attacker may do to an input.
+
+One object knows the norm, the radius and the valid range of inputs, and with them projection, random start,
+steepest step, distance and rounding.  Attacks, training and evaluation never handle a norm themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from atoll.errors import InputError
+from atoll.streams import Streams
+
+Norm = Literal["linf", "l2", "l1"]
+Bounds = tuple[float, float]
+
+
+def number(value: float | str, name: str = "value") -> float:
+    """A number, or a fraction such as ``"8/255"``, the way perturbation sizes are written in the field.
+
+    >>> number("8/255") == 8 / 255
+    True
+    """
+    try:
+        return float(Fraction(value.replace(" ", ""))) if isinstance(value, str) else float(value)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"{name}: expected a number or a fraction like 8/255, got {value!r}") from None
+
+
+def per_point(values: Tensor, like: Tensor) -> Tensor:
+    """Shape ``(batch,)`` to ``(batch, 1, ..., 1)``, so that it broadcasts against a batch of inputs."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    r"""Perturbations :math:`\|x' - x\|_p \le \epsilon` with :math:`x'` inside the bounds.
+
+    Args:
+        norm: ``"linf"``, ``"l2"`` or ``"l1"``.
+        eps: radius in input units (pixels in [0, 1]); a number or a fraction such as ``"8/255"``.
+        bounds: valid range of inputs, or None for inputs without one (Two Moons).
+
+    >>> threat = ThreatModel("linf", "8/255")
+    >>> x = torch.tensor([[0.0, 0.5]])
+    >>> (threat.project(x + 1, x) * 255).round()
+    tensor([[  8., 136.]])
+    """
+
+    norm: Norm = "linf"
+    eps: float | str = "8/255"
+    bounds: Bounds | None = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.norm not in ("linf", "l2", "l1"):
+            raise InputError(f"norm: expected linf, l2 or l1, got {self.norm!r}")
+        if not 0 <= self.radius < math.inf:
+            raise InputError(f"eps: expected a finite number >= 0, got {self.eps!r}")
+        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
+            raise InputError(f"bounds: expected lower < upper, got {self.bounds!r}")
+
+    @property
+    def radius(self) -> float:
+        """``eps`` as a number."""
+        return number(self.eps, "eps")
+
+    def check(self, x: Tensor) -> None:
+        """Refuse inputs that are not finite or lie outside the bounds, before any work is done on them."""
+        low, high = torch.aminmax(x) if x.numel() else (torch.zeros(()), torch.zeros(()))
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise InputError("inputs: expected finite numbers, got NaN or infinity")
+        if self.bounds is not None and (low < self.bounds[0] or high > self.bounds[1]):
+            raise InputError(
+                f"inputs: expected values in [{self.bounds[0]:g}, {self.bounds[1]:g}], got [{low:g}, {high:g}]"
+                " (normalisation belongs inside the model)"
+            )
+
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
+        """The norm of ``a - b`` for each point."""
+        difference = (a - b).flatten(1)
+        order = {"linf": math.inf, "l2": 2, "l1": 1}[self.norm]
+        norm: Tensor = torch.linalg.vector_norm(difference, order, dim=1)
+        return norm
+
+    def clamp(self, x: Tensor) -> Tensor:
+        """Into the bounds, in place."""
+        return x if self.bounds is None else x.clamp_(*self.bounds)
+
+    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """The closest point of the ball for linf and l1 within the bounds; for l2, ball first, then bounds.
+
+        Clipping to bounds that contain ``x`` moves every coordinate towards ``x``, so the ball is never left.
+        """
+        if self.norm == "linf":
+            return self.clamp(torch.minimum(torch.maximum(x_adv, x - self.radius), x + self.radius))
+        if self.norm == "l2":
+            delta = x_adv - x
+            norm = torch.linalg.vector_norm(delta.flatten(1), dim=1)
+            # Shrinking by a few ulps keeps the result inside after rounding.
+            scale = (self.radius * (1 - 1e-6) / norm.clamp_min(1e-30)).clamp_max(1)
+            return self.clamp(delta.mul_(per_point(scale, delta)).add_(x))
+        return self._project_l1(x_adv, x)
+
+    def _project_l1(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Exact projection onto the intersection of l1 ball and box.
+
+        The solution moves coordinate i by ``clip(|v_i| - t, 0, room_i)`` with one threshold ``t >= 0``; the total
+        is piecewise linear and decreasing in t, with kinks at ``|v_i|`` and ``|v_i| - room_i``, so t is found by
+        sorting the kinks and interpolating (Croce & Hein, 2021).
+        """
+        v = (x_adv - x).flatten(1).double()
+        size = v.abs()
+        if self.bounds is None:
+            room = torch.full_like(size, math.inf)
+        else:
+            flat = x.flatten(1).double()
+            room = torch.where(v > 0, self.bounds[1] - flat, flat - self.bounds[0])
+        radius = self.radius * (1 - 1e-6)
+        inner = (size - room).clamp_min_(0)  # below this threshold the coordinate sits on the bound
+        kinks, order = torch.cat([size, inner], dim=1).sort(dim=1)
+        # Slope of the total: each coordinate contributes -1 between its inner and its outer kink.
+        step = torch.cat([torch.ones_like(size), -torch.ones_like(inner)], dim=1).gather(1, order)
+        active = -step.cumsum(1)  # how many coordinates are between their kinks right after each kink
+        drop = active[:, :-1] * kinks.diff(dim=1)  # loss of total from one kink to the next
+        total = torch.minimum(size, room).sum(1, keepdim=True)
+        after = torch.cat([total, total - drop.cumsum(1)], dim=1)
+        # The last kink whose total still exceeds the radius; interpolate from there.
+        last = ((after > radius).sum(1, keepdim=True) - 1).clamp_min(0)
+        slope = active.gather(1, last).clamp_min(1)
+        threshold = kinks.gather(1, last) + (after.gather(1, last) - radius) / slope
+        threshold = torch.where(total > radius, threshold, torch.zeros_like(threshold))
+        move = torch.minimum((size - threshold).clamp_min_(0), room)
+        return self.clamp((x.flatten(1).double() + v.sign() * move).to(x.dtype)).view_as(x)
+
+    def random_start(self, x: Tensor, streams: Streams) -> Tensor:
+        """A uniform draw from the ball around each point, moved into the bounds."""
+        shape = x.shape[1:]
+        if self.norm == "linf":
+            return self.clamp(streams.uniform(*shape, dtype=x.dtype).mul_(2).sub_(1).mul_(self.radius).add_(x))
+        size = shape.numel()
+        if self.norm == "l2":
+            direction = streams.normal(*shape, dtype=x.dtype)
+        else:  # uniform on the l1 sphere: signed exponentials, normalised
+            direction = streams.rademacher(*shape, dtype=x.dtype) * -streams.uniform(*shape, dtype=x.dtype).log()
+        norm = self.distance(direction, torch.zeros_like(direction)).clamp_min_(1e-30)
+        length = self.radius * (1 - 1e-6) * streams.uniform(dtype=x.dtype) ** (1 / size)
+        return self.clamp(x + direction * per_point(length / norm, x))
+
+    def steepest(self, gradient: Tensor, sparsity: float = 0.99) -> Tensor:
+        """The direction of unit norm in which a linear loss rises fastest, per point.
+
+        For l1 that is a single coordinate; following SLIDE (Tramer & Boneh, 2019) the step is spread evenly over
+        the largest ``1 - sparsity`` share of the coordinates, which gets there in far fewer steps.
+        A zero gradient gives a zero step.
+        """
+        if self.norm == "linf":
+            return gradient.sign()
+        flat = gradient.flatten(1)
+        if self.norm == "l2":
+            norm = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+            return torch.where(norm > 0, flat / norm.clamp_min(1e-30), 0.0).view_as(gradient)
+        keep = max(1, round(flat.shape[1] * (1 - sparsity)))
+        top = flat.abs().topk(keep, dim=1).indices
+        return torch.zeros_like(flat).scatter_(1, top, flat.gather(1, top).sign() / keep).view_as(gradient)
+
+    def round(self, x_adv: Tensor, x: Tensor, levels: int = 255) -> Tensor:
+        """The nearest 8-bit image that is still inside the ball around ``x``.
+
+        Each pixel goes to the nearest level; pixels are rounded towards ``x`` instead where that would leave the ball
+        (linf: such pixels only; l2 and l1: the whole image).
+        """
+        towards = torch.where(x_adv > x, torch.floor(x_adv * levels), torch.ceil(x_adv * levels))
+        # Rounding towards x may overshoot x itself where x is not an 8-bit image; then x's own pixel stays.
+        towards = torch.where((towards / levels - x) * (x_adv - x) <= 0, x * levels, towards) / levels
+        nearest = (x_adv * levels).round() / levels
+        if self.norm == "linf":
+            inside = (nearest - x).abs() <= self.radius
+        else:
+            inside = per_point(self.distance(nearest, x) <= self.radius, x)
+        return self.clamp(torch.where(inside, nearest, towards))

@@ -1,0 +1,165 @@
+"""The threat model against brute force and a general solver."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog, minimize
+
+from atoll.errors import InputError
+from atoll.streams import Streams
+from atoll.threat import ThreatModel, number
+
+NORMS = ["linf", "l2", "l1"]
+BOUNDS = [(0.0, 1.0), None]
+cases = st.tuples(
+    st.sampled_from(NORMS),
+    st.sampled_from(BOUNDS),
+    st.one_of(st.just(0.0), st.floats(1e-4, 3.0)),
+    st.integers(1, 12),
+    st.integers(0, 10**6),
+)
+
+
+def points(size: int, seed: int, dtype=torch.float32):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.rand(3, size, generator=draw, dtype=dtype)
+    x[0] = x[0].round()  # a point in a corner of the box
+    return x, x + torch.randn(3, size, generator=draw, dtype=dtype)
+
+
+def inside(threat, x_adv, x):
+    assert (threat.distance(x_adv.double(), x.double()) <= threat.radius * (1 + 1e-5) + 1e-7).all()
+    if threat.bounds:
+        assert x_adv.min() >= threat.bounds[0]
+        assert x_adv.max() <= threat.bounds[1]
+
+
+@settings(deadline=None, max_examples=200)
+@given(case=cases)
+def test_projection_and_start_stay_inside(case):
+    norm, bounds, eps, size, seed = case
+    threat = ThreatModel(norm, eps, bounds)
+    x, far = points(size, seed)
+    inside(threat, threat.project(far, x), x)
+    inside(threat, threat.random_start(x, Streams(seed, index=torch.arange(3))), x)
+    # A point that is inside already stays where it is.
+    near = threat.project(far, x)
+    torch.testing.assert_close(threat.project(near, x), near, atol=1e-5, rtol=1e-5)
+
+
+# Without ("l2", (0, 1)): ball then box is not the exact projection onto the intersection, and does not claim to be.
+@pytest.mark.parametrize(
+    ("norm", "bounds"), [("linf", (0.0, 1.0)), ("linf", None), ("l2", None), ("l1", (0.0, 1.0)), ("l1", None)]
+)
+def test_projection_is_the_closest_point(norm, bounds):
+    """Against a general solver."""
+    size = 4
+    for seed in range(10):
+        x, far = points(size, seed, torch.float64)
+        threat = ThreatModel(norm, 0.6, bounds)
+        mine = threat.project(far.clone(), x)
+        for row in range(3):
+            a, b = x[row].numpy(), far[row].numpy()
+            # Split the perturbation into its positive and negative parts: then all three balls are smooth.
+            low, high = (0 - a, 1 - a) if bounds else ([-math.inf] * size, [math.inf] * size)
+            box = [(0, max(0, h)) for h in high] + [(0, max(0, -lo)) for lo in low]
+            ball = {
+                "linf": lambda d: 0.6 - d.max(),
+                "l2": lambda d: 0.36 - ((d[:size] - d[size:]) ** 2).sum(),
+                "l1": lambda d: 0.6 - d.sum(),
+            }[norm]
+            if norm == "linf":
+                box = [(lo, min(hi, 0.6)) for lo, hi in box]
+            found = minimize(
+                lambda d: ((d[:size] - d[size:] + a - b) ** 2).sum(),  # noqa: B023
+                [0.01] * (2 * size),
+                bounds=box,
+                constraints=[{"type": "ineq", "fun": ball}],
+                method="SLSQP",
+                options={"ftol": 1e-12, "maxiter": 500},
+            )
+            assert float((mine[row] - far[row]).square().sum()) <= found.fun + 1e-5
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_steepest_is_the_solution_of_the_linear_program(norm):
+    gradient = torch.tensor([[3.0, -1.0, 0.5], [0.0, 0.0, 0.0]])
+    step = ThreatModel(norm, 1.0).steepest(gradient, sparsity=0.99)
+    assert step[1].abs().sum() == 0
+    if norm == "l1":
+        best = -linprog([-3, 1, -0.5, 3, -1, 0.5], A_ub=[[1] * 6], b_ub=[1]).fun
+    else:
+        best = {"linf": 4.5, "l2": gradient[0].norm().item()}[norm]
+    assert float((gradient[0] * step[0]).sum()) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_random_start_fills_the_ball_uniformly(norm):
+    """In d dimensions the share of points within half the radius is 2^-d."""
+    threat = ThreatModel(norm, 0.1, None)
+    x = torch.zeros(40_000, 3)
+    start = threat.random_start(x, Streams(0, index=torch.arange(len(x))))
+    share = (threat.distance(start, x) <= 0.05).float().mean()
+    assert float(share) == pytest.approx(1 / 8, abs=4 * (1 / 8 * 7 / 8 / len(x)) ** 0.5)
+    assert start.mean(0).abs().max() < 0.002
+
+
+@settings(deadline=None, max_examples=100)
+@given(case=cases)
+def test_rounding_gives_images_inside_the_ball(case):
+    norm, _, eps, size, seed = case
+    threat = ThreatModel(norm, eps)
+    x = (points(size, seed)[0] * 255).round() / 255
+    x_adv = threat.project(points(size, seed)[1], x)
+    rounded = threat.round(x_adv, x)
+    inside(threat, rounded, x)
+    torch.testing.assert_close(rounded * 255, (rounded * 255).round(), atol=1e-3, rtol=0)
+
+
+@settings(deadline=None, max_examples=100)
+@given(case=cases)
+def test_rounding_never_leaves_the_ball_even_for_inputs_that_are_not_images(case):
+    norm, _, eps, size, seed = case
+    threat = ThreatModel(norm, eps)
+    x, far = points(size, seed)
+    inside(threat, threat.round(threat.project(far, x), x), x)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("l3", 0.1), "norm: expected linf, l2 or l1, got 'l3'"),
+        (("linf", -0.1), "eps: expected a finite number >= 0, got -0.1"),
+        (("linf", math.nan), "eps: expected a finite number >= 0"),
+        (("linf", math.inf), "eps: expected a finite number >= 0"),
+        (("linf", "8/0"), "eps: expected a number or a fraction like 8/255, got '8/0'"),
+        (("linf", "a lot"), "eps: expected a number or a fraction"),
+        (("linf", 0.1, (1.0, 0.0)), "bounds: expected lower < upper"),
+    ],
+)
+def test_nonsense_is_refused(arguments, sentence):
+    with pytest.raises(InputError, match=sentence.replace("(", r"\(")):
+        ThreatModel(*arguments)
+
+
+def test_fractions():
+    assert number("8/255") == 8 / 255
+    assert number(" 2 / 255") == 2 / 255
+    assert number("0.5") == 0.5
+    assert ThreatModel("linf", "8/255").radius == 8 / 255
+
+
+def test_inputs_are_checked():
+    threat = ThreatModel()
+    threat.check(torch.rand(2, 3))
+    for x, sentence in (
+        (torch.tensor([[0.0, math.nan]]), "NaN"),
+        (torch.tensor([[0.0, 1.5]]), r"expected values in \[0, 1\], got \[0, 1.5\]"),
+        (torch.tensor([[math.inf, 0.0]]), "infinity"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            threat.check(x)
+    ThreatModel(bounds=None).check(torch.tensor([[5.0]]))
