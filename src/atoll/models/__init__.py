@@ -1,0 +1,31 @@
+"""Classifiers: inputs in [0, 1], normalisation inside, ``features`` then ``head``."""
+
+from atoll.models.base import Classifier, InputRange, Normalize
+from atoll.models.convnet import ConvNet4C3F, ConvNet6C2F, SmallConvNet
+from atoll.models.hybrid import HybridViT
+from atoll.models.mlp import MLP
+from atoll.models.mobilenet import MobileNetV2
+from atoll.models.preact_resnet import PreActResNet
+from atoll.models.pretrained import load_pretrained
+from atoll.models.timm_adapter import Timm
+from atoll.models.vgg import VGG
+from atoll.models.vit import ViT
+from atoll.models.wide_resnet import WideResNet
+
+__all__ = [
+    "MLP",
+    "VGG",
+    "Classifier",
+    "ConvNet4C3F",
+    "ConvNet6C2F",
+    "HybridViT",
+    "InputRange",
+    "MobileNetV2",
+    "Normalize",
+    "PreActResNet",
+    "SmallConvNet",
+    "Timm",
+    "ViT",
+    "WideResNet",
+    "load_pretrained",
+]

@@ -1,0 +1,140 @@
+"""What every classifier of Atoll is: inputs in [0, 1], normalisation inside, ``features`` then ``head``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import InputError
+from atoll.threat import Bounds
+
+Option = TypeVar("Option")
+InputRange = Literal["[0,1]", "[-1,1]", "centered"]
+
+# What the network sees is (x - mean) / std; eps always means pixels in [0, 1].
+INPUT_RANGES: dict[str, tuple[float, float]] = {
+    "[0,1]": (0.0, 1.0),
+    "[-1,1]": (0.5, 0.5),
+    "centered": (0.47, 0.25),
+}
+
+
+class Normalize(nn.Module):
+    """``(x - mean) / std`` per channel, as a layer of the network.
+
+    >>> Normalize(mean=[0.5], std=[0.5])(torch.ones(1, 1, 2, 2)).unique()
+    tensor([1.])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        # Not persistent: they are part of the architecture, so a checkpoint cannot silently change them.
+        self.register_buffer("mean", torch.tensor(mean), persistent=False)
+        self.register_buffer("std", torch.tensor(std), persistent=False)
+        # Decided once: the identity costs nothing, and asking a buffer in every forward would stall a GPU.
+        self.identity = not any(mean) and all(s == 1 for s in std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.identity:
+            return x
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        return (x - self.mean.view(shape)) / self.std.view(shape)
+
+    def extra_repr(self) -> str:
+        return f"mean={self.mean.tolist()}, std={self.std.tolist()}"
+
+
+class Classifier(nn.Module):
+    """Base of all models: ``logits = head(features(x))``.
+
+    Subclasses build ``self.body`` (normalised inputs to penultimate features) and ``self.head`` (features to
+    logits, linear unless the model says otherwise).  Methods that need the penultimate layer (TrH, S2O, RAT,
+    Centroid Nets) call ``features`` and ``head``; everything else calls the model.
+
+    Args:
+        input_shape: shape of one input, ``(channels, height, width)`` or ``(features,)``.
+        num_classes: number of logits.
+        input_range: the range the network itself works in; inputs are always given in ``bounds``.
+        bounds: the valid range of inputs, None if there is none.
+    """
+
+    body: nn.Module
+    head: nn.Module
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        super().__init__()
+        if not input_shape or min(input_shape) < 1:
+            raise InputError(f"input_shape: expected positive sizes, got {tuple(input_shape)}")
+        if num_classes < 2:
+            raise InputError(f"num_classes: expected at least 2, got {num_classes}")
+        self.input_shape = tuple(input_shape)
+        self.num_classes = num_classes
+        self.bounds = bounds
+        mean, std = choose(INPUT_RANGES, input_range, "input_range")
+        channels = self.input_shape[0]
+        self.normalize = Normalize([mean] * channels, [std] * channels)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Penultimate features, ``(batch, features)``."""
+        z: Tensor = self.body(self.normalize(x))
+        return z
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+
+def expect_image(
+    input_shape: Sequence[int], model: str, multiple_of: int = 1, at_least: int = 1
+) -> tuple[int, int, int]:
+    """The ``(channels, height, width)`` of an image model's input, or a sentence saying why it is not one."""
+    shape = tuple(input_shape)
+    if len(shape) != 3 or shape[0] < 1 or any(side % multiple_of or side < at_least for side in shape[1:]):
+        sides = [f"divisible by {multiple_of}"] * (multiple_of > 1) + [f"of at least {at_least}"] * (at_least > 1)
+        wanted = " with sides " + " and ".join(sides) if sides else ""
+        raise InputError(f"{model}: expected an image shape (channels, height, width){wanted}, got {shape}")
+    channels, height, width = shape
+    return channels, height, width
+
+
+def choose(table: Mapping[str, Option] | Mapping[int, Option], key: str | int, name: str) -> Option:
+    """The entry of an option's table, or a sentence listing what there is to choose from.
+
+    >>> choose({"relu": nn.ReLU}, "relu", "activation").__name__
+    'ReLU'
+    """
+    for known, entry in table.items():
+        if known == key:
+            return entry
+    raise InputError(f"{name}: expected one of {', '.join(map(str, table))}, got {key!r}")
+
+
+def expect_share(value: float, name: str) -> float:
+    """A share in [0, 1), such as a dropout rate."""
+    if not 0 <= value < 1:
+        raise InputError(f"{name}: expected a number in [0, 1), got {value!r}")
+    return value
+
+
+def expect_positive(**sizes: int) -> None:
+    """Refuse sizes that would build an empty layer."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise InputError(f"{name}: expected at least 1, got {size!r}")

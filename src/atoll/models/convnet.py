@@ -1,0 +1,152 @@
+"""Plain convolutional nets: the small ones of the certification literature, and one for tiny images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+
+from atoll.models.base import Classifier, InputRange, choose, expect_image, expect_positive
+from atoll.threat import Bounds
+
+# One activation is one name here and one entry below.
+Activation = Literal["relu", "gelu", "softplus"]
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "softplus": nn.Softplus}
+
+Layer = tuple[int, int, int]  # channels, kernel size, stride
+
+
+class PlainConvNet(Classifier):
+    """Convolutions with padding 1, then dense layers, each followed by the activation; a linear head.
+
+    The base of the nets below, which only say which layers they have.
+
+    >>> import torch
+    >>> PlainConvNet((1, 8, 8), 3, convolutions=[(4, 3, 2)], dense=[5])(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        convolutions: Sequence[Layer],
+        dense: Sequence[int],
+        activation: Activation = "relu",
+        batch_norm: bool = False,
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        # Two halvings with 4x4 kernels need four pixels; fewer would leave an empty map.
+        channels, height, width = expect_image(input_shape, type(self).__name__, at_least=4)
+        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        act = choose(ACTIVATIONS, activation, "activation")
+        layers: list[nn.Module] = []
+        for out, kernel, stride in convolutions:
+            expect_positive(channels=out, kernel=kernel, stride=stride)
+            layers.append(nn.Conv2d(channels, out, kernel, stride, padding=1, bias=not batch_norm))
+            layers += [nn.BatchNorm2d(out), act()] if batch_norm else [act()]
+            channels = out
+            height, width = ((side + 2 - kernel) // stride + 1 for side in (height, width))
+        layers.append(nn.Flatten())
+        features = channels * height * width
+        for out in dense:
+            expect_positive(dense=out)
+            layers += [nn.Linear(features, out), act()]
+            features = out
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(features, num_classes)
+
+
+class ConvNet4C3F(PlainConvNet):
+    """Four convolutions and three dense layers, the larger MNIST net of Wong et al. (2018).
+
+    >>> ConvNet4C3F((1, 28, 28), 10).num_parameters
+    1974762
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        activation: Activation = "relu",
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        super().__init__(
+            input_shape,
+            num_classes,
+            convolutions=[(32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 4, 2)],
+            dense=[512, 512],
+            activation=activation,
+            input_range=input_range,
+            bounds=bounds,
+        )
+
+
+class ConvNet6C2F(PlainConvNet):
+    """Six convolutions and two dense layers, for CIFAR-10 and Tiny-ImageNet (Leino et al., 2021).
+
+    >>> ConvNet6C2F((3, 32, 32), 10).num_parameters
+    2250378
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        activation: Activation = "relu",
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        super().__init__(
+            input_shape,
+            num_classes,
+            convolutions=[(32, 3, 1), (32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 3, 1), (64, 4, 2)],
+            dense=[512],
+            activation=activation,
+            input_range=input_range,
+            bounds=bounds,
+        )
+
+
+class SmallConvNet(PlainConvNet):
+    """Stride-2 3x3 convolutions and one dense layer: minutes on a CPU for 8x8 digits or MNIST.
+
+    Args:
+        widths: channels of the convolutions, each of which halves the image.
+        hidden: width of the dense layer, and so the number of features.
+        activation: nonlinearity after every layer but the head.
+        batch_norm: normalise after every convolution.
+
+    >>> import torch
+    >>> SmallConvNet((1, 8, 8), 10, widths=(4, 8))(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        widths: Sequence[int] = (16, 32),
+        hidden: int = 64,
+        activation: Activation = "relu",
+        batch_norm: bool = False,
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        super().__init__(
+            input_shape,
+            num_classes,
+            convolutions=[(width, 3, 2) for width in widths],
+            dense=[hidden],
+            activation=activation,
+            batch_norm=batch_norm,
+            input_range=input_range,
+            bounds=bounds,
+        )

@@ -1,0 +1,38 @@
+"""Multi-layer perceptron, the model of the Two Moons experiments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from atoll.models.base import Classifier, InputRange
+from atoll.threat import Bounds
+
+
+class MLP(Classifier):
+    """Fully connected ReLU net (TrH, section 5: hidden layers 100-100).
+
+    >>> import torch
+    >>> MLP((2,), 2, hidden=(8, 8))(torch.zeros(3, 2)).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        hidden: Sequence[int] = (100, 100),
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        widths = [math.prod(input_shape), *hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for wide_in, wide_out in pairwise(widths):
+            layers += [nn.Linear(wide_in, wide_out), nn.ReLU()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(widths[-1], num_classes)

@@ -1,0 +1,116 @@
+"""MobileNetV2 for small images: inverted bottlenecks with depthwise convolutions."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from atoll.errors import InputError
+from atoll.models.base import Classifier, InputRange, expect_image
+from atoll.threat import Bounds
+
+# Expansion, channels, blocks, stride of the first block.  ImageNet's net halves in the stem and in the second
+# row too; at 32x32 that would leave a single pixel.
+STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 1),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
+def rounded(channels: float) -> int:
+    """To a multiple of 8, never losing more than a tenth (the rule of the published widths).
+
+    >>> rounded(24 * 0.75), rounded(3)
+    (24, 8)
+    """
+    nearest = max(8, int(channels + 4) // 8 * 8)
+    return nearest if nearest >= 0.9 * channels else nearest + 8
+
+
+def convolution(channels: int, out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    """A convolution and its normalisation."""
+    conv = nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+    return [conv, nn.BatchNorm2d(out)]
+
+
+class InvertedResidual(nn.Module):
+    """Expand, convolve each channel, project without activation; a shortcut where the size stays.
+
+    >>> import torch
+    >>> InvertedResidual(8, 16, expansion=6, stride=2)(torch.zeros(2, 8, 6, 6)).shape
+    torch.Size([2, 16, 3, 3])
+    """
+
+    def __init__(
+        self, channels: int, out: int, *, expansion: int, stride: int = 1, project_shortcut: bool = True
+    ) -> None:
+        super().__init__()
+        wide = channels * expansion
+        self.residual = nn.Sequential(
+            *convolution(channels, wide),
+            nn.ReLU(),
+            *convolution(wide, wide, kernel=3, stride=stride, groups=wide),
+            nn.ReLU(),
+            *convolution(wide, out),
+        )
+        self.shortcut: nn.Module | None = None
+        if stride == 1 and channels == out:
+            self.shortcut = nn.Identity()
+        elif stride == 1 and project_shortcut:
+            self.shortcut = nn.Sequential(*convolution(channels, out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.residual(x)
+        return y if self.shortcut is None else y + self.shortcut(x)
+
+
+class MobileNetV2(Classifier):
+    """MobileNetV2 (Sandler et al., 2018), in its usual CIFAR version.
+
+    That version halves the image three times instead of five, uses ReLU instead of ReLU6 (whose cap only
+    serves fixed-point arithmetic), and projects the shortcut where a block of stride 1 changes the channels.
+
+    Args:
+        width_multiplier: factor on all channels, each rounded to a multiple of 8.
+        project_shortcut: False for the paper's blocks, which have no shortcut where the channels change.
+
+    >>> MobileNetV2((3, 32, 32), 10).num_parameters
+    2296922
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        width_multiplier: float = 1.0,
+        project_shortcut: bool = True,
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        channels, *_ = expect_image(input_shape, type(self).__name__, at_least=8)
+        if not width_multiplier > 0:
+            raise InputError(f"width_multiplier: expected a number > 0, got {width_multiplier!r}")
+        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        out = rounded(32 * width_multiplier)
+        layers: list[nn.Module] = [*convolution(channels, out, kernel=3), nn.ReLU()]
+        channels = out
+        for expansion, base, blocks, first_stride in STAGES:
+            out = rounded(base * width_multiplier)
+            for block in range(blocks):
+                stride = 1 if block else first_stride
+                layers.append(
+                    InvertedResidual(
+                        channels, out, expansion=expansion, stride=stride, project_shortcut=project_shortcut
+                    )
+                )
+                channels = out
+        # Narrow nets keep the wide last layer, as in the paper.
+        out = rounded(1280 * max(1.0, width_multiplier))
+        layers += [*convolution(channels, out), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(out, num_classes)

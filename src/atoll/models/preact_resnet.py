@@ -1,0 +1,80 @@
+"""Pre-activation ResNet for small images, the standard net of adversarial training on CIFAR and SVHN."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from atoll.models.base import Classifier, InputRange, choose, expect_image, expect_positive
+from atoll.threat import Bounds
+
+DEPTHS: dict[int, tuple[int, int, int, int]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+
+
+class PreActBlock(nn.Module):
+    """Two 3x3 convolutions, normalised and activated before rather than after, plus a shortcut.
+
+    Where the shape changes, the shortcut is a 1x1 convolution of the *activated* input (He et al., 2016).
+
+    >>> import torch
+    >>> PreActBlock(4, 8, stride=2)(torch.zeros(2, 4, 6, 6)).shape
+    torch.Size([2, 8, 3, 3])
+    """
+
+    def __init__(self, channels: int, out: int, *, stride: int = 1, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.activate = nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
+        self.residual = nn.Sequential(
+            nn.Conv2d(channels, out, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Conv2d(out, out, 3, padding=1, bias=False),
+        )
+        same = stride == 1 and channels == out
+        self.shortcut = None if same else nn.Conv2d(channels, out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = self.activate(x)
+        y: Tensor = self.residual(activated)
+        return y + (x if self.shortcut is None else self.shortcut(activated))
+
+
+class PreActResNet(Classifier):
+    """Pre-activation ResNet, CIFAR variant: 3x3 stem, no pooling until the global average (He et al., 2016).
+
+    PyTorch's default initialisation, which the published robust models of this family were trained from.
+
+    Args:
+        depth: 18 or 34.
+        width: channels of the first stage, doubled at each of the three others.
+
+    >>> PreActResNet((3, 32, 32), 10).num_parameters
+    11172170
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        depth: Literal[18, 34] = 18,
+        width: int = 64,
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        # Three halvings: below eight pixels the last stage would convolve mostly padding.
+        channels, *_ = expect_image(input_shape, type(self).__name__, at_least=8)
+        expect_positive(width=width)
+        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
+        channels = width
+        for stage, blocks in enumerate(choose(DEPTHS, depth, "depth")):
+            out = width * 2**stage
+            for block in range(blocks):
+                layers.append(PreActBlock(channels, out, stride=2 if stage and not block else 1))
+                channels = out
+        layers += [nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(channels, num_classes)

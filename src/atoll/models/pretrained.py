@@ -1,0 +1,220 @@
+"""Published and own weights into a model: all checks first, then all copies, so nothing is ever half loaded.
+
+Three sources, told apart by the names in the file: Google's ``.npz`` files of ViT and hybrids, timm's state
+dicts of the same in safetensors, and Atoll's own safetensors of any model.  A source is only a table of where
+each of our tensors comes from; what happens then (resizing, checking, copying) is the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from atoll.errors import CheckpointError
+from atoll.models.hybrid import HybridViT
+from atoll.models.vit import ViT
+from atoll.models.weight_names import Rules, google_rules, own_rules, timm_rules
+
+PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
+POSITION = "body.position"
+
+Weights = dict[str, Tensor]
+
+
+def load_pretrained(model: nn.Module, path: str | Path) -> list[str]:
+    """Copy the weights of a file into ``model``.
+
+    Into a ViT or HybridViT, the kernel that sees the pixels is resized by cubic interpolation and summed over
+    the colours for grey images, and position embeddings are resized by bicubic interpolation of their grid.
+    The head is copied when the number of classes agrees, and left as it is otherwise.
+
+    Args:
+        model: any model for Atoll's own files; a ViT or HybridViT for the others.
+        path: a ``.npz`` or ``.safetensors`` file.
+
+    Returns:
+        One sentence, beginning with the tensor's name, for everything that was not copied as it is.
+
+    Raises:
+        CheckpointError: naming all that is missing, unexpected or mis-shaped; the model is then unchanged.
+
+    >>> import tempfile
+    >>> from safetensors.torch import save_file
+    >>> tiny = {"patch_size": 4, "width": 8, "depth": 1, "heads": 2}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file(ViT((3, 16, 16), 10, **tiny).state_dict(), f"{folder}/vit.safetensors")
+    ...     load_pretrained(ViT((3, 8, 8), 10, **tiny), f"{folder}/vit.safetensors")
+    ['body.position: grid resized from 4x4 to 2x2']
+    """
+    path = Path(path)
+    source = _read(path)
+    rules = _rules(model, source)
+    own = model.state_dict()
+    notes: list[str] = []
+    faults: list[str] = []
+    _without_head(source, rules, notes)
+    weights = _translate(source, rules, faults)
+    _fit_head(own, weights, notes)
+    if isinstance(model, ViT | HybridViT):
+        pixels = "body.patch.weight" if isinstance(model, ViT) else "body.stem.root.weight"
+        _fit_kernel(own[pixels].shape, weights, pixels, notes)
+        _fit_position(own[POSITION].shape, weights, model.body.grid, notes)
+    _check(own, weights, faults)
+    if faults:
+        raise CheckpointError(f"{path.name} does not fit this {type(model).__name__}: {'; '.join(faults)}")
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            own[name].copy_(tensor)  # the state dict shares its memory with the model
+    return notes
+
+
+def resize(kernel: Tensor, size: tuple[int, int]) -> Tensor:
+    """Cubic interpolation of the last two of four dimensions; the identity if the size agrees.
+
+    With anti-aliasing: going from 16x16 to 4x4 without would look at a few of the 256 values only.
+
+    >>> resize(torch.ones(1, 1, 16, 16), (4, 4)).mean().round(decimals=4)
+    tensor(1.)
+    """
+    if kernel.shape[-2:] == size:
+        return kernel
+    return F.interpolate(kernel.float(), size=size, mode="bicubic", antialias=True, align_corners=False)
+
+
+def resize_positions(position: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Position embeddings ``(1, 1 + n * n, width)`` for another grid; the class token's own is kept.
+
+    >>> resize_positions(torch.zeros(1, 1 + 14 * 14, 8), (15, 15)).shape
+    torch.Size([1, 226, 8])
+    """
+    token, cells = position[:, :1], position[:, 1:]
+    side = math.isqrt(cells.shape[1])
+    resized = resize(cells.transpose(1, 2).reshape(1, -1, side, side), grid)
+    return torch.cat([token, resized.flatten(2).transpose(1, 2)], dim=1)
+
+
+def _read(path: Path) -> Weights:
+    """The tensors of a file, which is never unpickled."""
+    if path.suffix in PICKLES:
+        raise CheckpointError(
+            f"{path.name}: pickled weights can run code when loaded; convert the file to safetensors"
+            " (safetensors.torch.save_file) where it is trusted"
+        )
+    if path.suffix not in (".npz", ".safetensors"):
+        raise CheckpointError(f"{path.name}: expected a .safetensors or .npz file")
+    try:
+        if path.suffix == ".safetensors":
+            tensors: Weights = load_file(path)
+            return tensors
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, SafetensorError) as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+
+
+def _rules(model: nn.Module, source: Weights) -> Rules:
+    """Where each of the model's tensors is in the file."""
+    google = any(name.startswith(("Transformer/", "embedding/")) for name in source)
+    timm = any(name.startswith("patch_embed.") for name in source)
+    if not (google or timm):
+        return own_rules(model)
+    if not isinstance(model, ViT | HybridViT):
+        kind = "Google's" if google else "timm's"
+        raise CheckpointError(f"{kind} weights: expected a ViT or HybridViT, got {type(model).__name__}")
+    return google_rules(model) if google else timm_rules(model)
+
+
+def _without_head(source: Weights, rules: Rules, notes: list[str]) -> None:
+    """Ask no head of a file that has none, or none that could be used."""
+    if any(name.startswith("pre_logits") for name in source):
+        # The head sits on top of this layer, which the original too leaves out for fine-tuning.
+        reason = "the file's one follows a pre_logits layer, which is left out"
+    elif not any(name.startswith("head") for name in source):
+        reason = "the file has none"
+    else:
+        return
+    for name in [name for name in source if name.startswith(("head", "pre_logits"))]:
+        del source[name]
+    for name in [name for name in rules if name.startswith("head.")]:
+        del rules[name]
+        notes.append(f"{name}: left at its initialisation ({reason})")
+
+
+def _fit_head(own: Mapping[str, Tensor], weights: Weights, notes: list[str]) -> None:
+    """Leave out a head for another number of classes."""
+    counts = {n: (len(weights[n]), len(own[n])) for n in weights if n.startswith("head.") and weights[n].dim()}
+    if all(theirs != ours for theirs, ours in counts.values()):
+        for name, (theirs, ours) in counts.items():
+            del weights[name]
+            notes.append(f"{name}: left at its initialisation (the file has {theirs} classes, the model {ours})")
+
+
+def _translate(source: Weights, rules: Rules, faults: list[str]) -> Weights:
+    """The file's tensors under our names and in our layout."""
+    wanted = {name for rule in rules.values() for name in rule.names}
+    if missing := sorted(wanted - source.keys()):
+        faults.append(f"missing: {', '.join(missing)}")
+    if unexpected := sorted(source.keys() - wanted):
+        faults.append(f"unexpected: {', '.join(unexpected)}")
+    weights: Weights = {}
+    for name, rule in rules.items():
+        parts = [source[part] for part in rule.names if part in source]
+        if len(parts) == len(rule.names):
+            try:
+                weights[name] = rule.make(*parts)
+            except (IndexError, RuntimeError):  # permuting or joining what has other dimensions than expected
+                shapes = ", ".join(
+                    f"{part} {tuple(tensor.shape)}" for part, tensor in zip(rule.names, parts, strict=True)
+                )
+                faults.append(f"mis-shaped: {shapes}")
+    return weights
+
+
+def _fit_kernel(target: torch.Size, weights: Weights, name: str, notes: list[str]) -> None:
+    """Sum over colours for grey images, and resize."""
+    kernel = weights.get(name)
+    if kernel is None or kernel.dim() != 4:
+        return  # missing or mis-shaped, and reported as such
+    if target[1] == 1 and kernel.shape[1] == 3:
+        kernel = kernel.sum(dim=1, keepdim=True)  # what three equal channels would give
+        notes.append(f"{name}: summed over the colour channels")
+    if kernel.shape[2:] != target[2:]:
+        notes.append(f"{name}: resized from {_by(kernel.shape[2:])} to {_by(target[2:])}")
+        kernel = resize(kernel, (target[2], target[3]))
+    weights[name] = kernel
+
+
+def _fit_position(target: torch.Size, weights: Weights, grid: tuple[int, ...], notes: list[str]) -> None:
+    """Resize from a square grid to the model's."""
+    position = weights.get(POSITION)
+    if position is None or position.dim() != 3 or len(position) != 1 or position.shape == target:
+        return
+    side = math.isqrt(max(0, position.shape[1] - 1))
+    if side == 0 or side**2 != position.shape[1] - 1:
+        return  # not a class token and a square, and reported as mis-shaped
+    weights[POSITION] = resize_positions(position, (grid[0], grid[1]))
+    notes.append(f"{POSITION}: grid resized from {_by((side, side))} to {_by(grid)}")
+
+
+def _check(own: Mapping[str, Tensor], weights: Weights, faults: list[str]) -> None:
+    """Note what cannot be copied."""
+    for name, tensor in weights.items():
+        if tensor.shape != own[name].shape:
+            faults.append(f"mis-shaped: {name}, expected {tuple(own[name].shape)}, got {tuple(tensor.shape)}")
+        elif not tensor.isfinite().all():
+            faults.append(f"not finite: {name}")
+
+
+def _by(sides: Iterable[int]) -> str:
+    return "x".join(map(str, sides))

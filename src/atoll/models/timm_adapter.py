@@ -1,0 +1,107 @@
+"""Any timm model by name, as an Atoll classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import InputError
+from atoll.models.base import Classifier, Normalize, expect_image
+from atoll.threat import Bounds
+
+
+class TimmBody(nn.Module):
+    """A timm model up to its penultimate features; its classifier has moved out."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.net.forward_head(self.net.forward_features(x), pre_logits=True)  # type: ignore[operator]
+        return z.flatten(1)
+
+
+class Timm(Classifier):
+    """A model of PyTorch Image Models (Wightman, 2019), normalised by its own mean and standard deviation.
+
+    There is no ``input_range``: the model brings the mean and std it was trained with.  Images of other than
+    three channels take the averages.
+
+    Args:
+        name: timm's name, such as ``resnet18`` or ``vit_small_patch16_224.augreg_in21k``.
+        pretrained: load timm's weights, downloading them if need be.
+        options: further keywords of ``timm.create_model``, such as ``img_size`` or ``drop_path_rate``.
+
+    >>> Timm((3, 32, 32), 10, name="resnet18")(torch.zeros(2, 3, 32, 32)).shape  # doctest: +SKIP
+    torch.Size([2, 10])
+    """
+
+    head: nn.Linear
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        name: str,
+        pretrained: bool = False,
+        options: dict[str, Any] | None = None,
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        channels, *_ = expect_image(input_shape, type(self).__name__)
+        super().__init__(input_shape, num_classes, bounds=bounds)
+        net = _create(name, pretrained, in_chans=channels, num_classes=num_classes, **(options or {}))
+        self.head = _take_classifier(net, name)
+        self.body = TimmBody(net)
+        config = net.default_cfg
+        self.normalize = Normalize(*(_per_channel(config[key], channels) for key in ("mean", "std")))
+        self._probe(name)
+
+    def _probe(self, name: str) -> None:
+        """Refuse a model that does not fit the images, or whose features do not fit its classifier."""
+        head, mode = self.head, self.training
+        try:
+            with torch.no_grad():
+                found = self.eval().features(torch.zeros(1, *self.input_shape, device=head.weight.device)).shape
+        except (AssertionError, RuntimeError, ValueError) as error:
+            raise InputError(
+                f"{name}: does not take images of shape {self.input_shape}: {str(error).splitlines()[0]}"
+                " (models with a fixed image size take options: {img_size: ...})"
+            ) from error
+        finally:
+            self.train(mode)
+        if found[1] != head.in_features:
+            raise InputError(f"{name}: has {found[1]} features, but its classifier takes {head.in_features}")
+
+
+def _create(name: str, pretrained: bool, **options: Any) -> Any:
+    """The timm model, or a sentence saying why there is none."""
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit this torch
+        raise InputError(f"{name}: timm cannot be imported ({error}); pip install atoll[timm]") from error
+    if not timm.is_model(name):
+        close = timm.list_models(f"*{name.partition('.')[0]}*")[:5]
+        hint = f"; close names: {', '.join(close)}" if close else ""
+        raise InputError(f"name: timm has no model {name!r}{hint}")
+    try:
+        return timm.create_model(name, pretrained=pretrained, **options)
+    except (RuntimeError, TypeError) as error:  # no such pretrained tag, or no such option
+        raise InputError(f"{name}: {error}") from error
+
+
+def _take_classifier(net: Any, name: str) -> nn.Linear:
+    """Move the classifier out of the model, so that its parameters exist, and are saved, once."""
+    classifier = net.get_classifier()
+    if not isinstance(classifier, nn.Linear):
+        raise InputError(f"{name}: expected a single nn.Linear as classifier, got {type(classifier).__name__}")
+    place = next(path for path, module in net.named_modules() if module is classifier)
+    net.set_submodule(place, nn.Identity())
+    return classifier
+
+
+def _per_channel(values: tuple[float, ...], channels: int) -> list[float]:
+    return list(values) if len(values) == channels else [sum(values) / len(values)] * channels

@@ -1,0 +1,57 @@
+"""VGG with batch normalisation for small images."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from atoll.models.base import Classifier, InputRange, choose, expect_image, expect_positive
+from atoll.threat import Bounds
+
+# Convolutions in each of the five stages.
+DEPTHS: dict[int, tuple[int, ...]] = {
+    11: (1, 1, 2, 2, 2),
+    13: (2, 2, 2, 2, 2),
+    16: (2, 2, 3, 3, 3),
+    19: (2, 2, 4, 4, 4),
+}
+
+
+class VGG(Classifier):
+    """VGG (Simonyan & Zisserman, 2015) with batch normalisation, CIFAR variant: no dense layer but the head.
+
+    The convolutions carry no bias, since the normalisation after each has one.  Pooling rounds up, so that
+    the five halvings also work below 32 pixels; above, what is left is averaged.
+
+    Args:
+        depth: 11, 13, 16 or 19.
+        width: channels of the first stage; the others have 2, 4, 8 and 8 times as many.
+
+    >>> import torch
+    >>> VGG((1, 28, 28), 10, width=4)(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        depth: Literal[11, 13, 16, 19] = 16,
+        width: int = 64,
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        channels, *_ = expect_image(input_shape, type(self).__name__)
+        expect_positive(width=width)
+        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        layers: list[nn.Module] = []
+        for convolutions, factor in zip(choose(DEPTHS, depth, "depth"), (1, 2, 4, 8, 8), strict=True):
+            out = width * factor
+            for _ in range(convolutions):
+                layers += [nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
+                channels = out
+            layers.append(nn.MaxPool2d(2, ceil_mode=True))
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(channels, num_classes)

@@ -1,0 +1,216 @@
+"""Vision Transformer, on patches that may overlap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import InputError
+from atoll.models.base import Classifier, InputRange, choose, expect_image, expect_positive, expect_share
+from atoll.threat import Bounds
+
+Variant = Literal["Ti", "S", "B", "L"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size of an encoder: token width, blocks, attention heads, and MLP width in units of the token width."""
+
+    width: int
+    depth: int
+    heads: int
+    mlp_ratio: float = 4.0
+
+    def __post_init__(self) -> None:
+        expect_positive(width=self.width, depth=self.depth, heads=self.heads, mlp=round(self.width * self.mlp_ratio))
+        if self.width % self.heads:
+            raise InputError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
+
+
+VARIANTS: dict[str, Size] = {
+    "Ti": Size(192, 12, 3),
+    "S": Size(384, 12, 6),
+    "B": Size(768, 12, 12),
+    "L": Size(1024, 24, 16),
+}
+
+
+def size_of(variant: str, width: int | None, depth: int | None, heads: int | None, mlp_ratio: float | None) -> Size:
+    """The variant's size with whatever is given in its place.
+
+    >>> size_of("Ti", None, 2, None, None)
+    Size(width=192, depth=2, heads=3, mlp_ratio=4.0)
+    """
+    base = choose(VARIANTS, variant, "variant")
+    return Size(
+        base.width if width is None else width,
+        base.depth if depth is None else depth,
+        base.heads if heads is None else heads,
+        base.mlp_ratio if mlp_ratio is None else mlp_ratio,
+    )
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, ``softmax(q k^T / sqrt(d)) v`` for each head.
+
+    Written out, because PyTorch's fused kernel has neither a second derivative nor forward mode on a CPU, and
+    curvature needs both.
+
+    >>> Attention(6, heads=2)(torch.zeros(1, 5, 6)).shape
+    torch.Size([1, 5, 6])
+    """
+
+    def __init__(self, width: int, *, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        # One draw each, since the three are separate maps and Xavier's bound depends on the shape.
+        for weight in self.qkv.weight.detach().chunk(3):
+            nn.init.xavier_uniform_(weight)
+        nn.init.xavier_uniform_(self.out.weight)
+        nn.init.zeros_(self.qkv.bias)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), dim=-1)
+        mixed: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))
+        return mixed
+
+
+class Block(nn.Module):
+    """Attention and MLP, each normalised before and added to its input."""
+
+    def __init__(self, size: Size, dropout: float) -> None:
+        super().__init__()
+        hidden = round(size.width * size.mlp_ratio)
+        self.norm1 = nn.LayerNorm(size.width, eps=1e-6)
+        self.attention = Attention(size.width, heads=size.heads)
+        self.norm2 = nn.LayerNorm(size.width, eps=1e-6)
+        self.fc1 = nn.Linear(size.width, hidden)
+        self.fc2 = nn.Linear(hidden, size.width)
+        self.gelu = nn.GELU()
+        self.dropout = nn.Dropout(dropout)
+        for layer in (self.fc1, self.fc2):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        hidden = self.dropout(self.gelu(self.fc1(self.norm2(x))))
+        y: Tensor = x + self.dropout(self.fc2(hidden))
+        return y
+
+
+class Encoder(nn.Module):
+    """Stem, patches, position embeddings and blocks; what comes out is the class token after the final norm.
+
+    Args:
+        stem: from images to the maps that are cut into patches.
+        stem_shape: shape of those maps, ``(channels, height, width)``.
+        patch: side of a patch.
+        stride: distance between patches.
+        size: size of the encoder.
+        dropout: rate after the position embeddings, attention and both MLP layers.
+    """
+
+    def __init__(
+        self,
+        stem: nn.Module,
+        stem_shape: Sequence[int],
+        *,
+        patch: int,
+        stride: int,
+        size: Size,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        channels, *sides = stem_shape
+        self.stem = stem
+        self.patch = nn.Conv2d(channels, size.width, patch, stride)
+        self.grid: tuple[int, ...] = tuple((side - patch) // stride + 1 for side in sides)
+        self.cls = nn.Parameter(torch.zeros(1, 1, size.width))
+        self.position = nn.Parameter(torch.empty(1, 1 + math.prod(self.grid), size.width))
+        self.dropout = nn.Dropout(expect_share(dropout, "dropout"))
+        self.blocks = nn.Sequential(*(Block(size, dropout) for _ in range(size.depth)))
+        self.norm = nn.LayerNorm(size.width, eps=1e-6)
+        nn.init.normal_(self.position, std=0.02)
+        nn.init.trunc_normal_(self.patch.weight, std=(channels * patch**2) ** -0.5)
+        if self.patch.bias is not None:
+            nn.init.zeros_(self.patch.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patch(self.stem(x)).flatten(2).transpose(1, 2)
+        cls = self.cls.expand(x.shape[0], -1, -1)  # len(x) would fix the batch size of an exported graph
+        tokens = torch.cat([cls, patches], dim=1)
+        tokens = self.blocks(self.dropout(tokens + self.position))
+        token: Tensor = self.norm(tokens[:, 0])
+        return token
+
+
+def linear_head(width: int, num_classes: int) -> nn.Linear:
+    """A head with small random weights.
+
+    The original starts it at zero, which suits fine-tuning; but then the input gradient is zero too, and the
+    first attacks of adversarial training would go nowhere.  With small weights predictions start as close to
+    uniform.
+    """
+    head = nn.Linear(width, num_classes)
+    nn.init.trunc_normal_(head.weight, std=0.02)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+class ViT(Classifier):
+    """Vision Transformer (Dosovitskiy et al., 2021); the features are the class token after the final norm.
+
+    On 32x32 images TrH takes ``patch_size=4, stride=2``: overlapping patches, 225 tokens.
+
+    Args:
+        variant: Ti, S, B or L.
+        patch_size: side of the square patches.
+        stride: distance between patches, by default the patch size; patches must reach the image's edge.
+        dropout: rate after the position embeddings, attention and both MLP layers.
+        width, depth, heads, mlp_ratio: in place of the variant's own.
+
+    >>> model = ViT((3, 32, 32), 10, patch_size=4, stride=2, width=16, depth=1, heads=2)
+    >>> model.body.grid, model(torch.zeros(2, 3, 32, 32)).shape
+    ((15, 15), torch.Size([2, 10]))
+    """
+
+    body: Encoder
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        variant: Variant = "B",
+        patch_size: int = 16,
+        stride: int | None = None,
+        dropout: float = 0.0,
+        width: int | None = None,
+        depth: int | None = None,
+        heads: int | None = None,
+        mlp_ratio: float | None = None,
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        stride = patch_size if stride is None else stride
+        expect_positive(patch_size=patch_size, stride=stride)
+        shape = expect_image(input_shape, type(self).__name__, at_least=patch_size)
+        if any((side - patch_size) % stride for side in shape[1:]):
+            raise InputError(
+                f"ViT: patches of {patch_size} at stride {stride} do not reach the edge of images of"
+                f" {shape[1]}x{shape[2]} (expected side = patch_size + a multiple of stride)"
+            )
+        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        size = size_of(variant, width, depth, heads, mlp_ratio)
+        self.body = Encoder(nn.Identity(), shape, patch=patch_size, stride=stride, size=size, dropout=dropout)
+        self.head = linear_head(size.width, num_classes)

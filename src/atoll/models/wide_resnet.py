@@ -1,0 +1,59 @@
+"""Wide ResNet: fewer, wider blocks; WRN-34-10 and WRN-28-10 are the large nets of robustness benchmarks."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from atoll.errors import InputError
+from atoll.models.base import Classifier, InputRange, expect_image, expect_positive, expect_share
+from atoll.models.preact_resnet import PreActBlock
+from atoll.threat import Bounds
+
+
+class WideResNet(Classifier):
+    """Wide ResNet ``WRN-depth-widen_factor`` (Zagoruyko & Komodakis, 2016), with He initialisation as there.
+
+    Args:
+        depth: 6 n + 4 for n blocks in each of the three stages.
+        widen_factor: width of the stages in units of 16, 32 and 64 channels.
+        dropout: rate between the two convolutions of each block.
+
+    >>> WideResNet((3, 32, 32), 10, depth=10, widen_factor=1).num_parameters
+    77850
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        depth: int = 34,
+        widen_factor: int = 10,
+        dropout: float = 0.0,
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        channels, *_ = expect_image(input_shape, type(self).__name__, at_least=4)
+        expect_positive(widen_factor=widen_factor)
+        expect_share(dropout, "dropout")
+        if depth < 10 or depth % 6 != 4:
+            raise InputError(f"depth: expected 6 n + 4 (10, 16, 22, 28, 34, ...), got {depth!r}")
+        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]
+        channels = 16
+        for stage, base in enumerate((16, 32, 64)):
+            out = base * widen_factor
+            for block in range((depth - 4) // 6):
+                stride = 2 if stage and not block else 1
+                layers.append(PreActBlock(channels, out, stride=stride, dropout=dropout))
+                channels = out
+        layers += [nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(channels, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                fan_out = module.out_channels * math.prod(module.kernel_size)
+                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+        nn.init.zeros_(self.head.bias)
