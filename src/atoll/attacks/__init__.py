@@ -1,0 +1,7 @@
+"""Attacks on any ``nn.Module`` that maps inputs to logits."""
+
+from atoll.attacks.base import Attack, evaluation_mode
+from atoll.attacks.objectives import OBJECTIVES, Objective
+from atoll.attacks.pgd import FGSM, PGD
+
+__all__ = ["FGSM", "OBJECTIVES", "PGD", "Attack", "Objective", "evaluation_mode"]

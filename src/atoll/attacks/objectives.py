@@ -1,0 +1,56 @@
+"""What an attack maximises, as functions of logits; one value per point.
+
+``margin`` is the loss of Carlini & Wagner driven by PGD ("CW-20" in the tables of the field); ``dlr`` is the
+difference of logits ratio of Croce & Hein (2020), invariant to shifting and scaling the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Objective = Literal["ce", "kl", "margin", "dlr"]
+
+
+def cross_entropy(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
+    """CE(g', y); labels may be class indices or probabilities (mixup)."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def kl(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
+    """KL(p, q) from the clean to the adversarial prediction, the inner maximisation of TRADES."""
+    assert clean is not None
+    return F.kl_div(logits.log_softmax(1), clean.log_softmax(1), reduction="none", log_target=True).sum(1)
+
+
+def margin(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
+    """Largest other logit minus the logit of ``y``; positive where the point is misclassified.
+
+    >>> margin(torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([0]))
+    tensor([-1.])
+    """
+    own = logits.gather(1, y[:, None]).squeeze(1)
+    return logits.scatter(1, y[:, None], -torch.inf).amax(1) - own
+
+
+def dlr(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
+    """Margin divided by the gap of the largest to the third largest logit.
+
+    With two classes there is no third: the ratio would be +-1 everywhere, so the margin itself is used.
+    """
+    if logits.shape[1] < 3:
+        return margin(logits, y)
+    top = logits.topk(3, dim=1).values
+    return margin(logits, y) / (top[:, 0] - top[:, 2]).clamp_min(1e-12)
+
+
+OBJECTIVES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+    "ce": cross_entropy,
+    "kl": kl,
+    "margin": margin,
+    "dlr": dlr,
+}

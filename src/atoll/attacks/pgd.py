@@ -1,0 +1,126 @@
+"""Projected gradient descent (Madry et al., 2018) and the fast gradient sign method (Goodfellow et al., 2015)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from atoll.attacks.base import Attack, check_labels
+from atoll.attacks.objectives import OBJECTIVES, Objective, margin
+from atoll.errors import InputError
+from atoll.streams import Streams
+from atoll.threat import ThreatModel, number
+
+Start = Literal["uniform", "gaussian", "clean"]
+
+
+class PGD(Attack):
+    r"""``steps`` times: step along the steepest direction of the objective, project.
+
+    .. math:: x' \leftarrow \Pi\big(x' + \alpha\, \mathrm{steepest}(\nabla_{x'} \ell(x'))\big)
+
+    Costs one forward and one backward pass per step, plus one forward for the ``kl`` objective (the clean
+    prediction, once) and, with several restarts, one per restart (to keep the best).
+
+    Args:
+        threat: what the attacker may do.
+        objective: ``ce``, ``kl``, ``margin`` (CW) or ``dlr``.
+        steps: number of gradient steps.
+        step_size: in input units, number or fraction; ``2.5 eps / steps`` if None.
+        start: ``uniform`` in the ball, ``gaussian`` (clean + 0.001 N(0, I), as TRADES) or ``clean``; by default
+            gaussian for ``kl`` (whose gradient vanishes at the clean point) and uniform otherwise.
+        restarts: independent runs; per point the first that misclassifies wins, else the highest objective.
+        targeted: ``y`` is the class to reach; the objective is minimised.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> PGD(ThreatModel("linf", 0.2), steps=10)(model, torch.tensor([[0.6, 0.4]]), torch.tensor([0]))
+    tensor([[0.4000, 0.6000]])
+    """
+
+    def __init__(
+        self,
+        threat: ThreatModel,
+        objective: Objective = "ce",
+        *,
+        steps: int = 20,
+        step_size: float | str | None = None,
+        start: Start | None = None,
+        restarts: int = 1,
+        targeted: bool = False,
+    ) -> None:
+        super().__init__(threat)
+        if objective not in OBJECTIVES:
+            raise InputError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r}")
+        if steps < 1 or restarts < 1:
+            raise InputError(f"steps, restarts: expected at least 1, got {steps}, {restarts}")
+        if targeted and objective == "kl":
+            raise InputError("targeted: the kl objective has no target")
+        self.objective: Objective = objective
+        self.steps = steps
+        self.step_size = 2.5 * threat.radius / steps if step_size is None else number(step_size, "step_size")
+        self.start: Start = start or ("gaussian" if objective == "kl" else "uniform")
+        self.restarts = restarts
+        self.targeted = targeted
+
+    def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: Streams) -> Tensor:
+        clean = None
+        if self.objective == "kl":
+            with torch.no_grad():
+                clean = model(x)
+        best = self._ascend(model, x, y, clean, streams)
+        if self.restarts == 1:
+            return best
+        best_score = self._score(model, best, y, clean)
+        for _ in range(self.restarts - 1):
+            x_adv = self._ascend(model, x, y, clean, streams)
+            score = self._score(model, x_adv, y, clean)
+            better = score > best_score
+            best[better], best_score[better] = x_adv[better], score[better]
+        return best
+
+    def _ascend(self, model: nn.Module, x: Tensor, y: Tensor, clean: Tensor | None, streams: Streams) -> Tensor:
+        objective = OBJECTIVES[self.objective]
+        step = -self.step_size if self.targeted else self.step_size
+        x_adv = self._initial(x, streams)
+        for iteration in range(self.steps):
+            x_adv.requires_grad_()
+            with torch.enable_grad():
+                logits = model(x_adv)
+                if iteration == 0:
+                    check_labels(logits, y)
+                loss = objective(logits, y, clean).sum()
+            (gradient,) = torch.autograd.grad(loss, x_adv)
+            x_adv = self.threat.project(x_adv.detach().add_(self.threat.steepest(gradient), alpha=step), x)
+        return x_adv
+
+    def _initial(self, x: Tensor, streams: Streams) -> Tensor:
+        if self.start == "uniform":
+            return self.threat.random_start(x, streams)
+        if self.start == "gaussian":
+            return self.threat.project(x + 0.001 * streams.normal(*x.shape[1:], dtype=x.dtype), x)
+        return x.clone()
+
+    @torch.no_grad()
+    def _score(self, model: nn.Module, x_adv: Tensor, y: Tensor, clean: Tensor | None) -> Tensor:
+        """The objective, with every success ranked above every failure."""
+        logits = model(x_adv)
+        value = OBJECTIVES[self.objective](logits, y, clean) * (-1 if self.targeted else 1)
+        labels = y if y.dim() == 1 else y.argmax(1)
+        success = margin(logits, labels) * (-1 if self.targeted else 1) > 0
+        return torch.where(success, torch.inf, value)
+
+
+class FGSM(PGD):
+    """One step of size eps from the clean point.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> FGSM(ThreatModel("linf", 0.1))(model, torch.tensor([[0.6, 0.4]]), torch.tensor([0]))
+    tensor([[0.5000, 0.5000]])
+    """
+
+    def __init__(self, threat: ThreatModel, objective: Objective = "ce", *, targeted: bool = False) -> None:
+        super().__init__(threat, objective, steps=1, step_size=threat.radius, start="clean", targeted=targeted)
