@@ -1,0 +1,108 @@
+"""Small data, models and trainers that many tests share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from atoll.attacks import PGD
+from atoll.data import Data, MemorySplit, Splits
+from atoll.models import SmallConvNet
+from atoll.threat import ThreatModel
+from atoll.training.losses import ALP, AT, MART, TRADES, Loss, Standard
+from atoll.training.methods import EarlyStopping, Lookahead
+from atoll.training.trainer import Settings, Trainer
+
+# A new loss or method joins every test of the trainer (resume, processes, accumulation) by one line.
+LOSSES = {"standard": Standard, "at": AT, "trades": TRADES, "alp": ALP, "mart": MART}
+METHODS = {"lookahead": lambda: Lookahead(k=2), "early-stopping": lambda: EarlyStopping(patience=50)}
+
+
+class TinyData(Data):
+    """96 training and 32 test images of 1x8x8 pixels in three classes that a small net can tell apart."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return ("a", "b", "c")
+
+    def load(self) -> Splits:
+        draw = torch.Generator().manual_seed(0)
+        labels = torch.arange(128) % 3
+        images = torch.randint(0, 120, (128, 1, 8, 8), generator=draw, dtype=torch.uint8)
+        for k in range(3):
+            images[labels == k, :, 2 * k : 2 * k + 3] += 100
+        whole = MemorySplit(images, labels)
+        return Splits(whole.take(torch.arange(96)), whole.take(torch.arange(96, 128)))
+
+
+def tiny_model(batch_norm: bool = False, dtype: torch.dtype = torch.float32) -> SmallConvNet:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return SmallConvNet((1, 8, 8), 3, widths=(4, 8), hidden=8, batch_norm=batch_norm).to(dtype)
+
+
+def tiny_trainer(loss="at", *, methods=(), folder=None, batch_norm=False, optimizer=None, observers=(), **settings):
+    defaults = {"epochs": 3, "batch_size": 16, "validation_steps": 2, "test_steps": 3, "log_every": 1}
+    return Trainer(
+        tiny_model(batch_norm),
+        TinyData(validation=1 / 6),
+        LOSSES[loss](),
+        ThreatModel("linf", 0.1),
+        attack=lambda threat, objective: PGD(threat, objective, steps=3),
+        methods=[METHODS[name]() for name in methods],
+        optimizer=optimizer or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+        settings=Settings(**defaults | settings),
+        folder=folder,
+        observers=observers,
+        device="cpu",
+    )
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    """Every bit of every tensor."""
+    assert a.keys() == b.keys()
+    different = [name for name in a if not torch.equal(a[name], b[name])]
+    assert not different, f"different: {different}"
+
+
+def run_command(*words: str, processes: int = 1, check: bool = False, cwd: Path | None = None, **environment: str):
+    """The command ``atoll`` as a user would run it, in a process of its own."""
+    launcher = [sys.executable, "-m"]
+    if processes > 1:
+        launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    result = subprocess.run(
+        [*launcher, "atoll", *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        check=False,
+    )
+    if check:
+        assert result.returncode == 0, result.stderr
+    return result
+
+
+def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The losses of the papers, written down once more without any care for numerics or gradients."""
+    p, q = g.softmax(1), g_adv.softmax(1)
+    p_y, q_y = p.gather(1, y[:, None])[:, 0], q.gather(1, y[:, None])[:, 0]
+    kl = (p * (p / q).log()).sum(1)
+    others = torch.stack([torch.cat([row[:label], row[label + 1 :]]).max() for row, label in zip(q, y, strict=True)])
+    weight = [weight for weight, _ in loss.terms.values()][-1]
+    return {
+        "Standard": -p_y.log(),
+        "AT": -q_y.log(),
+        "TRADES": -p_y.log() + weight * kl,
+        "ALP": -q_y.log() + weight * ((p - q) ** 2).sum(1),
+        "MART": -q_y.log() - (1 - others).log() + weight * (1 - p_y) * kl,
+    }[type(loss).__name__]
