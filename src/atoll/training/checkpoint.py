@@ -1,0 +1,198 @@
+"""Checkpoints: safetensors and JSON, written atomically, verified by digest, never pickle.
+
+A checkpoint is a folder::
+
+    00000420/
+      model.safetensors      weights and buffers, ready for any safetensors reader
+      training.safetensors   optimizer and method states
+      checkpoint.json        everything that is not a tensor, and the digests of all three
+
+It is written beside its final place, synced, and renamed; a killed process leaves at most a hidden temporary folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from atoll.errors import CheckpointError
+from atoll.files import sha256, sync
+
+FORMAT = 1
+_TENSOR = "$tensor"
+
+
+@dataclass
+class Checkpoint:
+    """What a checkpoint holds.
+
+    Args:
+        model: the model's state dict.
+        training: nested dicts and lists of tensors, numbers and strings: optimizer, methods, position.
+        about: plain JSON: recipe, shapes, scores; what a reader needs to rebuild the model.
+    """
+
+    model: Mapping[str, Tensor]
+    training: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def pack(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """Split a nested structure: tensors go to ``tensors``, the rest comes back as JSON that refers to them.
+
+    >>> import torch
+    >>> tensors = {}
+    >>> pack({"lr": 0.1, "momentum": [torch.zeros(2)]}, tensors)
+    {'lr': 0.1, 'momentum': [{'$tensor': '/momentum/0'}]}
+    >>> list(tensors)
+    ['/momentum/0']
+    """
+    if isinstance(tree, Tensor):
+        # Cloned: safetensors refuses tensors that share memory.
+        tensors[path] = tree.detach().to("cpu", copy=True).contiguous()
+        return {_TENSOR: path}
+    if isinstance(tree, Mapping):
+        if any(not isinstance(k, str | int) for k in tree):
+            raise TypeError(f"{path or '/'}: keys of a checkpoint must be strings or integers")
+        # JSON only has string keys; integer ones are marked to come back as integers.
+        return {(f"#{k}" if isinstance(k, int) else k): pack(v, tensors, f"{path}/{k}") for k, v in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [pack(v, tensors, f"{path}/{i}") for i, v in enumerate(tree)]
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    raise TypeError(f"{path or '/'}: cannot put a {type(tree).__name__} into a checkpoint")
+
+
+def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of ``pack`` (tuples come back as lists)."""
+    if isinstance(tree, dict):
+        if set(tree) == {_TENSOR}:
+            return tensors[tree[_TENSOR]]
+        return {(int(k[1:]) if k[:1] == "#" else k): unpack(v, tensors) for k, v in tree.items()}
+    if isinstance(tree, list):
+        return [unpack(v, tensors) for v in tree]
+    return tree
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint so that ``folder`` either holds all of it or does not exist."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    tensors: dict[str, Tensor] = {}
+    try:
+        temporary.mkdir(parents=True)
+        training = pack(checkpoint.training, tensors)
+        model = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in checkpoint.model.items()}
+        digests = {}
+        for name, content in (("model.safetensors", model), ("training.safetensors", tensors)):
+            save_file(content, temporary / name)
+            sync(temporary / name)
+            digests[name] = sha256(temporary / name)
+        record = {"format": FORMAT, "files": digests, "about": checkpoint.about, "training": training}
+        record["digest"] = _digest(record)
+        (temporary / "checkpoint.json").write_text(json.dumps(record, indent=1))
+        sync(temporary / "checkpoint.json")
+        sync(temporary)
+        shutil.rmtree(folder, ignore_errors=True)  # the same step, written before an interruption
+        temporary.rename(folder)
+        sync(folder.parent)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise CheckpointError(
+            f"cannot write the checkpoint {folder}: {reason}; earlier checkpoints are intact"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def load_checkpoint(folder: Path, *, with_training: bool = True) -> Checkpoint:
+    """Read and verify a checkpoint; any damage gives a CheckpointError that says what is wrong."""
+    try:
+        record = json.loads((folder / "checkpoint.json").read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no checkpoint.json") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}/checkpoint.json cannot be read: {error}") from None
+    if not isinstance(record, dict) or record.pop("digest", None) != _digest(record):
+        raise CheckpointError(f"{folder}/checkpoint.json is damaged: its digest does not match")
+    if record.get("format") != FORMAT:
+        raise CheckpointError(f"{folder}: expected checkpoint format {FORMAT}, got {record.get('format')!r}")
+    tensors = {}
+    for name in ("model.safetensors", "training.safetensors")[: 1 + with_training]:
+        try:
+            if sha256(folder / name) != record["files"][name]:
+                raise CheckpointError(f"{folder}/{name} is damaged: its digest does not match")
+            tensors[name] = load_file(folder / name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder}/{name} cannot be read: {error}") from None
+    training = unpack(record["training"], tensors["training.safetensors"]) if with_training else {}
+    return Checkpoint(tensors["model.safetensors"], training, record["about"])
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
+    """Copy weights into a model of the same architecture, or say how it differs; never half."""
+    own = model.state_dict()
+    missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    shapes = [
+        f"{k} {tuple(weights[k].shape)} instead of {tuple(own[k].shape)}"
+        for k in sorted(own.keys() & weights.keys())
+        if own[k].shape != weights[k].shape
+    ]
+    faults = [
+        f"{what}: {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("other shapes", shapes))
+        if names
+    ]
+    if faults:
+        name = type(model).__name__
+        raise CheckpointError(f"{source} belongs to another architecture than this {name} ({'; '.join(faults)})")
+    model.load_state_dict(dict(weights))
+
+
+class Checkpoints:
+    """The checkpoints of a run: newest, best, and which ones to keep."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder = folder
+        self.keep = keep
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"{step:08d}"
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal())
+
+    def save(self, step: int, checkpoint: Checkpoint, protect: Collection[int] = ()) -> None:
+        """Write one and remove old ones, except the newest ``keep`` and those protected (best, scheduled)."""
+        save_checkpoint(self.path(step), checkpoint)
+        for old in self.steps()[: -self.keep]:
+            if old not in protect:
+                shutil.rmtree(self.path(old), ignore_errors=True)
+
+    def newest(self) -> tuple[Checkpoint, list[str]] | None:
+        """The newest checkpoint that is intact, and what was wrong with newer ones; None if there is none at all."""
+        faults: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                return load_checkpoint(self.path(step)), faults
+            except CheckpointError as error:
+                faults.append(str(error))
+        if faults:
+            raise CheckpointError(f"no intact checkpoint is left in {self.folder}: {'; '.join(faults)}")
+        return None

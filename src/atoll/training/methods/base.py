@@ -1,0 +1,71 @@
+"""What a training method is: a small object that acts at named places of the training loop.
+
+The loop is printed in ``atoll.training.trainer``; these are its places, in order::
+
+    for batch in epoch:
+        before_attack     change the batch (mixup, cutmix)
+        around_attack     while adversarial inputs are made (noise on the weights)
+        around_step       while gradients are computed (perturbed weights)
+            on_loss       add, remove or reweigh terms of the loss
+        after_step        after the optimizer has moved the weights (averaging, Lookahead)
+    after_epoch           after validation (early stopping, schedules that measure)
+
+Methods are called in the order in which they are listed; a method that keeps state saves it through ``state_dict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from atoll.training.losses.base import Outputs
+
+if TYPE_CHECKING:
+    from atoll.training.trainer import Trainer
+
+
+@dataclass
+class Step:
+    """One step on its way through the trainer; methods read it and change it."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    number: int  # of this step in the whole run, from 0
+    epoch: float  # fractional
+    x_adv: Tensor | None = None
+    out: Outputs = field(default_factory=Outputs)
+    terms: dict[str, Tensor] = field(default_factory=dict)  # weighted, per example or already a mean
+
+
+class Method:
+    """Base of all methods: does nothing, anywhere."""
+
+    uses_clean: ClassVar[bool] = False  # whether a clean pass is needed even if the loss does without
+
+    def setup(self, trainer: Trainer) -> None:
+        """Once, before the first step; model and optimizer are there."""
+
+    def before_attack(self, trainer: Trainer, step: Step) -> None: ...
+
+    def around_attack(self, trainer: Trainer, step: Step) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def around_step(self, trainer: Trainer, step: Step) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def on_loss(self, trainer: Trainer, step: Step) -> None: ...
+
+    def after_step(self, trainer: Trainer, step: Step) -> None: ...
+
+    def after_epoch(self, trainer: Trainer, metrics: Mapping[str, float]) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nested dicts and lists of tensors, numbers and strings."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

@@ -1,0 +1,80 @@
+"""Who watches a run: metrics as JSON lines and to TensorBoard.  Observers never change anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.files import write_atomic
+
+if TYPE_CHECKING:
+    from atoll.training.trainer import Trainer
+
+Record = Mapping[str, Any]
+
+
+class Observer:
+    """Base of all observers.  A record has a ``kind``: ``step``, ``epoch`` or ``test``."""
+
+    def start(self, trainer: Trainer) -> None:
+        """The run starts, or goes on, at ``trainer.step``."""
+
+    def progress(self, trainer: Trainer) -> None:
+        """After every step; must be cheap, and should look at ``trainer.sums`` only now and then."""
+
+    def record(self, record: Record) -> None:
+        """Something worth keeping was measured."""
+
+    def end(self) -> None: ...
+
+
+class JsonLines(Observer):
+    """Appends every record to a file; on resume, drops what an interrupted run wrote after its checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def start(self, trainer: Trainer) -> None:
+        kept = [json.dumps(r) + "\n" for r in read_records(self.path) if r["step"] <= trainer.step]
+        if trainer.step == 0:
+            kept = []
+        write_atomic(self.path, "".join(kept).encode())
+
+    def record(self, record: Record) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file; a last line cut short by a kill is passed over."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+class TensorBoard(Observer):
+    """Writes scalars for TensorBoard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, trainer: Trainer) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # seconds to import
+
+        self.writer = SummaryWriter(str(self.folder), purge_step=trainer.step + 1 if trainer.step else None)
+
+    def record(self, record: Record) -> None:
+        for name, value in record.items():
+            if isinstance(value, float | int) and name not in ("step", "epoch"):
+                self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    def end(self) -> None:
+        self.writer.close()

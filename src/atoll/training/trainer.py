@@ -1,0 +1,546 @@
+"""The training loop.  ``fit`` and ``train_step`` are the path of every batch; all else serves them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from atoll.attacks.base import Attack
+from atoll.attacks.evaluate import evaluate
+from atoll.attacks.objectives import Objective
+from atoll.attacks.pgd import PGD
+from atoll.data.base import Batch, Data, Split, batches, shuffled
+from atoll.distributed import (
+    all_sum,
+    default_device,
+    lost_worker_stops_the_run,
+    rank,
+    synchronise_batch_norm,
+    world_size,
+)
+from atoll.errors import CheckpointError, InputError, TrainingError
+from atoll.files import write_json
+from atoll.models.base import Classifier
+from atoll.statistics import Accuracy
+from atoll.streams import key
+from atoll.threat import ThreatModel
+from atoll.training.checkpoint import (
+    Checkpoint,
+    Checkpoints,
+    load_checkpoint,
+    load_weights,
+)
+from atoll.training.losses.base import Loss, Outputs
+from atoll.training.methods.base import Method, Step
+from atoll.training.observers import Observer
+from atoll.training.schedules import Piecewise, Schedule
+
+AttackFactory = Callable[[ThreatModel, Objective], Attack]
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How long, how large, how often.
+
+    Args:
+        epochs: passes over the training set.
+        batch_size: of the whole step, over all processes and accumulated parts.
+        accumulate: parts into which each process cuts its batch, to bound memory; gradients are the same.
+        clip_norm: largest norm of the gradient, None for no clipping.
+        precision: ``float32``; on GPUs also ``bf16`` or ``fp16`` (mixed, with loss scaling).
+        workers: processes that decode images, for data that do not live in memory.
+        evaluate_every: epochs between validations.
+        validation_steps: PGD steps on the validation set.
+        test_steps: PGD steps on the test set, at the end.
+        select_on: where the best checkpoint is chosen; ``test`` is for comparison with papers that do so, and marks
+            the results.
+        checkpoint_minutes: longest time between checkpoints; there is one after every epoch anyway.
+        keep: how many of the newest checkpoints stay; the best always does.
+        keep_epochs: epochs whose checkpoints stay as well.
+        log_every: steps between records of the loss.
+        sync_batch_norm: share batch-norm statistics between processes, so that results do not depend on their number.
+    """
+
+    epochs: int = 30
+    batch_size: int = 128
+    accumulate: int = 1
+    clip_norm: float | None = None
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    workers: int = 2
+    evaluate_every: int = 1
+    validation_steps: int = 10
+    test_steps: int = 20
+    select_on: Literal["validation", "test"] = "validation"
+    checkpoint_minutes: float = 5.0
+    keep: int = 2
+    keep_epochs: Sequence[int] = ()
+    log_every: int = 50
+    sync_batch_norm: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "accumulate", "evaluate_every", "keep", "log_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("validation_steps", "test_steps", "workers", "checkpoint_minutes"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise InputError(f"clip_norm: expected a number > 0, got {self.clip_norm}")
+
+
+class Passes(nn.Module):
+    """The clean and the adversarial pass of one step as one module, which is what DistributedDataParallel wraps.
+
+    Each pass has a batch of its own, so batch norm never mixes clean and adversarial statistics.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor | None, x_adv: Tensor | None) -> Outputs:
+        features, logits = self._pass(x)
+        adv_features, adv_logits = self._pass(x_adv)
+        return Outputs(logits, features, adv_logits, adv_features)
+
+    def _pass(self, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        if x is None:
+            return None, None
+        if not isinstance(self.model, Classifier):
+            return None, self.model(x).float()
+        features = self.model.features(x)
+        return features, self.model.head(features).float()
+
+
+@dataclass
+class Best:
+    """The checkpoint that did best where the run selects."""
+
+    score: float = -math.inf
+    step: int = -1
+    epoch: int = -1
+
+
+@dataclass
+class Sums:
+    """What is added up over an epoch, on the device: asking for numbers after every step would stall a GPU."""
+
+    values: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, name: str, value: Tensor) -> None:
+        value = value.detach().double().sum()
+        self.values[name] = self.values[name] + value if name in self.values else value
+
+    def means(self) -> dict[str, float]:
+        """Per example, over all processes."""
+        return Sums({name: all_sum(value.clone()) for name, value in self.values.items()}).local_means()
+
+    def local_means(self) -> dict[str, float]:
+        """Per example, over this process."""
+        totals = {name: float(value) for name, value in self.values.items()}
+        count = totals.pop("count", 0.0)
+        return {name: total / count for name, total in totals.items()} if count else {}
+
+
+class Trainer:
+    """Trains one model.
+
+    Args:
+        model: any module from inputs to logits; methods that use features need a ``Classifier``.
+        data: where batches come from.
+        loss: what is minimised, and what the attack maximises.
+        threat: what the attacker may do; its bounds are those of the data.
+        attack: makes the attack of the training step, given the threat model and the loss's objective.
+        methods: what else acts on the loop, in order.
+        optimizer: makes the optimizer, given the parameters.
+        schedule: factor on the learning rate over time.
+        settings: how long, how large, how often.
+        seed: of data order, augmentation and attacks.
+        folder: where checkpoints go; None to write nothing.
+        observers: who is told what is measured.
+        device: where to compute; a GPU if there is one.
+        about: plain JSON kept in every checkpoint, so that the model can be rebuilt.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        loss: Loss,
+        threat: ThreatModel | None = None,
+        *,
+        attack: AttackFactory | None = None,
+        methods: Sequence[Method] = (),
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule | None = None,
+        settings: Settings | None = None,
+        seed: int = 0,
+        folder: Path | str | None = None,
+        observers: Sequence[Observer] = (),
+        device: torch.device | str | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.device = torch.device(device) if device else default_device()
+        self.data, self.loss, self.methods, self.seed = data, loss, tuple(methods), seed
+        self.threat = replace(threat or ThreatModel(), bounds=data.bounds)
+        make_attack = attack or (lambda threat, objective: PGD(threat, objective, steps=10))
+        self.attack = make_attack(self.threat, loss.objective) if loss.objective else None
+        self.schedule = schedule or Piecewise()
+        self.observers = tuple(observers) if rank() == 0 else ()
+        self.about = dict(about or {})
+        self.uses_clean = loss.uses_clean or any(m.uses_clean for m in self.methods)
+        self.folder = Path(folder) if folder is not None else None
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", self.settings.keep) if self.folder else None
+        self._check()
+
+        model = model.to(self.device)
+        if self.settings.sync_batch_norm:
+            model = synchronise_batch_norm(model, self.device)
+        self.model = model
+        self.passes: nn.Module = Passes(model)
+        if world_size() > 1:
+            self.passes = DistributedDataParallel(self.passes)
+        make_optimizer = optimizer or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=5e-4))
+        self.optimizer = make_optimizer(model.parameters())
+        for group in self.optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
+
+        # The position: everything a resumed run needs besides weights and states.
+        self.epoch = 0
+        self.batch = 0  # batches done in the current epoch
+        self.step = 0
+        self.best = Best()
+        self.sums = Sums()
+        self.finished = False  # set by methods that end a run early
+        self.damaged: list[str] = []  # checkpoints that were passed over on resume
+        self._saved_at = time.monotonic()
+        self.stop_requested = False  # set from outside (signals): save after this step and stop
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    def fit(self, *, resume: bool = False) -> dict[str, Any]:
+        """Train to the end and return the test results of the best and the last checkpoint.
+
+        With ``resume`` the run goes on from its newest intact checkpoint and ends with the same weights, bit by bit,
+        as if it had never been interrupted.
+        """
+        where = f"resume from the checkpoints in {self.folder}" if self.folder else "there was no folder to resume from"
+        with torch.random.fork_rng(self._rng_devices()), lost_worker_stops_the_run(where):
+            for method in self.methods:
+                method.setup(self)
+            if resume:
+                self._resume()
+            for observer in self.observers:
+                observer.start(self)
+            try:
+                if not self.step:
+                    self._save()  # so that there is something to go back to from the first step on
+                while self.epoch < self.settings.epochs and not self.finished:
+                    for batch in self._rest_of_epoch():
+                        torch.manual_seed(key(self.seed, "dropout", self.step, rank()))
+                        self.train_step(batch)
+                        self.batch += 1
+                        self.step += 1
+                        self._save_if_due()
+                    self._finish_epoch()
+                return self._test()
+            finally:
+                for observer in self.observers:
+                    observer.end()
+
+    def train_step(self, batch: Batch) -> Step:
+        """The path of one batch."""
+        self._set_learning_rate()
+        self.model.train()
+        step = Step(batch.x, batch.y, batch.index, self.step, self.position)
+        for method in self.methods:
+            method.before_attack(self, step)
+        if self.attack is not None:
+            with self._all(method.around_attack(self, step) for method in self.methods), self._autocast():
+                seed = (self.seed, "train", self.epoch)
+                step.x_adv = self.attack(self.model, step.x, step.y, seed=seed, index=step.index)
+        with self._all(method.around_step(self, step) for method in self.methods):
+            self.forward_backward(step)
+        self._update(step)
+        for method in self.methods:
+            method.after_step(self, step)
+        self._observe(step)
+        return step
+
+    def forward_backward(self, step: Step) -> None:
+        """One clean pass (if anybody needs it), one adversarial pass, one backward pass; gradients are in ``.grad``."""
+        self.optimizer.zero_grad()
+        parts = self._parts(step)
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            sync = self.passes.no_sync() if isinstance(self.passes, DistributedDataParallel) and not last else None
+            with sync or nullcontext():
+                with self._autocast():
+                    part.out = self.passes(part.x if self.uses_clean else None, part.x_adv)
+                part.terms = self.loss.values(part.out, part.y)
+                for method in self.methods:
+                    method.on_loss(self, part)
+                part.terms = {name: value.mean() / len(parts) for name, value in part.terms.items()}
+                total = torch.stack(list(part.terms.values())).sum()
+                self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+                part.terms = {name: value.detach() for name, value in part.terms.items()}
+        if len(parts) > 1:  # what the whole step's observers look at
+            step.out = _cat_outputs([part.out for part in parts])
+            step.terms = {name: sum((part.terms[name] for part in parts), torch.zeros(())) for name in parts[0].terms}
+
+    def _update(self, step: Step) -> None:
+        """Move the weights, unless something is not finite."""
+        values = {name: float(value) for name, value in step.terms.items()}
+        if not all(map(math.isfinite, values.values())):
+            raise TrainingError(self._diagnosis(values))
+        if self.settings.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def _finish_epoch(self) -> None:
+        """Validate, tell methods and observers, remember the best, save."""
+        self.epoch, self.batch = self.epoch + 1, 0
+        metrics = {f"train_{name}": value for name, value in self.sums.means().items()}
+        self.sums = Sums()
+        metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        split = self.data.split(self.settings.select_on)
+        if len(split) and (self.epoch % self.settings.evaluate_every == 0 or self.epoch == self.settings.epochs):
+            accuracy = self.evaluate(split, self.settings.validation_steps)
+            metrics |= {f"{self.settings.select_on}_{name}": a.value for name, a in accuracy.items()}
+        for method in self.methods:
+            method.after_epoch(self, metrics)
+        score = metrics.get(self.selection_metric)
+        if score is not None and score > self.best.score:
+            self.best = Best(score, self.step, self.epoch)
+        self._save()
+        self._record("epoch", metrics)
+
+    # --- parts of a step ----------------------------------------------------------------------------------------
+
+    def _rest_of_epoch(self) -> Iterator[Batch]:
+        """The batches of this epoch that are not done yet, this process's share of each."""
+        settings, data = self.settings, self.data
+        own = len(data.train) - data.num_extra
+        order = shuffled(
+            own,
+            settings.batch_size,
+            self.seed,
+            self.epoch,
+            extra=data.num_extra,
+            extra_ratio=data.extra_ratio,
+        )
+        share = settings.batch_size // world_size()
+        mine = [index[rank() * share : (rank() + 1) * share] for index in order[self.batch :]]
+        return batches(
+            data.train,
+            mine,
+            augment=data.augment,
+            seed=(self.seed, "augment", self.epoch),
+            device=self.device,
+            workers=settings.workers,
+        )
+
+    def _parts(self, step: Step) -> list[Step]:
+        """The step itself, or, with gradient accumulation, equal parts of it."""
+        if self.settings.accumulate == 1:
+            return [step]
+        size = len(step.y) // self.settings.accumulate
+        rows = [slice(start, start + size) for start in range(0, len(step.y), size)]
+        return [
+            replace(
+                step, x=step.x[r], y=step.y[r], index=step.index[r], x_adv=None if step.x_adv is None else step.x_adv[r]
+            )
+            for r in rows
+        ]
+
+    def _set_learning_rate(self) -> None:
+        factor = self.schedule(self.position, self.settings.epochs)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
+    def _autocast(self) -> torch.autocast:
+        dtype = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.settings.precision]
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+
+    @staticmethod
+    def _all(contexts: Iterable[Any]) -> ExitStack:
+        """Several context managers as one, entered in order and left in reverse, also when one of them fails."""
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            return stack.pop_all()
+
+    def _observe(self, step: Step) -> None:
+        labels = step.y if step.y.dim() == 1 else step.y.argmax(1)
+        self.sums.add("count", torch.tensor(float(len(labels)), device=self.device))
+        self.sums.add("loss", torch.stack(list(step.terms.values())).sum() * len(labels))
+        for name, logits in (("clean", step.out.logits), ("robust", step.out.adv_logits)):
+            if logits is not None:
+                self.sums.add(name, logits.argmax(1) == labels)
+        if self.observers and (self.step + 1) % self.settings.log_every == 0:
+            terms = {name: float(value) for name, value in step.terms.items()}
+            lr = self.optimizer.param_groups[0]["lr"]
+            self._record("step", {"loss": sum(terms.values()), **terms, "learning_rate": lr}, step=self.step + 1)
+        for observer in self.observers:
+            observer.progress(self)
+
+    # --- measuring ----------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> float:
+        """Epochs done, fractional."""
+        return self.epoch + self.batch / self.steps_per_epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, (len(self.data.train) - self.data.num_extra) // self.settings.batch_size)
+
+    @property
+    def selection_metric(self) -> str:
+        """Robust accuracy where the training is robust, clean accuracy where it is not."""
+        return f"{self.settings.select_on}_{'robust' if self.attack and self.settings.validation_steps else 'clean'}"
+
+    def evaluate(self, split: Split, steps: int) -> dict[str, Accuracy]:
+        """Clean accuracy and, for ``steps > 0``, accuracy under PGD with that many steps."""
+        attacks = {"robust": PGD(self.threat, steps=steps)} if steps else {}
+        size = math.ceil(self.settings.batch_size / world_size())
+        return evaluate(self.model, split, attacks, batch_size=size, seed="evaluation", device=self.device)
+
+    def _test(self) -> dict[str, Any]:
+        """Test results of the last and the best weights; leaves the model with the last ones."""
+        steps = self.settings.test_steps
+        last = self.evaluate(self.data.test, steps)
+        result: dict[str, Any] = {
+            "selected_on": self.settings.select_on,
+            "attack": f"PGD-{steps}" if steps else None,
+            "last": {"epoch": self.epoch, **{name: a.to_json() for name, a in last.items()}},
+        }
+        if self.best.step == self.step:
+            result["best"] = result["last"]
+        elif self.best.step >= 0 and self.checkpoints:
+            kept = {name: value.clone() for name, value in self.model.state_dict().items()}
+            weights = load_checkpoint(self.checkpoints.path(self.best.step), with_training=False).model
+            self.model.load_state_dict(dict(weights))
+            best = self.evaluate(self.data.test, steps)
+            self.model.load_state_dict(kept)
+            result["best"] = {"epoch": self.best.epoch, **{name: a.to_json() for name, a in best.items()}}
+        flat = {f"{k}_{n}": r["value"] for k in ("last", "best") for n, r in result.get(k, {}).items() if n != "epoch"}
+        self._record("test", flat)
+        if self.folder and rank() == 0:
+            write_json(self.folder / "result.json", result)
+        return result
+
+    def _record(self, kind: str, metrics: Mapping[str, float], step: int | None = None) -> None:
+        record = {
+            "kind": kind,
+            "step": self.step if step is None else step,
+            "epoch": self.position,
+            **metrics,
+        }
+        for observer in self.observers:
+            observer.record(record)
+
+    # --- saving and resuming ------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        self._saved_at = time.monotonic()
+        if self.checkpoints is None or rank() != 0:
+            return
+        if not all(p.isfinite().all() for p in self.model.parameters()):
+            raise TrainingError(self._diagnosis({}))
+        checkpoint = Checkpoint(self.model.state_dict(), self.state_dict(), {**self.about, "step": self.step})
+        scheduled = {epoch * self.steps_per_epoch for epoch in self.settings.keep_epochs}
+        self.checkpoints.save(self.step, checkpoint, protect={self.best.step, *scheduled})
+        assert self.folder is not None
+        write_json(self.folder / "index.json", {"last": self.step, "best": self.best.step, "epoch": self.epoch})
+
+    def _save_if_due(self) -> None:
+        if self.stop_requested:
+            self._save()
+            raise TrainingError(f"stopped at step {self.step} as asked; resume to go on from there")
+        if time.monotonic() - self._saved_at > 60 * self.settings.checkpoint_minutes:
+            self._save()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the model: what ``_resume`` needs to go on as if nothing had happened."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "methods": [method.state_dict() for method in self.methods],
+            "position": {"epoch": self.epoch, "batch": self.batch, "step": self.step},
+            "sums": self.sums.values,
+            "best": vars(self.best),
+            "finished": self.finished,
+        }
+
+    def _resume(self) -> None:
+        found = self.checkpoints.newest() if self.checkpoints else None
+        if found is None:
+            return
+        checkpoint, self.damaged = found
+        state = checkpoint.training
+        if len(state["methods"]) != len(self.methods):
+            raise CheckpointError(
+                f"expected the state of {len(self.methods)} methods, got {len(state['methods'])}: another recipe"
+            )
+        load_weights(self.model, checkpoint.model)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        for method, saved in zip(self.methods, state["methods"], strict=True):
+            method.load_state_dict(saved)
+        self.epoch, self.batch, self.step = (state["position"][name] for name in ("epoch", "batch", "step"))
+        self.sums = Sums({name: value.to(self.device) for name, value in state["sums"].items()})
+        self.best = Best(**state["best"])
+        self.finished = state["finished"]
+
+    # --- faults -------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """What can be wrong with the combination, before any work."""
+        settings = self.settings
+        if settings.precision != "float32" and self.device.type == "cpu":
+            raise InputError(f"precision: {settings.precision} needs a GPU, this run is on the CPU")
+        if settings.batch_size % (world_size() * settings.accumulate):
+            raise InputError(
+                f"batch_size: expected a multiple of {world_size()} processes x {settings.accumulate} accumulated"
+                f" parts, got {settings.batch_size}"
+            )
+
+    def _diagnosis(self, terms: Mapping[str, float]) -> str:
+        """One sentence on what is not finite, and what to do."""
+        bad = [f"the loss term {name} is {value}" for name, value in terms.items() if not math.isfinite(value)]
+        bad = (
+            bad
+            or [f"the weight {n} is not finite" for n, p in self.model.named_parameters() if not p.isfinite().all()][:1]
+        )
+        lr = self.optimizer.param_groups[0]["lr"]
+        intact = f"; the last good checkpoint is in {self.folder}" if self.folder else ""
+        return (
+            f"training diverged at step {self.step} (epoch {self.position:.2f}, learning rate {lr:g}):"
+            f" {' and '.join(bad)}; try a lower learning rate, a warm-up or settings.clip_norm{intact}"
+        )
+
+    def _rng_devices(self) -> list[torch.device]:
+        return [self.device] if self.device.type == "cuda" else []
+
+
+def _cat_outputs(parts: Sequence[Outputs]) -> Outputs:
+    def cat(name: str) -> Tensor | None:
+        tensors = [getattr(part, name) for part in parts]
+        return None if tensors[0] is None else torch.cat([t.detach() for t in tensors])
+
+    return Outputs(cat("logits"), cat("features"), cat("adv_logits"), cat("adv_features"))

@@ -1,0 +1,190 @@
+"""Checkpoints: complete or absent, verified, and harmless to open."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from atoll.errors import CheckpointError
+from atoll.training.checkpoint import (
+    Checkpoint,
+    Checkpoints,
+    load_checkpoint,
+    load_weights,
+    pack,
+    save_checkpoint,
+    unpack,
+)
+
+plain = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text()
+trees = st.recursive(
+    plain | st.integers(0, 9).map(lambda n: torch.arange(n)),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.integers(0, 99) | st.text("abcxyz_", min_size=1, max_size=4), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b) and a.dtype == b.dtype
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+@given(tree=trees)
+def test_pack_is_undone_by_unpack_through_json(tree):
+    tensors = {}
+    text = json.dumps(pack(tree, tensors))
+    assert same(unpack(json.loads(text), tensors), tree)
+
+
+@pytest.fixture
+def checkpoint():
+    optimizer_state = {"state": {0: {"step": torch.tensor(3.0), "buffer": torch.randn(2, 3)}}, "lr": 1e-3}
+    return Checkpoint({"w": torch.randn(2, 3), "b": torch.zeros(())}, {"optimizer": optimizer_state}, {"name": "x"})
+
+
+def test_round_trip_keeps_every_bit(tmp_path, checkpoint):
+    save_checkpoint(tmp_path / "00000001", checkpoint)
+    found = load_checkpoint(tmp_path / "00000001")
+    assert same(dict(found.model), checkpoint.model)
+    assert same(found.training, checkpoint.training)
+    assert found.about == {"name": "x"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["00000001"]  # nothing temporary is left
+
+
+def test_nonfinite_numbers_survive(tmp_path):
+    save_checkpoint(tmp_path / "1", Checkpoint({}, {"best": -math.inf}))
+    assert load_checkpoint(tmp_path / "1").training["best"] == -math.inf
+
+
+def test_only_plain_data_is_accepted():
+    with pytest.raises(TypeError, match="cannot put a function into a checkpoint"):
+        pack({"f": lambda: None}, {})
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "checkpoint.json"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_damage_is_detected_and_the_one_before_is_used(tmp_path, checkpoint, name, damage):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, checkpoint)
+    checkpoints.save(2, checkpoint)
+    file = checkpoints.path(2) / name
+    content = bytearray(file.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    elif damage == "truncate":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        file.unlink()
+    with pytest.raises(CheckpointError):
+        load_checkpoint(checkpoints.path(2))
+    found, faults = checkpoints.newest()
+    assert same(dict(found.model), checkpoint.model)
+    assert len(faults) == 1
+    assert "00000002" in faults[0]
+
+
+def test_no_intact_checkpoint_is_an_error_not_a_fresh_start(tmp_path, checkpoint):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest() is None
+    checkpoints.save(1, checkpoint)
+    (checkpoints.path(1) / "checkpoint.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="no intact checkpoint"):
+        checkpoints.newest()
+
+
+def test_old_ones_go_and_protected_ones_stay(tmp_path, checkpoint):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in range(1, 7):
+        checkpoints.save(step, checkpoint, protect={2})
+    assert checkpoints.steps() == [2, 5, 6]
+
+
+def test_a_file_full_of_pickle_is_not_opened(tmp_path, checkpoint):
+    """Replacing a file by a pickle that would run code gives an error, and nothing runs."""
+    import pickle
+
+    marker = tmp_path / "ran"
+
+    class Hostile:
+        def __reduce__(self):
+            return (open, (str(marker), "w"))
+
+    save_checkpoint(tmp_path / "1", checkpoint)
+    bomb = pickle.dumps(Hostile())
+    (tmp_path / "1" / "model.safetensors").write_bytes(bomb)
+    with pytest.raises(CheckpointError):
+        load_checkpoint(tmp_path / "1")
+    # Even with a digest that fits.
+    record = json.loads((tmp_path / "1" / "checkpoint.json").read_text())
+    import hashlib
+
+    record["files"]["model.safetensors"] = hashlib.sha256(bomb).hexdigest()
+    record.pop("digest")
+    record["digest"] = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    (tmp_path / "1" / "checkpoint.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(tmp_path / "1")
+    assert not marker.exists()
+
+
+FULL_DISK = """
+import sys, signal, resource, torch
+from pathlib import Path
+from atoll.errors import CheckpointError
+from atoll.training.checkpoint import *
+folder = Path(sys.argv[1])
+checkpoints = Checkpoints(folder)
+checkpoints.save(1, Checkpoint({"w": torch.zeros(10)}))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    checkpoints.save(2, Checkpoint({"w": torch.zeros(100_000)}))
+except CheckpointError as error:
+    print(error)
+    print(checkpoints.steps(), sorted(p.name for p in folder.iterdir()))
+"""
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
+    """A file-size limit makes writes fail the way a full disk does, in the middle of a file."""
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "cannot write the checkpoint" in out
+    assert "earlier checkpoints are intact" in out
+    assert "[1] ['00000001']" in out
+
+
+def test_another_architecture_is_refused_whole():
+    model, other = nn.Linear(2, 3), nn.Sequential(nn.Linear(2, 3))
+    before = model.weight.clone()
+    with pytest.raises(CheckpointError, match=r"another architecture than this Linear \(missing: bias, weight; unexp"):
+        load_weights(model, other.state_dict())
+    with pytest.raises(CheckpointError, match=r"other shapes: bias \(4,\) instead of \(3,\), weight"):
+        load_weights(model, nn.Linear(2, 4).state_dict())
+    assert torch.equal(model.weight, before)
+
+
+def test_an_interrupted_write_leaves_only_hidden_files(tmp_path, checkpoint, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, checkpoint)
+    # What a kill between writing and renaming leaves behind:
+    shutil.copytree(checkpoints.path(1), tmp_path / ".00000002.123.tmp")
+    (tmp_path / ".00000002.123.tmp" / "checkpoint.json").unlink()
+    assert checkpoints.steps() == [1]
+    assert checkpoints.newest() is not None

@@ -1,0 +1,106 @@
+"""Two processes do what one does; a lost one ends the run with something to resume from."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from atoll.training.checkpoint import Checkpoints
+from support import run_command
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+RECIPE = [
+    "digits-at", "data.limit=256", "model.widths=[4,4]", "attack.steps=2", "trainer.epochs=3", "trainer.batch_size=32",
+    "trainer.validation_steps=1", "trainer.test_steps=1",
+]  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    tests = str(Path(__file__).parents[1])
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": tests}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """The same script on one process and on two."""
+    folder, script = tmp_path_factory.mktemp("processes"), Path(__file__).with_name("two_processes.py")
+    for name, launcher in (("one", [sys.executable]), ("two", TORCHRUN)):
+        command = [*launcher, str(script), str(folder / name)]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+    return load_file(folder / "one"), load_file(folder / "two")
+
+
+def test_two_half_batches_give_the_gradient_of_the_whole_batch(results):
+    one, two = results
+    assert one.keys() == two.keys()
+    names = [name for name in one if name.startswith("gradient")]
+    assert len(names) > 50
+    for name in names:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_two_processes_train_to_the_same_weights(results):
+    one, two = results
+    for name in one:
+        if name.startswith("trained"):
+            torch.testing.assert_close(
+                two[name], one[name], rtol=1e-4, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}"
+            )
+
+
+def test_torchrun_trains_and_only_one_process_writes(tmp_path):
+    done = run_command("train", *RECIPE, "--out", str(tmp_path / "run"), "--json", processes=2, check=True)
+    result = json.loads(done.stdout)  # one process printed, once
+    assert result["last"]["clean"]["total"] == 360
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [r["epoch"] for r in lines if r["kind"] == "epoch"] == [1, 2, 3]
+
+
+def test_a_lost_worker_ends_the_run_and_it_can_be_resumed(tmp_path):
+    """Kill one of two processes; the run ends with an error, and resuming gives what an undisturbed run gives."""
+    words = [*RECIPE, "trainer.epochs=6", "trainer.checkpoint_minutes=0.001"]
+    run_command("train", *words, "--out", str(tmp_path / "straight"), processes=2, check=True)
+    process = subprocess.Popen(
+        [*TORCHRUN, "-m", "atoll", "train", *words, "--out", str(tmp_path / "killed")],
+        env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        checkpoints = Checkpoints(tmp_path / "killed" / "checkpoints")
+        wait_for(lambda: len(checkpoints.steps()) and checkpoints.steps()[-1] >= 5)
+        worker = next(pid for pid in children(process.pid) if environment_of(pid).get("RANK") == "1")
+        os.kill(worker, signal.SIGKILL)
+        assert process.wait(timeout=60) != 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert not (tmp_path / "killed" / "result.json").exists()
+    run_command("train", "--resume", "--out", str(tmp_path / "killed"), processes=2, check=True)
+    finals = []
+    for name in ("straight", "killed"):
+        found = Checkpoints(tmp_path / name / "checkpoints")
+        finals.append(load_file(found.path(found.steps()[-1]) / "model.safetensors"))
+    assert all(torch.equal(finals[0][k], finals[1][k]) for k in finals[0])
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    content = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(item.decode().split("=", 1) for item in content if b"=" in item)

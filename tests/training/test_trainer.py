@@ -1,0 +1,361 @@
+"""The training loop: passes, gradients, resuming, and stopping in time."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.data import batches, in_order
+from atoll.errors import CheckpointError, InputError, TrainingError
+from atoll.run import train
+from atoll.training.checkpoint import load_checkpoint
+from atoll.training.losses import AT, TRADES
+from atoll.training.methods import Method
+from atoll.training.observers import JsonLines, Observer, read_records
+from atoll.training.trainer import Settings, Trainer
+from support import LOSSES, METHODS, assert_identical, naive_loss, tiny_trainer, weights
+
+
+def first_batch(trainer):
+    return next(batches(trainer.data.train, in_order(16, 16)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "passes"),
+    # clean and adversarial pass of the step, plus what PGD-3 needs (and the clean prediction, for the KL)
+    [("standard", 1), ("at", 1 + 3), ("trades", 2 + 4), ("alp", 2 + 3), ("mart", 2 + 3)],
+)
+def test_a_step_makes_no_more_passes_than_it_must(loss, passes):
+    trainer = tiny_trainer(loss)
+    count = []
+    trainer.model.body.register_forward_hook(lambda *_: count.append(1))
+    trainer.train_step(first_batch(trainer))
+    assert len(count) == passes
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradient_is_that_of_the_loss_written_by_hand(loss):
+    """One step without momentum moves the weights by -lr times the gradient computed here independently."""
+    trainer = tiny_trainer(loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    batch = first_batch(trainer)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    step = trainer.train_step(batch)
+    model = tiny_trainer(loss).model  # the weights before the step
+    g = model(batch.x)
+    g_adv = model(step.x_adv) if step.x_adv is not None else None
+    naive_loss(trainer.loss, g, g_adv if g_adv is not None else g, batch.y).mean().backward()
+    for old, new, truth in zip(before, trainer.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close((old - new) / 0.1, truth.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_accumulated_gradients_are_those_of_the_whole_batch(loss):
+    whole, parts = tiny_trainer(loss), tiny_trainer(loss, accumulate=4)
+    for trainer in (whole, parts):
+        trainer.train_step(first_batch(trainer))
+    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+class KilledError(Exception):
+    pass
+
+
+class KillAt(Observer):
+    """Stops the run as hard as a test can in its own process."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def progress(self, trainer):
+        if trainer.step + 1 == self.step:
+            raise KilledError
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=5e-4),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize(
+    "methods", [(), *[(name,) for name in METHODS], tuple(METHODS)], ids=lambda m: "+".join(m) or "base"
+)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, methods, optimizer):
+    """15 steps in 3 epochs, killed in the middle of the second epoch and again in the third."""
+    arguments = {
+        "methods": methods,
+        "optimizer": OPTIMIZERS[optimizer],
+        "batch_norm": True,
+        "checkpoint_minutes": 0,
+    }
+    straight = tiny_trainer("trades", folder=tmp_path / "straight", **arguments)
+    result = straight.fit()
+    for kill in (7, 12, None):
+        observers = [KillAt(kill)] if kill else []
+        trainer = tiny_trainer("trades", folder=tmp_path / "killed", observers=observers, **arguments)
+        if kill:
+            with pytest.raises(KilledError):
+                trainer.fit(resume=True)
+        else:
+            assert trainer.fit(resume=True) == result
+    assert trainer.step == 15
+    assert_identical(weights(trainer.model), weights(straight.model))
+
+
+def test_resuming_from_the_last_epoch_gives_the_same_bits_too(tmp_path):
+    """Without a checkpoint after every step, the steps since the last one are done again."""
+    straight = tiny_trainer(folder=tmp_path / "a")
+    straight.fit()
+    with pytest.raises(KilledError):
+        tiny_trainer(folder=tmp_path / "b", observers=[KillAt(8)]).fit()
+    again = tiny_trainer(folder=tmp_path / "b")
+    again.fit(resume=True)
+    assert_identical(weights(again.model), weights(straight.model))
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_nothing_changes(tmp_path):
+    straight = tiny_trainer(folder=tmp_path / "a")
+    straight.fit()
+    with pytest.raises(KilledError):
+        tiny_trainer(folder=tmp_path / "b", observers=[KillAt(12)]).fit()
+    newest = sorted((tmp_path / "b" / "checkpoints").iterdir())[-1]
+    content = bytearray((newest / "model.safetensors").read_bytes())
+    content[-1] ^= 255
+    (newest / "model.safetensors").write_bytes(content)
+    again = tiny_trainer(folder=tmp_path / "b")
+    again.fit(resume=True)
+    assert len(again.damaged) == 1
+    assert_identical(weights(again.model), weights(straight.model))
+
+
+def test_metrics_have_no_gap_and_no_double_after_a_kill(tmp_path):
+    def watched(folder, *more):
+        return tiny_trainer(folder=folder, observers=[JsonLines(folder / "metrics.jsonl"), *more])
+
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    watched(tmp_path / "a").fit()
+    with pytest.raises(KilledError):
+        watched(tmp_path / "b", KillAt(8)).fit()
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')  # the kill came in the middle of a line
+    watched(tmp_path / "b").fit(resume=True)
+    assert read_records(tmp_path / "a" / "metrics.jsonl") == read_records(tmp_path / "b" / "metrics.jsonl")
+
+
+def test_same_seed_same_run_and_other_seed_other_run():
+    runs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(runs))  # whatever the global generator is at
+        trainer = tiny_trainer(epochs=1)
+        trainer.seed = seed
+        state = torch.get_rng_state()
+        trainer.fit()
+        assert torch.equal(torch.get_rng_state(), state)
+        runs.append(weights(trainer.model))
+    assert_identical(runs[0], runs[1])
+    assert any(not torch.equal(runs[0][k], runs[2][k]) for k in runs[0])
+
+
+def test_divergence_stops_with_a_diagnosis_and_keeps_the_last_good_checkpoint(tmp_path):
+    trainer = tiny_trainer(
+        folder=tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=1e25), epochs=3, checkpoint_minutes=0
+    )
+    with pytest.raises(
+        TrainingError, match=r"diverged at step \d+ .*learning rate 1e\+25.*not finite|.*is (nan|inf)"
+    ) as info:
+        trainer.fit()
+    assert "last good checkpoint" in str(info.value)
+    found, faults = trainer.checkpoints.newest()
+    assert not faults
+    assert all(value.isfinite().all() for value in found.model.values())
+
+
+def test_a_nan_in_one_term_names_it():
+    class Poison(Method):
+        def on_loss(self, trainer, step):
+            step.terms["poison"] = step.terms["ce"] * math.nan
+
+    trainer = tiny_trainer()
+    trainer.methods = (Poison(),)
+    before = weights(trainer.model)
+    with pytest.raises(TrainingError, match="the loss term poison is nan"):
+        trainer.train_step(first_batch(trainer))
+    assert_identical(weights(trainer.model), before)
+
+
+def test_a_request_to_stop_saves_first(tmp_path):
+    class Ask(Observer):
+        def progress(self, trainer):
+            trainer.stop_requested = trainer.step == 6
+
+    trainer = tiny_trainer(folder=tmp_path, observers=[Ask()])
+    with pytest.raises(TrainingError, match="stopped at step 7 as asked"):
+        trainer.fit()
+    assert trainer.checkpoints.steps()[-1] == 7
+
+
+def test_methods_act_at_their_places_in_order():
+    calls = []
+
+    class Spy(Method):
+        def __init__(self, name):
+            self.name = name
+
+        def __getattribute__(self, attribute):
+            if attribute in (
+                "before_attack",
+                "around_attack",
+                "around_step",
+                "on_loss",
+                "after_step",
+                "after_epoch",
+            ):
+                calls.append(f"{object.__getattribute__(self, 'name')}.{attribute}")
+            return object.__getattribute__(self, attribute)
+
+    trainer = tiny_trainer(epochs=1, batch_size=80)
+    trainer.methods = (Spy("a"), Spy("b"))
+    trainer.fit()
+    places = ["before_attack", "around_attack", "around_step", "on_loss", "after_step", "after_epoch"]
+    assert calls == [f"{name}.{place}" for place in places for name in ("a", "b")]
+
+
+def test_contexts_are_left_in_reverse_even_when_the_step_fails():
+    from contextlib import contextmanager
+
+    events = []
+
+    class Around(Method):
+        def __init__(self, name):
+            self.name = name
+
+        @contextmanager
+        def around_step(self, trainer, step):
+            events.append(f"enter {self.name}")
+            try:
+                yield
+            finally:
+                events.append(f"leave {self.name}")
+
+        def on_loss(self, trainer, step):
+            raise KilledError
+
+    trainer = tiny_trainer()
+    trainer.methods = (Around("a"), Around("b"))
+    with pytest.raises(KilledError):
+        trainer.train_step(first_batch(trainer))
+    assert events == ["enter a", "enter b", "leave b", "leave a"]
+
+
+def test_lookahead_against_its_definition():
+    """Slow weights move half-way to where plain SGD got in k steps, and SGD goes on from there."""
+    trainer, plain = tiny_trainer(methods=["lookahead"]), tiny_trainer()
+    for method in trainer.methods:
+        method.setup(trainer)
+    start = [p.detach().clone() for p in plain.model.parameters()]
+    for t in (trainer, plain):
+        for number in range(2):
+            t.step = number
+            t.train_step(first_batch(t))
+    for slow, fast, mine in zip(start, plain.model.parameters(), trainer.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, slow + 0.5 * (fast - slow))
+
+
+def test_early_stopping_ends_the_run():
+    from atoll.training.methods import EarlyStopping
+
+    trainer = tiny_trainer(epochs=50)
+    trainer.methods = (EarlyStopping(patience=2, min_gain=1.0),)
+    trainer.fit()
+    assert trainer.epoch == 3
+
+
+def test_best_is_chosen_on_validation_and_both_are_tested(tmp_path):
+    result = tiny_trainer(folder=tmp_path, epochs=4).fit()
+    assert result["selected_on"] == "validation"
+    assert {"best", "last"} <= result.keys()
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    index = json.loads((tmp_path / "index.json").read_text())
+    best = load_checkpoint(tmp_path / "checkpoints" / f"{index['best']:08d}")
+    assert best.training["position"]["epoch"] == result["best"]["epoch"]
+
+
+def test_choosing_on_the_test_set_marks_the_result():
+    assert tiny_trainer(epochs=1, select_on="test").fit()["selected_on"] == "test"
+
+
+def test_any_module_can_be_trained():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    tiny = tiny_trainer()
+    trainer = Trainer(
+        model,
+        tiny.data,
+        TRADES(),
+        tiny.threat,
+        settings=Settings(epochs=6, batch_size=16),
+        device="cpu",
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+    )
+    assert trainer.fit()["last"]["clean"]["value"] > 0.8
+
+
+@pytest.mark.slow
+def test_robust_training_is_far_more_robust_than_standard_training(tmp_path):
+    robust = {}
+    for recipe in ("digits-standard", "digits-at"):
+        result = train(recipe, out=tmp_path / recipe).result
+        robust[recipe] = result["last"]["robust"]["value"]
+    assert robust["digits-at"] > robust["digits-standard"] + 0.3
+
+
+def test_extra_methods_in_a_checkpoint_are_noticed(tmp_path):
+    with pytest.raises(KilledError):
+        tiny_trainer(folder=tmp_path, observers=[KillAt(8)]).fit()
+    with pytest.raises(CheckpointError, match="expected the state of 1 methods, got 0"):
+        tiny_trainer(folder=tmp_path, methods=["lookahead"]).fit(resume=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"epochs": 0}, "epochs: expected at least 1, got 0"),
+        ({"batch_size": 1000}, "batch_size: expected between 1 and the 80 training points, got 1000"),
+        (
+            {"batch_size": 15, "accumulate": 2},
+            "batch_size: expected a multiple of 1 processes x 2 accumulated parts",
+        ),
+        ({"precision": "bf16"}, "precision: bf16 needs a GPU"),
+        ({"clip_norm": -1.0}, "clip_norm: expected a number > 0"),
+    ],
+)
+def test_nonsense_is_refused(settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        tiny_trainer(**settings).fit()
+
+
+def test_clipping_bounds_the_gradient():
+    trainer = tiny_trainer(clip_norm=1e-3)
+    trainer.train_step(first_batch(trainer))
+    norm = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]))
+    assert float(norm) == pytest.approx(1e-3, rel=1e-4)
+
+
+def test_batch_norm_sees_clean_and_adversarial_batches_apart_and_never_the_attack():
+    trainer = tiny_trainer("trades", batch_norm=True)
+    trainer.train_step(first_batch(trainer))
+    counts = [m.num_batches_tracked.item() for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert counts
+    assert set(counts) == {2}
+
+
+def test_losses_without_an_attack_are_selected_by_clean_accuracy():
+    assert tiny_trainer("standard").selection_metric == "validation_clean"
+    assert tiny_trainer("at").selection_metric == "validation_robust"
+    assert AT.uses_clean is False

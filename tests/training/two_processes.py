@@ -1,0 +1,44 @@
+"""Run by torchrun from test_distributed.py: one step and one short run for every loss, results written by rank 0."""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from atoll.data import batches, in_order
+from atoll.distributed import process_group, rank, world_size
+from support import LOSSES, METHODS, tiny_trainer, weights
+
+
+def gradients(loss: str, batch_norm: bool) -> dict[str, torch.Tensor]:
+    trainer = tiny_trainer(loss, batch_norm=batch_norm)
+    share = 16 // world_size()
+    order = [in_order(16, 16)[0][rank() * share : (rank() + 1) * share]]
+    trainer.train_step(next(batches(trainer.data.train, order)))
+    return {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
+
+
+def trained(loss: str, methods: tuple[str, ...], batch_norm: bool) -> dict[str, torch.Tensor]:
+    trainer = tiny_trainer(loss, methods=methods, batch_norm=batch_norm, epochs=2)
+    result = trainer.fit()
+    found = weights(trainer.model)
+    found["robust"] = torch.tensor(result["last"]["robust"]["correct"])
+    return found
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    with process_group():
+        results = {}
+        for loss in LOSSES:
+            for batch_norm in (False, True):
+                results |= {f"gradient/{loss}/{batch_norm}/{k}": v for k, v in gradients(loss, batch_norm).items()}
+        for method in METHODS:
+            results |= {f"trained/{method}/{k}": v for k, v in trained("trades", (method,), True).items()}
+        if rank() == 0:
+            save_file(results, out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
