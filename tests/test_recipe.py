@@ -1,0 +1,146 @@
+"""Recipes: everything is checked before anything starts, and all faults come at once."""
+
+import pytest
+import torch
+import yaml
+
+from atoll.errors import InputError, RecipeError
+from atoll.recipe import build_recipe, read_recipe, recipes
+from atoll.registry import KINDS, members, resolve, summary
+from atoll.run import build_model, build_trainer
+
+MINIMAL = {"data": "Digits", "model": "MLP"}
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_shipped_recipe_is_valid_and_survives_its_own_dump(name):
+    recipe = build_recipe(name)
+    again = build_recipe(yaml.safe_load(yaml.safe_dump(dict(recipe.tree))))
+    assert again.tree == recipe.tree
+    assert recipes()[name], "the first line of a recipe says what it is"
+
+
+def test_all_faults_come_at_once_each_with_what_was_expected_and_got():
+    with pytest.raises(RecipeError) as info:
+        build_recipe(
+            {
+                "dta": "Digits",
+                "model": {"class_path": "MLP", "init_args": {"hiden": [8], "input_range": "[0,255]"}},
+                "loss": "TRADS",
+                "threat": {"eps": -1, "norm": "linf"},
+                "attack": {"class_path": "PGD", "init_args": {"steps": "many"}},
+                "methods": [{"class_path": "Lookahead", "init_args": {"k": 0}}, "Nothing"],
+                "optimizer": {"class_path": "SGD", "init_args": {"lr": "fast"}},
+                "trainer": {"epochs": 1.5, "batch_sise": 3},
+            }
+        )
+    text = str(info.value)
+    for fault in (
+        "dta: unknown section; did you mean data?",
+        "data: this section is required",
+        "model.hiden: MLP has no such argument; did you mean hidden?",
+        "model.input_range: expected one of [0,1], [-1,1], centered, got '[0,255]'",
+        "loss.class_path: expected one of ALP, AT, MART, Standard, TRADES, got 'TRADS'; did you mean TRADES?",
+        "threat: eps: expected a finite number >= 0, got -1",
+        "attack.steps: expected an integer, got 'many'",
+        "methods[0]: k, alpha: expected k >= 1",
+        "methods[1].class_path: expected one of",
+        "optimizer.lr: expected a number or Tensor, got 'fast'",
+        "trainer.epochs: expected an integer, got 1.5",
+        "trainer.batch_sise: Settings has no such argument; did you mean batch_size?",
+    ):
+        assert fault in text, fault
+
+
+def test_overrides():
+    recipe = build_recipe(
+        "digits-at",
+        "loss=TRADES",
+        "loss.lambda_t=3",
+        "model.widths=[4, 8]",
+        "model.init_args.hidden=16",
+        "threat.eps=8/255",
+        "optimizer.class_path=AdamW",
+        "optimizer.lr=1e-3",
+        "methods=[Lookahead]",
+        "methods.0.k=7",
+        "trainer.epochs=2",
+        "seed=5",
+    )
+    assert type(recipe.loss).__name__ == "TRADES"
+    assert recipe.loss.terms["kl"][0] == 3
+    assert recipe.threat.radius == 8 / 255
+    assert recipe.methods[0].k == 7
+    assert recipe.seed == 5
+    optimizer = recipe.optimizer(build_model(recipe).parameters())
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.defaults["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["epochs"], "expected key.sub=value, got 'epochs'"),
+        (["methods.3.k=1"], "expected an index below 0"),
+        (["threat.bounds=null"], "threat.bounds: the bounds of inputs are those of the data set"),
+        (["model.bounds=null"], "model.bounds: the bounds of inputs are those of the data set"),
+        (["data=[1"], "not valid YAML"),
+        (["model.foo.bar=1"], "SmallConvNet has no such argument"),
+    ],
+)
+def test_bad_overrides(overrides, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        build_recipe("digits-at", *overrides)
+
+
+def test_files_and_names(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(MINIMAL))
+    assert build_recipe(file).tree == build_recipe(MINIMAL).tree
+    with pytest.raises(RecipeError, match=r"no recipe 'digits-ta'; did you mean digits-at\?"):
+        build_recipe("digits-ta")
+    with pytest.raises(RecipeError, match=r"cannot read the recipe .*: No such file"):
+        build_recipe(tmp_path / "none.yaml")
+    file.write_text("- a\n- b\n")
+    with pytest.raises(RecipeError, match="expected a mapping of sections, got list"):
+        build_recipe(file)
+    file.write_text("data: !!python/object/apply:os.system ['touch hacked']\n")
+    with pytest.raises(RecipeError, match="not valid YAML"):
+        build_recipe(file)
+
+
+def test_reading_does_not_change_what_was_given():
+    tree = {"data": {"class_path": "Digits"}, "model": "MLP"}
+    read_recipe(tree, ["data.validation=0.2"])
+    assert tree == {"data": {"class_path": "Digits"}, "model": "MLP"}
+
+
+def test_classes_from_elsewhere_are_for_recipes_not_for_checkpoints():
+    assert resolve("atoll.training.losses.at.AT", "loss", trust=False).__name__ == "AT"
+    assert resolve("support.TinyData", "data").__name__ == "TinyData"
+    with pytest.raises(InputError, match="only imported if you trust its author"):
+        resolve("support.TinyData", "data", trust=False)
+    with pytest.raises(InputError, match=r"expected a subclass of atoll.models.base.Classifier, got os.system"):
+        resolve("os.system", "model")
+    with pytest.raises(InputError, match=r"cannot import 'no.such.Thing'"):
+        resolve("no.such.Thing", "model")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_member_of_every_kind_has_a_line_of_its_own(kind):
+    assert members(kind)
+    if kind != "optimizer":
+        assert not [name for name, cls in members(kind).items() if not summary(cls)]
+
+
+def test_the_model_depends_on_the_seed_and_not_on_the_global_generator():
+    first = build_model(build_recipe(MINIMAL)).head.weight
+    torch.rand(1)
+    assert torch.equal(first, build_model(build_recipe(MINIMAL)).head.weight)
+    assert not torch.equal(first, build_model(build_recipe(MINIMAL, "seed=1")).head.weight)
+
+
+def test_bounds_come_from_the_data():
+    trainer = build_trainer(build_recipe({"data": "TwoMoons", "model": "MLP"}))
+    assert trainer.threat.bounds is None
+    assert trainer.model.bounds is None
