@@ -1,0 +1,100 @@
+"""What the commands print: tables for people, JSON for machines, progress on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from atoll.training.observers import Observer, Record
+from atoll.training.trainer import Trainer
+
+console = Console()
+error_console = Console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table; numbers (all columns but the first) are aligned right when every cell starts with a digit."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        numeric = i > 0 and bool(rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
+    for row in rows:
+        # Names come from users; they are text, not rich's markup.
+        table.add_row(*[cell.replace("[", "\\[") for cell in row])
+    console.print(table)
+
+
+def progress_bar(unit: str) -> Progress:
+    """A bar on standard error, gone when it is done."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+        console=error_console,
+        transient=True,
+    )
+
+
+class TrainingProgress(Observer):
+    """A bar over the whole run: images per second, accuracy of the epoch so far, time left; a line per epoch."""
+
+    def start(self, trainer: Trainer) -> None:
+        self.bar = progress_bar("steps")
+        total = trainer.settings.epochs * trainer.steps_per_epoch
+        self.task = self.bar.add_task("training", total=total, completed=trainer.step, note="")
+        self.bar.start()
+        self.began, self.first, self.epochs = time.monotonic(), trainer.step, trainer.settings.epochs
+        self.shown = 0.0
+        for fault in trainer.damaged:
+            self.bar.console.print(f"passed over: {fault}", style="yellow", markup=False)
+        if trainer.step:
+            self.bar.console.print(f"resumed at step {trainer.step}", style="dim")
+
+    def progress(self, trainer: Trainer) -> None:
+        now = time.monotonic()
+        if now - self.shown < 0.2:
+            return
+        self.shown = now
+        done = trainer.step + 1 - self.first
+        speed = done * trainer.settings.batch_size / (now - self.began)
+        means = trainer.sums.local_means()
+        parts = [f"{100 * means[name]:.1f} % {name}" for name in ("clean", "robust") if name in means]
+        note = f"epoch {trainer.epoch + 1}/{self.epochs}  {speed:,.0f} images/s  {'  '.join(parts)}"
+        self.bar.update(self.task, completed=trainer.step + 1, note=note)
+
+    def record(self, record: Record) -> None:
+        if record["kind"] == "epoch":
+            self.bar.console.print(f"epoch {record['epoch']:>3.0f}  {describe(record)}", style="dim", markup=False)
+
+    def end(self) -> None:
+        self.bar.stop()
+
+
+def describe(metrics: Mapping[str, Any]) -> str:
+    """Metrics of an epoch in one line."""
+    parts = []
+    for name, value in metrics.items():
+        if name.endswith(("_clean", "_robust")):
+            parts.append(f"{name.replace('_', ' ')} {100 * value:5.2f} %")
+        elif name == "train_loss":
+            parts.append(f"loss {value:.4f}")
+    return "  ".join(parts)
+
+
+def percent(accuracy: Mapping[str, Any]) -> str:
+    """``87.50 ± 1.58`` from an accuracy's JSON."""
+    return f"{100 * accuracy['value']:.2f} ± {100 * accuracy['standard_error']:.2f}"
