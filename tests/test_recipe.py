@@ -140,6 +140,13 @@ def test_the_model_depends_on_the_seed_and_not_on_the_global_generator():
     assert not torch.equal(first, build_model(build_recipe(MINIMAL, "seed=1")).head.weight)
 
 
+def test_options_that_a_class_passes_on_are_checked_too():
+    """TwoMoons takes ``**options`` for the arguments all data sets have."""
+    assert build_recipe({"data": "TwoMoons", "model": "MLP"}, "data.validation=0.3").data.validation_share == 0.3
+    with pytest.raises(RecipeError, match=r"data.validation: expected a number, got 'x'\n.*data.limt: .* mean limit\?"):
+        build_recipe({"data": "TwoMoons", "model": "MLP"}, "data.validation=x", "data.limt=3")
+
+
 def test_bounds_come_from_the_data():
     trainer = build_trainer(build_recipe({"data": "TwoMoons", "model": "MLP"}))
     assert trainer.threat.bounds is None

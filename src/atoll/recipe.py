@@ -186,9 +186,7 @@ class _Builder:
             self.fault(path, f"expected a mapping of arguments, got {value!r}")
             return None, None
         before = len(self.faults)
-        parameters = list(inspect.signature(cls).parameters.values())[supplied or 0 :]
-        known = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
-        hints = _hints(cls)
+        known, hints = _signature(cls, supplied or 0)
         arguments, resolved = {}, {}
         for name, given in value.items():
             if name not in known:
@@ -234,11 +232,24 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else _NOT_PLAIN
 
 
-def _hints(cls: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__)  # type: ignore[misc]
-    except NameError:  # hints that only exist for type checkers; then the constructor itself has to complain
-        return {}
+def _signature(cls: type, supplied: int) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+    """Parameters and type hints of a constructor; ``**options`` stands for those of the class above."""
+    if dataclasses.is_dataclass(cls):
+        return dict(inspect.signature(cls).parameters), typing.get_type_hints(cls)
+    parameters: dict[str, inspect.Parameter] = {}
+    hints: dict[str, Any] = {}
+    for parent in (c for c in cls.__mro__ if "__init__" in vars(c)):
+        own = list(inspect.signature(vars(parent)["__init__"]).parameters.values())[1:]
+        for parameter in own:
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                parameters.setdefault(parameter.name, parameter)
+        try:
+            hints = typing.get_type_hints(vars(parent)["__init__"]) | hints
+        except NameError:  # hints that only exist for type checkers; the constructor itself has to complain
+            pass
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
+            break
+    return dict(list(parameters.items())[supplied:]), hints
 
 
 def _spell(hint: Any) -> str:

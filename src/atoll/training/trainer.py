@@ -407,7 +407,7 @@ class Trainer:
 
     @property
     def steps_per_epoch(self) -> int:
-        return max(1, (len(self.data.train) - self.data.num_extra) // self.settings.batch_size)
+        return max(1, self.data.num_own // self.settings.batch_size)
 
     @property
     def selection_metric(self) -> str:

@@ -1,0 +1,183 @@
+"""Unpacking archives that may have been made to do harm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from atoll.errors import DataError, InputError
+
+_CHUNK = 1 << 20
+_PADDING = 1 << 24  # zeros after the last member of a tar file, far more than anyone writes
+_HEADER = 512  # what an empty member counts, so that a million of them are not free
+_BROKEN = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    OSError,
+    RuntimeError,
+    NotImplementedError,
+)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """What tar and zip have in common: a name, a kind, and how to read the content."""
+
+    name: str
+    kind: str  # "file", "folder", "link" or "other"
+    size: int
+    target: str
+    open: Callable[[], IO[bytes] | None]
+
+
+def unpack(archive: Path | str, destination: Path | str, *, limit: int = 1 << 34) -> Path:
+    """Unpack a tar (plain or compressed) or zip file into a new folder: all of it, or nothing.
+
+    Everything goes into a temporary folder beside ``destination``, which takes its name at the very end.
+    Refused are absolute paths, ``..``, links that leave the folder, devices, names that come twice, and
+    archives of more than ``limit`` bytes.  Permissions and owners in the archive are ignored.
+
+    >>> import io, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with zipfile.ZipFile(Path(folder, "a.zip"), "w") as made:
+    ...         made.writestr("x/hello.txt", "hello")
+    ...     unpack(Path(folder, "a.zip"), Path(folder, "a")).joinpath("x/hello.txt").read_text()
+    'hello'
+    """
+    archive, destination = Path(archive), Path(destination)
+    if destination.exists():
+        raise InputError(f"destination: {destination} exists already; delete it to unpack anew")
+    if not archive.is_file():
+        raise DataError(f"{archive}: no such file")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    except OSError as error:
+        raise DataError(f"cannot write into {destination.parent}: {error.strerror}") from None
+    try:
+        with _members(archive) as members:
+            _write(archive, members, folder, limit)
+        folder.chmod(0o755)  # temporary folders are private
+        os.rename(folder, destination)
+    except _BROKEN as error:
+        raise DataError(f"{archive}: cannot be unpacked, broken or truncated: {error}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return destination
+
+
+def _write(archive: Path, members: Iterator[_Member], folder: Path, limit: int) -> None:
+    seen: set[str] = set()
+    links: dict[str, str] = {}
+    total = 0
+    for member in members:
+        name = _inside(archive, member.name)
+        if name == ".":
+            continue
+        path = folder / name
+        total += max(member.size, _HEADER)
+        if total > limit:
+            raise DataError(f"{archive}: expected at most {limit} bytes of content, got more")
+        if name in seen or any(str(parent) in links for parent in PurePosixPath(name).parents):
+            raise DataError(f"{archive}: expected every name once, got {member.name!r} twice")
+        seen.add(name)
+        if member.kind == "link":
+            links[name] = member.target
+        elif member.kind == "folder":
+            path.mkdir(parents=True, exist_ok=True)
+        elif member.kind == "file":
+            _copy(archive, member, path)
+        else:
+            raise DataError(f"{archive}: expected files, folders and links, got {member.name!r}, a device or the like")
+    # Links come last, so that nothing was written through one, and are judged by where they really lead.
+    for name, target in links.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(target)
+    for name, target in links.items():
+        end = Path(os.path.realpath(folder / name))
+        if os.path.isabs(target) or not end.is_relative_to(os.path.realpath(folder)) or not end.exists():
+            raise DataError(f"{archive}: expected links to members, got {name!r}, which leads to {target!r}")
+
+
+def _inside(archive: Path, name: str) -> str:
+    """The name in its simplest form, if it stays inside the folder on every operating system."""
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or set(name) & set("\\:\0"):
+        raise DataError(f"{archive}: expected relative paths without '..', got {name!r}")
+    return str(path)
+
+
+def _copy(archive: Path, member: _Member, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source = member.open()
+    if source is None:
+        raise DataError(f"{archive}: expected content for {member.name!r}, got none")
+    left = member.size
+    with source, open(path, "xb") as file:
+        while chunk := source.read(min(_CHUNK, left + 1)):
+            left -= len(chunk)
+            if left < 0:
+                break
+            file.write(chunk)
+    if left:
+        raise DataError(f"{archive}: expected {member.size} bytes of {member.name!r}, got {member.size - left}")
+
+
+@contextmanager
+def _members(archive: Path) -> Iterator[Iterator[_Member]]:
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as opened:
+            yield _zip_members(opened)
+    else:
+        with tarfile.open(archive) as tar:
+            yield _tar_members(archive, tar)
+
+
+def _zip_members(archive: zipfile.ZipFile) -> Iterator[_Member]:
+    for info in archive.infolist():
+        mode = info.external_attr >> 16  # zero where the archive was not made on Unix
+        if info.is_dir():
+            kind = "folder"
+        elif stat.S_ISLNK(mode):
+            kind = "link"
+        else:
+            kind = "file" if stat.S_IFMT(mode) in (0, stat.S_IFREG) else "other"
+        target = archive.read(info).decode() if kind == "link" and info.file_size <= 4096 else ""
+        yield _Member(info.filename, kind, info.file_size, target, lambda info=info: archive.open(info))  # type: ignore[misc]
+
+
+def _tar_members(path: Path, archive: tarfile.TarFile) -> Iterator[_Member]:
+    files: dict[str, tarfile.TarInfo] = {}
+    for info in archive:
+        kind = "folder" if info.isdir() else "link" if info.issym() else "file" if info.isreg() else "other"
+        content = info
+        if info.islnk():  # a hard link is a second name of a file that came before; here it becomes a copy
+            if info.linkname not in files:
+                raise DataError(f"{path}: expected links to members, got {info.name!r}, linked to {info.linkname!r}")
+            kind, content = "file", files[info.linkname]
+        if kind == "file":
+            files[info.name] = content
+        yield _Member(
+            info.name,
+            kind,
+            content.size,
+            info.linkname,
+            lambda content=content: archive.extractfile(content),  # type: ignore[misc]
+        )
+    # The reader takes a damaged header for the end, but what follows the real end is a few zeros.  Reading
+    # them also makes a compressed archive compare its own checksum.
+    rest = archive.fileobj.read(_PADDING) if archive.fileobj is not None else b""
+    if rest.strip(b"\0") or len(rest) == _PADDING:
+        raise DataError(f"{path}: cannot be unpacked, broken or truncated: a damaged header")

@@ -1,0 +1,153 @@
+"""Augmentations of whole batches, one random stream per point.
+
+Nothing loops over images, and every image costs one or two random numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from atoll.errors import InputError
+from atoll.streams import Streams
+from atoll.threat import per_point
+
+
+class Augmentation(ABC):
+    """Maps float images in [0, 1], ``(batch, C, H, W)``, to images of the same shape and range.
+
+    What becomes of an image depends on the image and its stream alone, never on the rest of the batch.
+    """
+
+    @abstractmethod
+    def __call__(self, x: Tensor, streams: Streams) -> Tensor: ...
+
+
+def check_images(x: Tensor) -> None:
+    """Refuse what is not a batch of images."""
+    if x.dim() != 4 or not x.is_floating_point():
+        raise InputError(f"augmentation: expected float images (batch, C, H, W), got {x.dtype} {tuple(x.shape)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomCrop(Augmentation):
+    """Pads with black and cuts a window of the old size at a random place.
+
+    The usual augmentation of CIFAR since Lee et al., "Deeply-Supervised Nets" (2015).
+
+    Args:
+        padding: width of the border on each side.
+
+    >>> crop = RandomCrop(padding=4)
+    >>> crop(torch.rand(2, 3, 32, 32), Streams("crop", index=torch.arange(2))).shape
+    torch.Size([2, 3, 32, 32])
+    """
+
+    padding: int = 4
+
+    def __post_init__(self) -> None:
+        if self.padding < 0:
+            raise InputError(f"padding: expected at least 0 pixels, got {self.padding}")
+
+    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+        check_images(x)
+        places = 2 * self.padding + 1
+        place = streams.integers(places * places)  # one number for both axes
+        if not len(x):
+            return x
+        padded = functional.pad(x, [self.padding] * 4).contiguous()
+        _, channels, height, width = padded.shape
+        rows = torch.arange(x.shape[2], device=x.device) * width
+        planes = torch.arange(len(x) * channels, device=x.device).view(len(x), channels, 1) * (height * width)
+        first = place // places * width + place % places
+        # A view of every run of pixels as long as a row of the result: the crop is then a choice of runs,
+        # which copies whole rows instead of single pixels.
+        length = x.shape[3]
+        runs = padded.as_strided((padded.numel() - length + 1, length), (1, 1))
+        return runs.index_select(0, (per_point(first, planes) + planes + rows).flatten()).view(x.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HorizontalFlip(Augmentation):
+    """Mirrors left and right with probability ``p``.
+
+    >>> flip = HorizontalFlip(p=1.0)
+    >>> flip(torch.tensor([[[[0.0, 0.5, 1.0]]]]), Streams("flip", index=torch.arange(1)))
+    tensor([[[[1.0000, 0.5000, 0.0000]]]])
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise InputError(f"p: expected a probability in [0, 1], got {self.p}")
+
+    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+        check_images(x)
+        rows = (streams.uniform() < self.p).nonzero().squeeze(1)
+        return x.index_copy(0, rows, x.index_select(0, rows).flip(-1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brightness(Augmentation):
+    """Adds one number, uniform in ``[-strength, strength]``, to all pixels and clips to [0, 1].
+
+    With ``HorizontalFlip`` this is 'fb' (flip and random brightness) of Wang et al., "Improving Robust
+    Generalization by Direct PAC-Bayesian Bound Minimization" (2023), who do not give the strength.
+
+    >>> Brightness(strength=0.2)(torch.full((1, 1, 1, 1), 0.5), Streams("b", index=torch.arange(1))).shape
+    torch.Size([1, 1, 1, 1])
+    """
+
+    strength: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength <= 1:
+            raise InputError(f"strength: expected a number in [0, 1], got {self.strength}")
+
+    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+        check_images(x)
+        shift = (2 * streams.uniform(dtype=x.dtype) - 1) * self.strength
+        return (x + per_point(shift, x)).clamp_(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cutout(Augmentation):
+    """Paints over a square whose centre is a random pixel; near a border, part of it falls outside.
+
+    T. DeVries and G. Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout" (2017).
+
+    Args:
+        size: side of the square (16 on CIFAR-10 in the paper, 8 on CIFAR-100).
+        fill: its grey; the paper's zero comes after normalisation, so it is the mean of the data.
+
+    >>> cut = Cutout(size=2)(torch.ones(1, 1, 4, 4), Streams("cut", index=torch.arange(1)))
+    >>> cut.unique()
+    tensor([0.5000, 1.0000])
+    """
+
+    size: int = 8
+    fill: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InputError(f"size: expected at least 1 pixel, got {self.size}")
+        if not 0 <= self.fill <= 1:
+            raise InputError(f"fill: expected a grey in [0, 1], got {self.fill}")
+
+    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+        check_images(x)
+        height, width = x.shape[2:]
+        centre = streams.integers(height * width)  # one number for both axes
+        rows = self._covers(height, centre // width)
+        columns = self._covers(width, centre % width)
+        return x.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)
+
+    def _covers(self, length: int, centre: Tensor) -> Tensor:
+        """Which of the positions ``0 .. length-1`` the square covers, for each image."""
+        offset = torch.arange(length, device=centre.device) - (centre[:, None] - self.size // 2)
+        return (offset >= 0) & (offset < self.size)

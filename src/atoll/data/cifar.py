@@ -1,0 +1,138 @@
+"""CIFAR-10 and CIFAR-100, from their binary version.
+
+The version "for Python" is a pickle, and unpickling runs whatever code a file contains; it is not read.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.download import Remote, find, obtain
+from atoll.errors import DataError
+
+_PIXELS = 3 * 32 * 32
+_FINE = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard
+lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark
+shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone
+television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+
+
+def _remote(name: str, md5: str) -> Remote:
+    return Remote(name, md5, (f"https://www.cs.toronto.edu/~kriz/{name}", f"https://cave.cs.toronto.edu/kriz/{name}"))
+
+
+def _read_members(archive: Path, wanted: list[str]) -> dict[str, bytes]:
+    """The wanted files out of a ``.tar.gz``, in one pass and without unpacking anything."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r|gz") as tar:
+            for member in tar:
+                if member.name not in wanted:
+                    continue
+                content = tar.extractfile(member) if member.isreg() and member.name not in found else None
+                if content is None:
+                    raise DataError(f"{archive}: expected one plain file {member.name}, got something else")
+                found[member.name] = content.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{archive}: cannot be read, broken or truncated: {error}") from None
+    if missing := sorted(set(wanted) - found.keys()):
+        raise DataError(f"{archive}: expected the files {', '.join(wanted)}, got none named {', '.join(missing)}")
+    return found
+
+
+class CIFAR10(Data):
+    """50,000 and 10,000 photographs of 32x32 pixels in ten classes.
+
+    A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009).  Reads
+    ``cifar-10-binary.tar.gz`` (by checksum) or the ``.bin`` files unpacked from it (by structure).
+
+    >>> CIFAR10().classes[0], CIFAR10(limit=100)
+    ('airplane', CIFAR10(limit=100))
+    """
+
+    classes: ClassVar[tuple[str, ...]] = (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    )
+    archive: ClassVar[Remote] = _remote("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")
+    folder: ClassVar[str] = "cifar-10-batches-bin"
+    train_files: ClassVar[dict[str, int]] = {f"data_batch_{i}.bin": 10000 for i in range(1, 6)}
+    test_files: ClassVar[dict[str, int]] = {"test_batch.bin": 10000}
+    # A record is its labels (the last one counts), then red, green and blue, row by row.
+    label_bytes: ClassVar[int] = 1
+    refused: ClassVar[tuple[str, ...]] = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
+
+    def load(self) -> Splits:
+        names = [*self.train_files, *self.test_files]
+        content = self._unpacked(names) or self._archived(names)
+        return Splits(self._split(content, self.train_files), self._split(content, self.test_files))
+
+    def _unpacked(self, names: list[str]) -> dict[str, tuple[str, bytes]] | None:
+        places = [place for folder in self.folders for place in (folder / self.folder, folder)]
+        for place in places:
+            if all((place / name).is_file() for name in names):
+                return {name: (str(place / name), (place / name).read_bytes()) for name in names}
+        return None
+
+    def _archived(self, names: list[str]) -> dict[str, tuple[str, bytes]]:
+        pickled = find(self.refused, self.folders)
+        if pickled and not self.download and not find([self.archive.name], self.folders):
+            raise DataError(
+                f"{pickled}: the Python version is a pickle, which can run any code, and is not read;"
+                f" put {self.archive.name} into {self.folders[0]} instead"
+            )
+        path = obtain(self.archive, self.folders, download=self.download, progress=self.progress)
+        members = _read_members(path, [f"{self.folder}/{name}" for name in names])
+        return {name: (f"{path}, {name}", members[f"{self.folder}/{name}"]) for name in names}
+
+    def _split(self, content: dict[str, tuple[str, bytes]], files: dict[str, int]) -> MemorySplit:
+        record = self.label_bytes + _PIXELS
+        parts = []
+        for name, count in files.items():
+            source, data = content[name]
+            if len(data) != count * record:
+                raise DataError(
+                    f"{source}: expected {count * record} bytes, {count} records of {record}, got {len(data)}"
+                )
+            parts.append(np.frombuffer(data, np.uint8).reshape(count, record))
+        records = torch.from_numpy(np.concatenate(parts))
+        images = records[:, self.label_bytes :].reshape(-1, 3, 32, 32).contiguous()
+        return MemorySplit(images, records[:, self.label_bytes - 1].long())
+
+
+class CIFAR100(CIFAR10):
+    """50,000 and 10,000 photographs of 32x32 pixels in a hundred (fine) classes.
+
+    A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009).
+
+    >>> CIFAR100().num_classes, CIFAR100().classes[-1]
+    (100, 'worm')
+    """
+
+    classes = tuple(_FINE.split())
+    archive = _remote("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8")
+    folder = "cifar-100-binary"
+    train_files: ClassVar[dict[str, int]] = {"train.bin": 50000}
+    test_files: ClassVar[dict[str, int]] = {"test.bin": 10000}
+    label_bytes = 2  # the coarse label, then the fine one
+    refused = ("cifar-100-python.tar.gz", "cifar-100-python")

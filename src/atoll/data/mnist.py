@@ -1,0 +1,150 @@
+"""MNIST and the sets made to replace it, from idx files."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.data.arrays import as_images, as_labels
+from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.download import Remote, find, obtain
+from atoll.errors import DataError
+
+_FILES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+
+
+def _remotes(mirrors: tuple[str, ...], *sums: str) -> tuple[Remote, ...]:
+    return tuple(
+        Remote(name, md5, tuple(mirror + name for mirror in mirrors)) for name, md5 in zip(_FILES, sums, strict=True)
+    )
+
+
+def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """An idx file of bytes, raw or gzipped, whose items have the given shape.
+
+    The format: two zeros, 8 for unsigned bytes, the number of dimensions, then each as a big-endian 32-bit
+    integer, then the bytes.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "labels")
+    ...     _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
+    ...     read_idx(path, ()).tolist()
+    [7, 2, 1]
+    """
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read, broken or truncated: {error}") from None
+    dimensions = 1 + len(shape)
+    start = 4 + 4 * dimensions
+    magic = bytes([0, 0, 8, dimensions])
+    if content[:4] != magic or len(content) < start:
+        raise DataError(f"{path}: expected an idx file that begins with {magic.hex()}, got {content[:4].hex()}")
+    found = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4))
+    if found[1:] != shape:
+        raise DataError(f"{path}: expected items of shape {shape}, got {found[1:]}")
+    length = start + int(np.prod(found, dtype=object))
+    if len(content) != length:
+        raise DataError(f"{path}: expected {length} bytes for {found[0]} items, got {len(content)}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(found)
+
+
+class MNIST(Data):
+    """60,000 and 10,000 handwritten digits of 28x28 pixels.
+
+    Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-Based Learning Applied to Document Recognition"
+    (1998).  Reads the four published ``.gz`` files (by checksum) or their unpacked contents (by structure).
+
+    >>> MNIST(validation=0.05), MNIST().classes[:3]
+    (MNIST(validation=0.05), ('0', '1', '2'))
+    """
+
+    classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
+    files: ClassVar[tuple[Remote, ...]] = _remotes(
+        (
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        ),
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    )
+
+    def load(self) -> Splits:
+        train_images, train_labels, test_images, test_labels = (self._path(remote) for remote in self.files)
+        return Splits(self._read(train_images, train_labels), self._read(test_images, test_labels))
+
+    def _path(self, remote: Remote) -> Path:
+        raw = remote.name.removesuffix(".gz")
+        # Some programs unpack train-images-idx3-ubyte.gz to train-images.idx3-ubyte.
+        found = find([remote.name, raw, raw.replace("-idx", ".idx")], self.folders)
+        if found is not None and found.name != remote.name:
+            return found
+        return obtain(remote, self.folders, download=self.download, progress=self.progress)
+
+    @staticmethod
+    def _read(images: Path, labels: Path) -> MemorySplit:
+        pixels = as_images(read_idx(images, (28, 28)), str(images))
+        return MemorySplit(pixels, as_labels(read_idx(labels, ()), len(pixels), str(labels)))
+
+
+class FashionMNIST(MNIST):
+    """60,000 and 10,000 pictures of clothes, 28x28 pixels.
+
+    H. Xiao, K. Rasul and R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
+    Algorithms" (2017).
+
+    >>> FashionMNIST().classes[-1]
+    'ankle boot'
+    """
+
+    classes = (
+        "t-shirt/top",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
+    )
+    files = _remotes(
+        ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    )
+
+
+class KMNIST(MNIST):
+    """60,000 and 10,000 cursive Japanese characters of 28x28 pixels.
+
+    T. Clanuwat et al., "Deep Learning for Classical Japanese Literature" (2018).
+
+    >>> KMNIST().num_classes
+    10
+    """
+
+    classes = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
+    files = _remotes(
+        ("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",),
+        "bdb82020997e1d708af4cf47b453dcf7",
+        "e144d726b3acfaa3e44228e80efcd344",
+        "5c965bf0a639b31b8f53240b1b52f4d7",
+        "7320c461ea6c1c855c0b718fb2a4b134",
+    )

@@ -1,0 +1,70 @@
+"""Any images in an ``.npz`` file."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from atoll.data.arrays import as_images, as_labels, read_npz
+from atoll.data.base import Data, MemorySplit, Splits
+from atoll.errors import DataError
+
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+class Npz(Data):
+    """Arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``, the layout Keras made common.
+
+    Images are NHW or NHWC, uint8 or floats in [0, 1]; labels count from 0.  An array ``names``, if there,
+    names the classes.
+
+    Args:
+        path: the file.
+        options: as for every data set.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     x, y = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
+    ...     np.savez(Path(folder, "tiny.npz"), x_train=x, y_train=y, x_test=x, y_test=y, names=["a", "b"])
+    ...     data = Npz(path=Path(folder, "tiny.npz"), validation=0)
+    ...     data.classes, data.shape
+    (('a', 'b'), (1, 8, 8))
+    """
+
+    def __init__(self, *, path: Path | str, **options: Any) -> None:
+        super().__init__(**options)
+        self.path = Path(path).expanduser()
+
+    @cached_property
+    def _content(self) -> tuple[Splits, tuple[str, ...]]:
+        arrays = read_npz(self.path, (*_ARRAYS, "names"))
+        if missing := [name for name in _ARRAYS if name not in arrays]:
+            raise DataError(f"{self.path}: expected arrays {', '.join(_ARRAYS)}, got no {', '.join(missing)}")
+        parts = []
+        for part in ("train", "test"):
+            images = as_images(arrays[f"x_{part}"], f"{self.path}, x_{part}")
+            labels = as_labels(arrays[f"y_{part}"], len(images), f"{self.path}, y_{part}")
+            parts.append(MemorySplit(images, labels))
+        train, test = parts
+        if (train.images.shape[1:], train.images.dtype) != (test.images.shape[1:], test.images.dtype):
+            raise DataError(
+                f"{self.path}: expected x_train and x_test alike, got {train.images.dtype}"
+                f" {tuple(train.images.shape[1:])} and {test.images.dtype} {tuple(test.images.shape[1:])}"
+            )
+        if (names := arrays.get("names")) is not None:
+            if names.ndim != 1 or names.dtype.kind != "U":
+                raise DataError(f"{self.path}, names: expected one string per class, got {names.dtype} {names.shape}")
+            return Splits(train, test), tuple(str(name) for name in names)
+        highest = int(train.labels.max())
+        if highest >= len(train):
+            raise DataError(f"{self.path}, y_train: expected labels from 0 on without large gaps, got {highest}")
+        return Splits(train, test), tuple(str(label) for label in range(highest + 1))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self._content[1]
+
+    def load(self) -> Splits:
+        return self._content[0]

@@ -1,0 +1,239 @@
+"""RandAugment for whole batches: every image picks its own operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from atoll.data.augment import Augmentation, check_images
+from atoll.errors import InputError
+from atoll.streams import Streams
+from atoll.threat import per_point
+
+# The operations work on floats.  Where Pillow's definition needs 8-bit levels (histograms, bit masks, the
+# grey of an image), levels are rounded to integers first, which also makes sums exact: a floating-point sum
+# could depend on the size of the batch.  For the same reason no operation uses a convolution or a vectorised
+# sine.
+
+
+def _levels(x: Tensor) -> Tensor:
+    return (x * 255).round_().long()
+
+
+def _grey(x: Tensor) -> Tensor:
+    """Luminance as integer levels, ``(batch, 1, H, W)``: ITU-R 601 for colour, the mean of other channels."""
+    levels = _levels(x)
+    if x.shape[1] == 1:
+        return levels
+    if x.shape[1] != 3:
+        return (levels.sum(1, keepdim=True) * 2 + x.shape[1]) // (2 * x.shape[1])
+    # The weights in Pillow's fixed-point arithmetic.
+    grey = 19595 * levels[:, :1] + 38470 * levels[:, 1:2] + 7471 * levels[:, 2:] + 32768
+    return grey.bitwise_right_shift(16)
+
+
+def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    """From ``other`` (factor 0) through ``x`` (factor 1) and beyond, clipped."""
+    return ((x - other) * per_point(factor, x) + other).clamp_(0, 1)
+
+
+def autocontrast(x: Tensor) -> Tensor:
+    """Stretches each channel to the whole range.
+
+    >>> autocontrast(torch.tensor([[[[0.25, 0.5, 0.75]]]]))
+    tensor([[[[0.0000, 0.5000, 1.0000]]]])
+    """
+    low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+    span = high - low
+    return torch.where(span > 0, (x - low) / torch.where(span > 0, span, 1), x)
+
+
+def equalize(x: Tensor) -> Tensor:
+    """Makes the histogram of each channel flat, as far as a map from levels to levels can.
+
+    >>> (equalize(torch.tensor([[[[10.0, 11.0, 12.0, 13.0]]]]) / 255) * 255).round()
+    tensor([[[[10., 11., 12., 13.]]]])
+    """
+    levels = _levels(x).flatten(2)
+    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device).view(*x.shape[:2], 1) * 256
+    histogram = (levels + planes).flatten().bincount(minlength=256 * planes.numel()).view(*x.shape[:2], 256)
+    last = histogram.gather(2, levels.amax(2, keepdim=True))
+    step = (levels.shape[2] - last) // 255
+    before = histogram.cumsum(2) - histogram
+    table = ((before + step // 2) // step.clamp_min(1)).clamp_(max=255)
+    result = table.gather(2, levels).to(x.dtype).div_(255).view_as(x)
+    return torch.where((step > 0)[..., None], result, x)  # too few pixels, or a single level: as it is
+
+
+def solarize(x: Tensor, threshold: float) -> Tensor:
+    """Inverts the pixels from ``threshold`` on.
+
+    >>> solarize(torch.tensor([[[[0.25, 0.75]]]]), 0.5)
+    tensor([[[[0.2500, 0.2500]]]])
+    """
+    return torch.where(x >= threshold, 1 - x, x)
+
+
+def posterize(x: Tensor, bits: int) -> Tensor:
+    """Keeps the upper ``bits`` of each 8-bit level.
+
+    >>> (posterize(torch.tensor([[[[200.0]]]]) / 255, 1) * 255).item()
+    128.0
+    """
+    return ((_levels(x) >> (8 - bits)) << (8 - bits)).to(x.dtype).div_(255)
+
+
+def color(x: Tensor, factor: Tensor) -> Tensor:
+    """Saturation; images without colour stay as they are.
+
+    >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+    >>> (color(red, torch.zeros(1)) * 255).flatten().tolist()
+    [76.0, 76.0, 76.0]
+    """
+    return _blend(x, _grey(x).to(x.dtype) / 255, factor) if x.shape[1] == 3 else x
+
+
+def contrast(x: Tensor, factor: Tensor) -> Tensor:
+    """Distance from the mean grey of the image.
+
+    >>> (contrast(torch.tensor([[[[0.0, 60.0]]]]) / 255, torch.tensor([0.5])) * 255).round()
+    tensor([[[[15., 45.]]]])
+    """
+    grey = _grey(x)
+    count = grey[0].numel()
+    mean = (2 * grey.sum((1, 2, 3), keepdim=True) + count) // (2 * count)
+    return _blend(x, mean.to(x.dtype) / 255, factor)
+
+
+def brightness(x: Tensor, factor: Tensor) -> Tensor:
+    """Distance from black.
+
+    >>> brightness(torch.tensor([[[[0.25, 0.75]]]]), torch.tensor([2.0]))
+    tensor([[[[0.5000, 1.0000]]]])
+    """
+    return (x * per_point(factor, x)).clamp_(0, 1)
+
+
+def sharpness(x: Tensor, factor: Tensor) -> Tensor:
+    """Distance from the image smoothed by a 3x3 kernel (5 in the middle, 1 around, over 13).
+
+    >>> dot = torch.zeros(1, 1, 3, 3).index_fill_(2, torch.tensor([1]), 0.13)
+    >>> sharpness(dot, torch.zeros(1))[0, 0, 1]
+    tensor([0.1300, 0.0700, 0.1300])
+    """
+    if min(x.shape[2:]) < 3:
+        return x
+    rows = x[:, :, :-2] + x[:, :, 1:-1] + x[:, :, 2:]
+    box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+    smooth = x.clone()  # the border has no neighbours and stays
+    smooth[:, :, 1:-1, 1:-1] = (box + 4 * x[:, :, 1:-1, 1:-1]) / 13
+    return _blend(x, smooth, factor)
+
+
+def affine(x: Tensor, matrix: Tensor, fill: float = 0.5) -> Tensor:
+    """Moves the images: the pixel at ``p`` comes from ``matrix @ (p, 1)``, in pixels from the centre.
+
+    Args:
+        x: images.
+        matrix: ``(batch, 2, 3)``.
+        fill: the grey of what comes from outside.
+
+    >>> left = torch.tensor([[[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]])
+    >>> affine(torch.tensor([[[[0.0, 0.25, 1.0]]]]), left)
+    tensor([[[[0.2500, 1.0000, 0.5000]]]])
+    """
+    height, width = x.shape[2:]
+    down = torch.arange(height, dtype=x.dtype, device=x.device) - (height - 1) / 2
+    right = torch.arange(width, dtype=x.dtype, device=x.device) - (width - 1) / 2
+    m = matrix.to(x.dtype)[:, :, :, None, None]
+    source = m[:, :, 0] * right + m[:, :, 1] * down[:, None] + m[:, :, 2]
+    # grid_sample wants x before y, and -1 and 1 at the outer edges of the border pixels.
+    grid = torch.stack([source[:, 0] * (2 / width), source[:, 1] * (2 / height)], dim=-1)
+    return functional.grid_sample(x - fill, grid, align_corners=False).add_(fill).clamp_(0, 1)
+
+
+_GEOMETRY = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+_TONE: tuple[str, ...] = ("autocontrast", "equalize", "solarize", "posterize")
+_ENHANCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "color": color,
+    "contrast": contrast,
+    "brightness": brightness,
+    "sharpness": sharpness,
+}
+OPERATIONS = ("identity", *_GEOMETRY, *_TONE, *_ENHANCE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandAugment(Augmentation):
+    """A few random operations from a list of fourteen, all of the same strength.
+
+    E. Cubuk et al., "RandAugment: Practical Automated Data Augmentation with a Reduced Search Space" (2020).
+    In each round every image draws an operation and a direction; each operation then runs once, on the images
+    that drew it, and all geometric ones together are a single resampling.
+
+    Args:
+        num_ops: rounds.
+        magnitude: strength from 0 to 30.
+
+    >>> images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    >>> RandAugment()(images, Streams("augment", index=torch.arange(4))).shape
+    torch.Size([4, 3, 32, 32])
+    """
+
+    num_ops: int = 2
+    magnitude: int = 9
+
+    def __post_init__(self) -> None:
+        if self.num_ops < 0:
+            raise InputError(f"num_ops: expected at least 0, got {self.num_ops}")
+        if not 0 <= self.magnitude <= 30:
+            raise InputError(f"magnitude: expected 0 to 30, got {self.magnitude}")
+
+    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+        check_images(x)
+        draws = streams.integers(2 * len(OPERATIONS), self.num_ops)  # operation and direction in one number
+        x = x.clone()
+        for draw in draws.unbind(1):
+            operation, sign = draw // 2, (draw % 2) * 2 - 1
+            moved = ((operation >= 1) & (operation <= len(_GEOMETRY))).nonzero().squeeze(1)
+            if len(moved):
+                x[moved] = affine(x[moved], self._matrices(operation[moved], sign[moved], *x.shape[2:]))
+            for number, name in enumerate(OPERATIONS):
+                if name in _TONE or name in _ENHANCE:
+                    rows = (operation == number).nonzero().squeeze(1)
+                    if len(rows):
+                        x[rows] = self._tone(name, x[rows], sign[rows])
+        return x
+
+    @property
+    def _level(self) -> float:
+        return self.magnitude / 30
+
+    def _tone(self, name: str, x: Tensor, sign: Tensor) -> Tensor:
+        if name in _ENHANCE:
+            return _ENHANCE[name](x, 1 + sign.to(x.dtype) * (0.9 * self._level))
+        if name == "solarize":
+            return solarize(x, 1 - self._level)
+        if name == "posterize":
+            return posterize(x, 8 - round(4 * self._level))
+        return autocontrast(x) if name == "autocontrast" else equalize(x)
+
+    def _matrices(self, operation: Tensor, sign: Tensor, height: int, width: int) -> Tensor:
+        """The matrix of each image's geometric operation, looked up in a table of both directions."""
+        angle, shear, shift = math.radians(30 * self._level), 0.3 * self._level, 150 / 331 * self._level
+        table = [
+            [
+                [[math.cos(angle), -s * math.sin(angle), 0], [s * math.sin(angle), math.cos(angle), 0]],
+                [[1, s * shear, 0], [0, 1, 0]],
+                [[1, 0, 0], [s * shear, 1, 0]],
+                [[1, 0, s * shift * width], [0, 1, 0]],
+                [[1, 0, 0], [0, 1, s * shift * height]],
+            ]
+            for s in (-1, 1)
+        ]
+        return torch.tensor(table, device=sign.device)[(sign + 1) // 2, operation - 1]

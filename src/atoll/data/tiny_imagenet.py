@@ -1,0 +1,215 @@
+"""Tiny-ImageNet: 200 classes of ImageNet at 64x64 pixels, decoded once."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.decode import decode
+from atoll.data.download import Progress, Remote, find, folders, obtain
+from atoll.errors import DataError
+from atoll.files import sync
+
+_FOLDER = "tiny-imagenet-200"
+_SIDE = 64
+_PIXELS = 3 * _SIDE * _SIDE
+
+
+class _Source:
+    """The published files, inside the zip file or unpacked; names are relative to ``tiny-imagenet-200``."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile | None) -> None:
+        self.path = path
+        self.archive = archive
+
+    def read(self, name: str) -> bytes:
+        try:
+            if self.archive is None:
+                return (self.path / name).read_bytes()
+            return self.archive.read(f"{_FOLDER}/{name}")
+        except (OSError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"{self.path}: cannot read {name}: {error}") from None
+
+    def table(self, name: str) -> list[list[str]]:
+        """The lines of a text file, split at tabs."""
+        return [line.split("\t") for line in self.read(name).decode().splitlines() if line]
+
+    @cached_property
+    def train(self) -> dict[str, list[str]]:
+        """The training files of each class, in order."""
+        if self.archive is None:
+            names = (file.relative_to(self.path).as_posix() for file in self.path.glob("train/*/images/*.JPEG"))
+        else:
+            names = (name.removeprefix(f"{_FOLDER}/") for name in self.archive.namelist())
+        found: dict[str, list[str]] = {}
+        for name in sorted(names):
+            if name.startswith("train/") and name.endswith(".JPEG"):
+                found.setdefault(name.split("/")[1], []).append(name)
+        return found
+
+    @cached_property
+    def annotations(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """File, class and box of each validation image."""
+        rows = self.table("val/val_annotations.txt")
+        try:
+            return [(f"val/images/{row[0]}", row[1], tuple(map(int, row[2:6]))) for row in rows if row[5]]
+        except (IndexError, ValueError):
+            raise DataError(
+                f"{self.path}, val_annotations.txt: expected file, class, x1, y1, x2, y2 in each line"
+            ) from None
+
+
+@contextmanager
+def _open(remote: Remote, places: Sequence[Path], download: bool, progress: Progress | None) -> Iterator[_Source]:
+    unpacked = find([_FOLDER], places)
+    if unpacked is not None and unpacked.is_dir():
+        yield _Source(unpacked, None)
+        return
+    path = obtain(remote, places, download=download, progress=progress)
+    try:
+        archive = zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: expected a zip file, got: {error}") from None
+    with archive:
+        yield _Source(path, archive)
+
+
+class TinyImageNet(Data):
+    """100,000 and 10,000 photographs of 64x64 pixels in 200 classes.
+
+    Y. Le and X. Yang, "Tiny ImageNet Visual Recognition Challenge" (2015).  Reads ``tiny-imagenet-200.zip``
+    (by checksum) or the folder unpacked from it.  The published test set has no labels, so the published
+    validation set is the test set here.  On first use all images are decoded into a folder ``decoded`` of
+    1.4 GB, which is memory-mapped from then on.
+
+    >>> TinyImageNet(validation=0.05, download=False)
+    TinyImageNet(download=False, validation=0.05)
+    """
+
+    archive: ClassVar[Remote] = Remote(
+        f"{_FOLDER}.zip", "90528d7ca1a48142e341f4ef8d21d0de", (f"http://cs231n.stanford.edu/{_FOLDER}.zip",)
+    )
+
+    @cached_property
+    def _decoded(self) -> Path:
+        """The folder with ``train.npy``, ``test.npy`` and ``classes.txt``; made on first use."""
+        place = self.folders[0] / "decoded"
+        if not place.exists():
+            with _open(self.archive, self.folders, self.download, self.progress) as source:
+                _decode_all(source, place)
+        return place
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        path = self._decoded / "classes.txt"
+        try:
+            return tuple(path.read_text(encoding="utf-8").splitlines())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read: {error}; delete {path.parent} to decode anew") from None
+
+    def load(self) -> Splits:
+        return Splits(_read_records(self._decoded / "train.npy"), _read_records(self._decoded / "test.npy"))
+
+
+def tiny_imagenet_boxes(
+    *, root: Path | str | None = None, download: bool = True, progress: Progress | None = None
+) -> Tensor:
+    r"""Where the object is on each image of Tiny-ImageNet's test split: x1, y1, x2, y2, all inclusive.
+
+    Returns:
+        int64 ``(images, 4)``, in the order of ``TinyImageNet().test``.
+
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     path = Path(root, "tiny-imagenet-200", "val", "val_annotations.txt")
+    ...     path.parent.mkdir(parents=True)
+    ...     _ = path.write_text("val_0.JPEG\tn01443537\t3\t9\t40\t61\n")
+    ...     tiny_imagenet_boxes(root=root)
+    tensor([[ 3,  9, 40, 61]])
+    """
+    places = folders(TinyImageNet.__name__.lower(), Path(root).expanduser() if root is not None else None)
+    with _open(TinyImageNet.archive, places, download, progress) as source:
+        boxes = torch.tensor([box for _, _, box in source.annotations])
+        low, high = boxes[:, :2], boxes[:, 2:]
+        if not (len(boxes) and (low >= 0).all() and (low <= high).all() and (high < _SIDE).all()):
+            raise DataError(f"{source.path}, val_annotations.txt: expected boxes inside {_SIDE}x{_SIDE} pixels")
+    return boxes
+
+
+def _decode_all(source: _Source, place: Path) -> None:
+    """Decode everything into a temporary folder that takes its name when it is complete and on disk."""
+    words = {row[0]: row[-1] for row in source.table("words.txt")}
+    labels = {name: label for label, name in enumerate(sorted(row[0] for row in source.table("wnids.txt")))}
+    train = [(file, name) for name, files in source.train.items() for file in files]
+    test = [(file, name) for file, name, _ in source.annotations]
+    if unknown := sorted({name for _, name in train + test} ^ labels.keys()):
+        raise DataError(f"{source.path}: expected images of the classes in wnids.txt, got a difference in {unknown}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".decoded.", dir=place.parent))
+    except OSError as error:
+        raise DataError(
+            f"cannot write the decoded images into {place.parent}: {error.strerror}; give a root that can be written"
+        ) from None
+    try:
+        for name, files in (("train.npy", train), ("test.npy", test)):
+            _write_records(source, [(file, labels[wnid]) for file, wnid in files], folder / name)
+        names = "\n".join(words.get(wnid, wnid) for wnid in labels)
+        (folder / "classes.txt").write_text(names, encoding="utf-8")
+        for file in (*folder.iterdir(), folder):
+            sync(file)
+        folder.chmod(0o755)  # temporary folders are private
+        os.rename(folder, place)
+        sync(place.parent)
+    except OSError as error:
+        if not place.exists():  # otherwise another process was faster, with the same result
+            raise DataError(f"cannot write the decoded images into {place}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_records(source: _Source, files: Sequence[tuple[str, int]], path: Path) -> None:
+    """One row of bytes per image, label first, as CIFAR has it: labels and pixels cannot part company."""
+    records = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(len(files), 1 + _PIXELS))
+
+    def convert(row: int) -> None:
+        name, label = files[row]
+        image = decode(io.BytesIO(source.read(name)), f"{source.path}, {name}")
+        if image.shape != (3, _SIDE, _SIDE):
+            raise DataError(f"{source.path}, {name}: expected {_SIDE}x{_SIDE} pixels, got {tuple(image.shape[1:])}")
+        records[row, 0] = label
+        records[row, 1:] = image.flatten().numpy()
+
+    with ThreadPoolExecutor() as pool:  # Pillow decodes without the interpreter lock
+        for _ in pool.map(convert, range(len(files))):
+            pass
+    records.flush()
+
+
+def _read_records(path: Path) -> MemorySplit:
+    try:
+        # Copy on write: tensors have no read-only mode, and a stray write must not reach the file.
+        records = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: broken or truncated: {error}; delete {path.parent} to decode anew") from None
+    if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != 1 + _PIXELS:
+        raise DataError(
+            f"{path}: expected uint8 rows of {1 + _PIXELS}, got {records.dtype} {records.shape};"
+            f" delete {path.parent} to decode anew"
+        )
+    rows = torch.from_numpy(records)
+    return MemorySplit(rows[:, 1:].view(-1, 3, _SIDE, _SIDE), rows[:, 0].long())
