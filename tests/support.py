@@ -14,12 +14,17 @@ from atoll.data import Data, MemorySplit, Splits
 from atoll.models import SmallConvNet
 from atoll.threat import ThreatModel
 from atoll.training.losses import ALP, AT, MART, TRADES, Loss, Standard
-from atoll.training.methods import EarlyStopping, Lookahead
+from atoll.training.methods import CutMix, EarlyStopping, Lookahead, Mixup
 from atoll.training.trainer import Settings, Trainer
 
 # A new loss or method joins every test of the trainer (resume, processes, accumulation) by one line.
 LOSSES = {"standard": Standard, "at": AT, "trades": TRADES, "alp": ALP, "mart": MART}
-METHODS = {"lookahead": lambda: Lookahead(k=2), "early-stopping": lambda: EarlyStopping(patience=50)}
+METHODS = {
+    "lookahead": lambda: Lookahead(k=2),
+    "early-stopping": lambda: EarlyStopping(patience=50),
+    "mixup": Mixup,
+    "cutmix": CutMix,
+}
 
 
 class TinyData(Data):

@@ -13,6 +13,7 @@ recipe are reported at once.
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -243,10 +244,8 @@ def _signature(cls: type, supplied: int) -> tuple[dict[str, inspect.Parameter], 
         for parameter in own:
             if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 parameters.setdefault(parameter.name, parameter)
-        try:
+        with contextlib.suppress(NameError):  # hints only for type checkers; the constructor itself has to complain
             hints = typing.get_type_hints(vars(parent)["__init__"]) | hints
-        except NameError:  # hints that only exist for type checkers; the constructor itself has to complain
-            pass
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
             break
     return dict(list(parameters.items())[supplied:]), hints

@@ -56,6 +56,12 @@ def test_two_processes_train_to_the_same_weights(results):
             )
 
 
+def test_an_evaluation_that_is_shared_out_gives_the_same_counts(results):
+    one, two = results
+    assert {"evaluated/clean", "evaluated/robust"} <= one.keys()
+    assert all(int(one[name]) == int(two[name]) for name in one if name.startswith("evaluated"))
+
+
 def test_torchrun_trains_and_only_one_process_writes(tmp_path):
     done = run_command("train", *RECIPE, "--out", str(tmp_path / "run"), "--json", processes=2, check=True)
     result = json.loads(done.stdout)  # one process printed, once

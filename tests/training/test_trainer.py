@@ -81,10 +81,11 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "methods", [(), *[(name,) for name in METHODS], tuple(METHODS)], ids=lambda m: "+".join(m) or "base"
-)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+# Every method alone, all of them together, and every optimizer.
+RESUMED = [(("sgd"), (name,)) for name in METHODS] + [(name, ()) for name in OPTIMIZERS] + [("sgd", tuple(METHODS))]
+
+
+@pytest.mark.parametrize(("optimizer", "methods"), RESUMED, ids=lambda v: v if isinstance(v, str) else "+".join(v))
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, methods, optimizer):
     """15 steps in 3 epochs, killed in the middle of the second epoch and again in the third."""
     arguments = {
@@ -264,6 +265,25 @@ def test_lookahead_against_its_definition():
             t.train_step(first_batch(t))
     for slow, fast, mine in zip(start, plain.model.parameters(), trainer.model.parameters(), strict=True):
         torch.testing.assert_close(mine, slow + 0.5 * (fast - slow))
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_mixing_changes_points_and_labels_before_the_attack(name):
+    trainer = tiny_trainer("at", methods=[name])
+    batch = first_batch(trainer)
+    step = trainer.train_step(batch)
+    assert step.y.shape == (16, 3)
+    torch.testing.assert_close(step.y.sum(1), torch.ones(16))
+    # What the label says is what the image shows: undo the mixture of each pair.
+    own = step.y.gather(1, batch.y[:, None])[:, 0]
+    pair = batch.y != batch.y.view(-1, 2).flip(1).flatten()
+    weight = own[pair][0]
+    torch.testing.assert_close(own[pair], weight.expand(int(pair.sum())))
+    assert 0 < float(weight) < 1
+    if name == "mixup":
+        partner = batch.x.view(8, 2, *batch.x.shape[1:]).flip(1).flatten(0, 1)
+        torch.testing.assert_close(step.x, weight * batch.x + (1 - weight) * partner)
+    assert (step.x_adv - step.x).abs().max() <= 0.1 + 1e-6
 
 
 def test_early_stopping_ends_the_run():

@@ -21,10 +21,8 @@ def gradients(loss: str, batch_norm: bool) -> dict[str, torch.Tensor]:
 
 def trained(loss: str, methods: tuple[str, ...], batch_norm: bool) -> dict[str, torch.Tensor]:
     trainer = tiny_trainer(loss, methods=methods, batch_norm=batch_norm, epochs=2)
-    result = trainer.fit()
-    found = weights(trainer.model)
-    found["robust"] = torch.tensor(result["last"]["robust"]["correct"])
-    return found
+    trainer.fit()
+    return weights(trainer.model)
 
 
 def main(out: Path) -> None:
@@ -36,6 +34,9 @@ def main(out: Path) -> None:
                 results |= {f"gradient/{loss}/{batch_norm}/{k}": v for k, v in gradients(loss, batch_norm).items()}
         for method in METHODS:
             results |= {f"trained/{method}/{k}": v for k, v in trained("trades", (method,), True).items()}
+        trainer = tiny_trainer()
+        accuracy = trainer.evaluate(trainer.data.test, steps=3)
+        results |= {f"evaluated/{name}": torch.tensor(a.correct) for name, a in accuracy.items()}
         if rank() == 0:
             save_file(results, out)
 

@@ -3,5 +3,6 @@
 from atoll.training.methods.base import Method, Step
 from atoll.training.methods.early_stopping import EarlyStopping
 from atoll.training.methods.lookahead import Lookahead
+from atoll.training.methods.mixing import CutMix, Mixup
 
-__all__ = ["EarlyStopping", "Lookahead", "Method", "Step"]
+__all__ = ["CutMix", "EarlyStopping", "Lookahead", "Method", "Mixup", "Step"]

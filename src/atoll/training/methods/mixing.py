@@ -1,0 +1,63 @@
+"""Mixup and CutMix: train on mixtures of two points, with mixed labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.data.mix import cutmix, cutmix_boxes, mixup
+from atoll.errors import InputError
+from atoll.streams import key
+from atoll.training.methods.base import Method, Step
+
+if TYPE_CHECKING:
+    from atoll.training.trainer import Trainer
+
+
+class _Mixing(Method):
+    """Points are mixed before they are attacked; neighbours in the (random) order of the batch are partners.
+
+    Neighbours, because the processes of a distributed run hold contiguous shares of the batch: any other pairing
+    would make results depend on their number.
+
+    Args:
+        alpha: the share of the point itself is drawn from Beta(alpha, alpha), one draw a batch as in the papers.
+    """
+
+    def __init__(self, *, alpha: float = 1.0) -> None:
+        if not 0 < alpha < float("inf"):
+            raise InputError(f"alpha: expected a number > 0, got {alpha}")
+        self.alpha = alpha
+
+    def before_attack(self, trainer: Trainer, step: Step) -> None:
+        draw = np.random.default_rng(key(trainer.seed, type(self).__name__, step.number))
+        number = torch.arange(len(step.y), device=step.y.device)
+        partner = (number ^ 1).clamp_max(len(step.y) - 1)  # the last of an odd number stays alone
+        labels = F.one_hot(step.y, trainer.data.num_classes).to(step.x.dtype) if step.y.dim() == 1 else step.y
+        step.x, step.y = self.mix(step.x, labels, partner, draw)
+
+    def mix(self, x: Tensor, y: Tensor, partner: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+class Mixup(_Mixing):
+    """Convex combinations of two images and their labels (Zhang et al., 2018)."""
+
+    def mix(self, x: Tensor, y: Tensor, partner: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+        return mixup(x, y, partner, float(draw.beta(self.alpha, self.alpha)))
+
+
+class CutMix(_Mixing):
+    """A box of one image pasted into another, labels mixed by area (Yun et al., 2019)."""
+
+    def mix(self, x: Tensor, y: Tensor, partner: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+        if x.dim() != 4:
+            raise InputError(f"CutMix: expected images, got inputs of shape {tuple(x.shape[1:])}")
+        weight = torch.tensor([draw.beta(self.alpha, self.alpha)], device=x.device)
+        centre = torch.tensor(draw.random((1, 2)), device=x.device)
+        boxes = cutmix_boxes(weight, centre, *x.shape[2:])
+        return cutmix(x, y, partner, boxes.expand(len(x), 4))
