@@ -30,6 +30,8 @@ METHODS = {
 class TinyData(Data):
     """96 training and 32 test images of 1x8x8 pixels in three classes that a small net can tell apart."""
 
+    double = False  # float64 instead of uint8, for comparisons that must not drown in rounding
+
     @property
     def classes(self) -> tuple[str, ...]:
         return ("a", "b", "c")
@@ -40,21 +42,26 @@ class TinyData(Data):
         images = torch.randint(0, 120, (128, 1, 8, 8), generator=draw, dtype=torch.uint8)
         for k in range(3):
             images[labels == k, :, 2 * k : 2 * k + 3] += 100
-        whole = MemorySplit(images, labels)
+        whole = MemorySplit(images.double() / 255 if self.double else images, labels)
         return Splits(whole.take(torch.arange(96)), whole.take(torch.arange(96, 128)))
 
 
-def tiny_model(batch_norm: bool = False, dtype: torch.dtype = torch.float32) -> SmallConvNet:
+def tiny_model(batch_norm: bool = False) -> SmallConvNet:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return SmallConvNet((1, 8, 8), 3, widths=(4, 8), hidden=8, batch_norm=batch_norm).to(dtype)
+        return SmallConvNet((1, 8, 8), 3, widths=(4, 8), hidden=8, batch_norm=batch_norm)
 
 
-def tiny_trainer(loss="at", *, methods=(), folder=None, batch_norm=False, optimizer=None, observers=(), **settings):
+def tiny_trainer(
+    loss="at", *, methods=(), folder=None, batch_norm=False, optimizer=None, observers=(), double=False, **settings
+):
     defaults = {"epochs": 3, "batch_size": 16, "validation_steps": 2, "test_steps": 3, "log_every": 1}
+    model, data = tiny_model(batch_norm), TinyData(validation=1 / 6)
+    if double:
+        model, data.double = model.double(), True
     return Trainer(
-        tiny_model(batch_norm),
-        TinyData(validation=1 / 6),
+        model,
+        data,
         LOSSES[loss](),
         ThreatModel("linf", 0.1),
         attack=lambda threat, objective: PGD(threat, objective, steps=3),

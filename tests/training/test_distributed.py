@@ -52,7 +52,7 @@ def test_two_processes_train_to_the_same_weights(results):
     for name in one:
         if name.startswith("trained"):
             torch.testing.assert_close(
-                two[name], one[name], rtol=1e-4, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}"
+                two[name], one[name], rtol=1e-6, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
             )
 
 

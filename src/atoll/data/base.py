@@ -327,12 +327,12 @@ class Data(ABC):
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Stored images to floats in [0, 1].
+    """Stored images to floats in [0, 1]; data that are floats already keep their precision.
 
     >>> to_float(torch.tensor([0, 255], dtype=torch.uint8))
     tensor([0., 1.])
     """
-    return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
+    return images.float().div_(255) if images.dtype == torch.uint8 else images
 
 
 class _Batches:

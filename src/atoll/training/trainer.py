@@ -116,10 +116,10 @@ class Passes(nn.Module):
     def _pass(self, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         if x is None:
             return None, None
-        if not isinstance(self.model, Classifier):
-            return None, self.model(x).float()
-        features = self.model.features(x)
-        return features, self.model.head(features).float()
+        features = self.model.features(x) if isinstance(self.model, Classifier) else None
+        logits = self.model(x) if features is None else self.model.head(features)
+        # Losses are computed in full precision even where the passes are not.
+        return features, logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 @dataclass
