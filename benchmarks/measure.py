@@ -1,0 +1,78 @@
+"""How things are measured: interleaved, repeated, and compared by the median of ratios."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a measured ratio and the most (or least) it may be, or None for a report."""
+
+    name: str
+    ratio: float
+    limit: float | None = None
+    at_least: bool = False
+    note: str = ""
+
+    @property
+    def held(self) -> bool:
+        if self.limit is None:
+            return True
+        return self.ratio >= self.limit if self.at_least else self.ratio <= self.limit
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def ratio(ours: Callable[[], object], theirs: Callable[[], object], repeats: int, warm_up: int = 2) -> float:
+    """Median of time ratios; the two sides take turns, so that a busy moment of the machine hits both."""
+    for _ in range(warm_up):
+        ours(), theirs()
+    ratios = []
+    for number in range(repeats):
+        if number % 2:
+            b, a = seconds(theirs), seconds(ours)
+        else:
+            a, b = seconds(ours), seconds(theirs)
+        ratios.append(a / b)
+    return statistics.median(ratios)
+
+
+def peak_memory(make: Callable[[], Callable[[], object]], repeats: int = 2) -> int:
+    """Bytes by which the work raises the memory of a fresh process that has done it once before."""
+    # Freed blocks go back to the system at once; otherwise the peak depends on how the heap happens to be split up.
+    os.environ.update(MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_peak, args=(make, repeats, there))
+    process.start()
+    result: int = here.recv()
+    process.join()
+    return result
+
+
+def _peak(make: Callable[[], Callable[[], object]], repeats: int, pipe: multiprocessing.connection.Connection) -> None:
+    work = make()
+    work()  # lazy imports and the optimizer's state are not the step's own memory
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # sets the high-water mark to what is in use now; getrusage's would be the parent's
+    before = _high_water()
+    for _ in range(repeats):
+        work()
+    pipe.send(_high_water() - before)
+
+
+def _high_water() -> int:
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
