@@ -1,0 +1,68 @@
+"""Atoll: train, attack, certify and explain adversarially robust image classifiers.
+
+    from atoll import PGD, ThreatModel, train
+
+Everything named here lives in the package of its kind (``atoll.data``, ``atoll.models``, ``atoll.attacks``,
+``atoll.training``); names are imported when they are used, so ``import atoll`` itself costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atoll.attacks import FGSM, PGD
+    from atoll.attacks.evaluate import evaluate
+    from atoll.errors import AtollError
+    from atoll.plots import plot_adversarial, plot_curves
+    from atoll.recipe import build_recipe, recipes
+    from atoll.run import Run, build_trainer, open_run, train
+    from atoll.threat import ThreatModel
+    from atoll.training.trainer import Settings, Trainer
+
+_HOMES = {
+    "FGSM": "atoll.attacks",
+    "PGD": "atoll.attacks",
+    "evaluate": "atoll.attacks.evaluate",
+    "AtollError": "atoll.errors",
+    "plot_adversarial": "atoll.plots",
+    "plot_curves": "atoll.plots",
+    "build_recipe": "atoll.recipe",
+    "recipes": "atoll.recipe",
+    "Run": "atoll.run",
+    "build_trainer": "atoll.run",
+    "open_run": "atoll.run",
+    "train": "atoll.run",
+    "ThreatModel": "atoll.threat",
+    "Settings": "atoll.training.trainer",
+    "Trainer": "atoll.training.trainer",
+}
+
+__all__ = [
+    "FGSM",
+    "PGD",
+    "AtollError",
+    "Run",
+    "Settings",
+    "ThreatModel",
+    "Trainer",
+    "build_recipe",
+    "build_trainer",
+    "evaluate",
+    "open_run",
+    "plot_adversarial",
+    "plot_curves",
+    "recipes",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -325,6 +325,12 @@ class Data(ABC):
         chosen: Split = getattr(self, name)
         return chosen
 
+    def tensors(self, split: str = "test", count: int | None = None) -> tuple[Tensor, Tensor]:
+        """The first ``count`` points of a split (all if None) as floats, and their labels: for notebooks."""
+        chosen = self.split(split)
+        index = torch.arange(len(chosen) if count is None else min(count, len(chosen)))
+        return to_float(chosen.fetch(index)), chosen.labels[index]
+
 
 def to_float(images: Tensor) -> Tensor:
     """Stored images to floats in [0, 1]; data that are floats already keep their precision.

@@ -116,8 +116,9 @@ class Passes(nn.Module):
     def _pass(self, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         if x is None:
             return None, None
-        features = self.model.features(x) if isinstance(self.model, Classifier) else None
-        logits = self.model(x) if features is None else self.model.head(features)
+        model = self.model
+        features = model.features(x) if isinstance(model, Classifier) else None
+        logits = model.head(features) if isinstance(model, Classifier) else model(x)
         # Losses are computed in full precision even where the passes are not.
         return features, logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 

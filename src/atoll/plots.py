@@ -1,0 +1,76 @@
+"""Pictures, as matplotlib figures that the caller shows or saves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from atoll.attacks.base import evaluation_mode
+from atoll.errors import InputError
+
+if TYPE_CHECKING:
+    from atoll.run import Run
+
+
+def plot_adversarial(
+    model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, classes: Sequence[str] | None = None, *, rows: int = 6
+) -> Figure:
+    """One row per image: clean, perturbation (scaled, grey is no change), adversarial; with the predictions.
+
+    >>> from atoll.models import SmallConvNet
+    >>> x = torch.rand(2, 1, 8, 8)
+    >>> len(plot_adversarial(SmallConvNet((1, 8, 8), 10), x, x, torch.tensor([3, 5])).axes)
+    6
+    """
+    if x.dim() != 4 or x.shape != x_adv.shape:
+        raise InputError(f"expected images of one shape, got {tuple(x.shape)} and {tuple(x_adv.shape)}")
+    x, x_adv, y = x[:rows].cpu(), x_adv[:rows].cpu(), y[:rows].cpu()
+    device = next(iter(model.parameters()), x).device
+    with torch.no_grad(), evaluation_mode(model):
+        before, after = (model(batch.to(device)).argmax(1).cpu() for batch in (x, x_adv))
+    names = [str(c) for c in classes] if classes is not None else None
+    figure = Figure(figsize=(6, 2 * len(x)), layout="constrained")
+    axes = figure.subplots(len(x), 3, squeeze=False)
+    for row, axis in enumerate(axes):
+        delta = x_adv[row] - x[row]
+        scale = delta.abs().max().clamp_min(1e-12)
+        pictures = (x[row], 0.5 + delta / (2 * scale), x_adv[row])
+        titles = (
+            f"{_name(before[row], names)} (true {_name(y[row], names)})",
+            f"max |change| {float(scale):.3f}",
+            _name(after[row], names),
+        )
+        for place, picture, title in zip(axis, pictures, titles, strict=True):
+            # matplotlib would read $...$ in a class name as mathematics.
+            place.set_title(title, fontsize=9, color="black" if title != titles[2] or after[row] == y[row] else "red")
+            place.title.set_parse_math(False)
+            place.set_axis_off()
+            place.imshow(picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1), cmap="gray", vmin=0, vmax=1)
+    return figure
+
+
+def plot_curves(runs: Run | Mapping[str, Run]) -> Figure:
+    """Accuracy over epochs on training and selection data, clean and robust, of one run or several."""
+    named = runs if isinstance(runs, Mapping) else {runs.folder.name: runs}
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    axes: Any = figure.subplots(1, 2, sharey=True)
+    for axis, kind in zip(axes, ("clean", "robust"), strict=True):
+        for number, (name, run) in enumerate(named.items()):
+            records = [r for r in run.metrics if r["kind"] == "epoch"]
+            for prefix, style in (("train", ":"), ("validation", "-"), ("test", "--")):
+                points = [(r["epoch"], 100 * r[key]) for r in records if (key := f"{prefix}_{kind}") in r]
+                if points:
+                    axis.plot(*zip(*points, strict=True), style, color=f"C{number}", label=f"{name}, {prefix}")
+        axis.set_title(f"{kind} accuracy in %")
+        axis.set_xlabel("epoch")
+        if axis.has_data():
+            axis.legend(fontsize=8)
+    return figure
+
+
+def _name(label: Tensor, names: Sequence[str] | None) -> str:
+    return names[int(label)] if names is not None else str(int(label))

@@ -1,0 +1,122 @@
+"""Where the papers are wrong: the published value, the truth, and ours, side by side (docs/errata.md).
+
+Each case is a function that returns (published, truth, ours); the truth comes from automatic differentiation.  The test
+asserts that ours is the truth and that the published value is not.
+"""
+
+import pytest
+import torch
+
+from atoll.training.losses import KL, MART, CrossEntropy, Margin, Outputs, Pairing, WeightedKL
+
+K = 5
+
+
+def point(seed: int = 0):
+    """Logits and features of one clean and one adversarial input, and a label."""
+    draw = torch.Generator().manual_seed(seed)
+    g, g_adv = torch.randn(2, K, generator=draw, dtype=torch.float64)
+    z, z_adv = torch.randn(2, 4, generator=draw, dtype=torch.float64)
+    return g, g_adv, z, z_adv, torch.tensor([1])
+
+
+def phi(p):
+    return p.diag() - p[:, None] * p
+
+
+def psi(p):
+    return torch.eye(K, dtype=p.dtype) - p
+
+
+def dense_trace(term, y):
+    """Trace of the dense Hessian of a term with respect to the weight of a linear head, by autograd."""
+    g, g_adv, z, z_adv, _ = point()
+
+    def value(flat):  # the Hessian at weight 0 with the logits as offsets is that of a head which gives these logits
+        weight = flat.view(K, 4)
+        logits, adv_logits = weight @ z + g, weight @ z_adv + g_adv
+        return term.value(Outputs(logits=logits[None], adv_logits=adv_logits[None]), y).sum()
+
+    hessian = torch.autograd.functional.hessian(value, torch.zeros(K * 4, dtype=torch.float64))
+    return float(hessian.trace())
+
+
+def trace(term, y):
+    """Ours: logit curvature times feature norms."""
+    g, g_adv, z, z_adv, _ = point()
+    c = term.curvature(Outputs(logits=g[None], adv_logits=g_adv[None]), y)
+    parts = ((c.clean, z @ z), (c.cross, 2 * z @ z_adv), (c.adversarial, z_adv @ z_adv))
+    return float(sum(part.sum() * norm for part, norm in parts if part is not None))
+
+
+def softmax_jacobian():
+    """TrH, App. A, Prop. 2 case II; thesis D.1.3: dPhi_ik/dg_k = Phi_kk Psi_ki."""
+    g, *_ = point()
+    p = g.softmax(0)
+    third = torch.autograd.functional.jacobian(lambda g: phi(g.softmax(0)), g)  # (i, k, l)
+    truth = torch.einsum("ikk->ik", third)
+    published = phi(p).diag()[None, :] * psi(p).T
+    return published, truth, phi(p) * (1 - 2 * p)
+
+
+def full_kl():
+    """TrH, App. A, G(x, x'): built on the wrong derivative, and one term listed twice."""
+    g, g_adv, z, z_adv, y = point()
+    p, q = g.softmax(0), g_adv.softmax(0)
+    h, h_adv = p - p**2, q - q**2
+    psi_log = psi(p) @ p.log(), psi(p) @ q.log()
+    omega, omega_adv = (phi(p) * psi(p)).sum(0), (phi(p) * psi(q)).sum(0)
+    extra = (
+        -2 * (z_adv @ z) * h.sum()
+        - (z @ z) * (psi_log[1] @ h)
+        - (z_adv @ z) * omega_adv.sum()
+        + (z @ z) * (psi_log[0] @ h + omega.sum())
+    )
+    published = float((z_adv @ z_adv) * h_adv.sum() + extra)
+    return published, dense_trace(KL(), y), trace(KL(), y)
+
+
+def alp_pairing():
+    """TrH, App. G.1: the pairing term with stopped clean gradient."""
+    g, g_adv, _, z_adv, y = point()
+    p, q = g.softmax(0), g_adv.softmax(0)
+    published = 2 * (z_adv @ z_adv) * (phi(q).square().sum() - (phi(q).diag() * (psi(q) @ (p - q))).sum())
+    term = Pairing(stop_clean_gradient=True)
+    return float(published), dense_trace(term, y), trace(term, y)
+
+
+def mart_margin():
+    """TrH, App. G.2: the margin term."""
+    _, g_adv, _, z_adv, y = point()
+    q = g_adv.softmax(0)
+    m = q.masked_fill(torch.arange(K) == y, 0).argmax()
+    row = phi(q)[m]
+    published = (z_adv @ z_adv) * (row * row / (1 - q[m]) + row**2 / (1 - q[m]) ** 2).sum()
+    return float(published), dense_trace(Margin(), y), trace(Margin(), y)
+
+
+def mart_weight():
+    """TrH, App. G.2: the weighted KL with stopped clean gradient loses its weight."""
+    _, g_adv, _, z_adv, y = point()
+    q = g_adv.softmax(0)
+    term = WeightedKL(stop_clean_gradient=True)
+    return float((z_adv @ z_adv) * (q - q**2).sum()), dense_trace(term, y), trace(term, y)
+
+
+def mart_cross_entropy():
+    """TrH, App. G.2: the cross-entropy of MART is taken at the clean input; Wang et al. (2020) take the adversarial one."""
+    g, g_adv, _, _, y = point()
+    published = CrossEntropy("clean").value(Outputs(logits=g[None]), y)
+    truth = -g_adv.log_softmax(0)[y]
+    ours = MART().values(Outputs(logits=g[None], adv_logits=g_adv[None]), y)["ce"]
+    return float(published), float(truth), float(ours)
+
+
+ERRATA = [softmax_jacobian, full_kl, alp_pairing, mart_margin, mart_weight, mart_cross_entropy]
+
+
+@pytest.mark.parametrize("erratum", ERRATA, ids=lambda f: f.__name__)
+def test_ours_is_the_truth_and_the_published_value_is_not(erratum):
+    published, truth, ours = (torch.as_tensor(value, dtype=torch.float64) for value in erratum())
+    torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-10)
+    assert float((published - truth).abs().max()) > 0.01
