@@ -104,7 +104,7 @@ def mart_weight():
 
 
 def mart_cross_entropy():
-    """TrH, App. G.2: the cross-entropy of MART is taken at the clean input; Wang et al. (2020) take the adversarial one."""
+    """TrH, App. G.2: MART takes the cross-entropy at the clean input; Wang et al. (2020) at the adversarial one."""
     g, g_adv, _, _, y = point()
     published = CrossEntropy("clean").value(Outputs(logits=g[None]), y)
     truth = -g_adv.log_softmax(0)[y]

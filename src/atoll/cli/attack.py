@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.attacks import FGSM, PGD, Attack
 from atoll.attacks.evaluate import evaluate
-from atoll.cli.output import percent, print_json, print_table, progress_bar
+from atoll.cli.output import print_json, print_table, progress_bar
 from atoll.distributed import default_device
 from atoll.errors import InputError
 from atoll.files import write_json
@@ -48,8 +48,13 @@ def run(options: argparse.Namespace) -> int:
         print_json(results)
         return 0
     names = list(next(iter(results.values()))["accuracy"])
-    rows = [[folder, *(percent(result["accuracy"][name]) for name in names)] for folder, result in results.items()]
-    print_table(f"Accuracy in % on {options.split} ({next(iter(results.values()))['threat']})", ["run", *names], rows)
+    rows = []
+    for folder, result in results.items():
+        accuracy = result["accuracy"]
+        values = [f"{100 * accuracy[name]['value']:.2f}" for name in names]
+        # All columns have the same number of points, and so the same standard error.
+        rows.append([folder, result["threat"], *values, f"{100 * accuracy['clean']['standard_error']:.2f}"])
+    print_table(f"Accuracy in % on {options.split}", ["run", "threat", *names, "±"], rows)
     return 0
 
 
@@ -77,7 +82,7 @@ def _attack(run: Run, which: Which, options: argparse.Namespace) -> dict[str, An
     return {
         "checkpoint": run.checkpoint_path(which).name,
         "split": options.split,
-        "threat": f"{threat.norm}, eps {threat.eps}",
+        "threat": f"{threat.norm} {threat.eps}",
         "seed": options.seed,
         "accuracy": {name: a.to_json() for name, a in accuracy.items()},
     }

@@ -28,7 +28,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     table = Table(title=title, title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         numeric = i > 0 and bool(rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
     for row in rows:
         # Names come from users; they are text, not rich's markup.
         table.add_row(*[cell.replace("[", "\\[") for cell in row])
@@ -78,7 +78,8 @@ class TrainingProgress(Observer):
 
     def record(self, record: Record) -> None:
         if record["kind"] == "epoch":
-            self.bar.console.print(f"epoch {record['epoch']:>3.0f}  {describe(record)}", style="dim", markup=False)
+            line = f"epoch {record['epoch']:>3.0f}  {describe(record)}"
+            self.bar.console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
         self.bar.stop()
