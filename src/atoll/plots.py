@@ -49,7 +49,7 @@ def plot_adversarial(
             place.set_title(title, fontsize=9, color="black" if title != titles[2] or after[row] == y[row] else "red")
             place.title.set_parse_math(False)
             place.set_axis_off()
-            place.imshow(picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1), cmap="gray", vmin=0, vmax=1)
+            place.imshow(picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
     return figure
 
 

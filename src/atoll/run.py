@@ -210,7 +210,10 @@ def model_from(checkpoint: Checkpoint, source: str, *, trust: bool = False) -> C
     about = checkpoint.about
     if "recipe" not in about:
         raise CheckpointError(f"{source} does not say which model it belongs to; build it and use load_weights")
-    factory: ModelFactory = build_part(ModelFactory, about["recipe"]["model"], "model", trust=trust)
+    tree = about["recipe"]["model"]
+    if "pretrained" in tree["init_args"]:  # the weights are in the checkpoint; nothing is to be downloaded
+        tree = {**tree, "init_args": tree["init_args"] | {"pretrained": False}}
+    factory: ModelFactory = build_part(ModelFactory, tree, "model", trust=trust)
     with torch.random.fork_rng(devices=[]):
         bounds = tuple(about["bounds"]) if about["bounds"] else None
         model = factory(tuple(about["input_shape"]), about["num_classes"], bounds=bounds)  # type: ignore[call-arg]

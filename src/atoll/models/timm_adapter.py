@@ -35,8 +35,7 @@ class Timm(Classifier):
         pretrained: load timm's weights, downloading them if need be.
         options: further keywords of ``timm.create_model``, such as ``img_size`` or ``drop_path_rate``.
 
-    >>> Timm((3, 32, 32), 10, name="resnet18")(torch.zeros(2, 3, 32, 32)).shape  # doctest: +SKIP
-    torch.Size([2, 10])
+    In a recipe, ``model: {class_path: Timm, init_args: {name: resnet18}}``.
     """
 
     head: nn.Linear
