@@ -171,11 +171,12 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         return read_records(self.folder / "metrics.jsonl")
 
-    def checkpoint(self, which: Which = "best") -> Checkpoint:
-        """The weights of the best epoch, the last, or a given step; falls back from best to last if none was chosen."""
-        return load_checkpoint(self.checkpoint_path(which), with_training=False)
+    def checkpoint(self, which: Which = "best", weights: str = "raw") -> Checkpoint:
+        """The checkpoint of the best epoch, the last, or a given step."""
+        return load_checkpoint(self.checkpoint_path(which, weights), with_training=False)
 
-    def checkpoint_path(self, which: Which = "best") -> Path:
+    def checkpoint_path(self, which: Which = "best", weights: str = "raw") -> Path:
+        """Where that checkpoint is; the last one stands in for the best if none was chosen."""
         checkpoints = Checkpoints(self.folder / "checkpoints")
         if not (steps := checkpoints.steps()):
             raise CheckpointError(f"{self.folder} holds no checkpoint")
@@ -184,14 +185,15 @@ class Run:
                 raise CheckpointError(f"{self.folder} has no checkpoint of step {which}; it has {steps}")
             return checkpoints.path(which)
         try:
-            best = json.loads((self.folder / "index.json").read_text())["best"]
+            best = json.loads((self.folder / "index.json").read_text())["best"][weights]
         except (OSError, ValueError, KeyError, TypeError):
             best = -1
         return checkpoints.path(best if which == "best" and best in steps else steps[-1])
 
-    def model(self, which: Which = "best") -> Classifier:
-        """The trained model, in evaluation mode."""
-        return model_from(self.checkpoint(which), str(self.checkpoint_path(which)), trust=self.trust)
+    def model(self, which: Which = "best", weights: str = "raw") -> Classifier:
+        """The trained model, in evaluation mode; ``weights`` may name an average (``swa``)."""
+        path = self.checkpoint_path(which, weights)
+        return model_from(load_checkpoint(path, with_training=False), str(path), weights=weights, trust=self.trust)
 
     @cached_property
     def data(self) -> Data:
@@ -205,7 +207,7 @@ class Run:
         return ThreatModel(threat.norm, threat.eps, self.data.bounds)
 
 
-def model_from(checkpoint: Checkpoint, source: str, *, trust: bool = False) -> Classifier:
+def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", trust: bool = False) -> Classifier:
     """Rebuild the model a checkpoint describes and load its weights."""
     about = checkpoint.about
     if "recipe" not in about:
@@ -217,7 +219,7 @@ def model_from(checkpoint: Checkpoint, source: str, *, trust: bool = False) -> C
     with torch.random.fork_rng(devices=[]):
         bounds = tuple(about["bounds"]) if about["bounds"] else None
         model = factory(tuple(about["input_shape"]), about["num_classes"], bounds=bounds)  # type: ignore[call-arg]
-    load_weights(model, checkpoint.model, source)
+    load_weights(model, checkpoint.weights(weights), source)
     return model.eval()
 
 

@@ -301,7 +301,7 @@ def test_best_is_chosen_on_validation_and_both_are_tested(tmp_path):
     assert {"best", "last"} <= result.keys()
     assert json.loads((tmp_path / "result.json").read_text()) == result
     index = json.loads((tmp_path / "index.json").read_text())
-    best = load_checkpoint(tmp_path / "checkpoints" / f"{index['best']:08d}")
+    best = load_checkpoint(tmp_path / "checkpoints" / f"{index['best']['raw']:08d}")
     assert best.training["position"]["epoch"] == result["best"]["epoch"]
 
 

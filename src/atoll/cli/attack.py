@@ -25,6 +25,7 @@ HELP = "robust accuracy of trained models"
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
     parser.add_argument("--checkpoint", default="best", help="best, last, or a step (default: best)")
+    parser.add_argument("--weights", default="raw", help="raw, or an average such as swa (default: raw)")
     parser.add_argument("--split", default="test", choices=["train", "validation", "test"])
     parser.add_argument("--norm", choices=["linf", "l2", "l1"], help="default: as trained")
     parser.add_argument("--eps", help="number or fraction like 8/255 (default: as trained)")
@@ -66,7 +67,7 @@ def _attack(run: Run, which: Which, options: argparse.Namespace) -> dict[str, An
         f"CW-{options.steps}": PGD(threat, "margin", steps=options.steps),
     }
     device = default_device()
-    model = run.model(which).to(device)
+    model = run.model(which, options.weights).to(device)
     split = run.data.split(options.split)
     with progress_bar("images") as bar:
         task = bar.add_task(str(run.folder), total=len(split), note="")
@@ -80,7 +81,8 @@ def _attack(run: Run, which: Which, options: argparse.Namespace) -> dict[str, An
             on_batch=lambda count: bar.advance(task, count),
         )
     return {
-        "checkpoint": run.checkpoint_path(which).name,
+        "checkpoint": run.checkpoint_path(which, options.weights).name,
+        "weights": options.weights,
         "split": options.split,
         "threat": f"{threat.norm} {threat.eps}",
         "seed": options.seed,

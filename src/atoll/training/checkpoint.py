@@ -4,8 +4,9 @@ A checkpoint is a folder::
 
     00000420/
       model.safetensors      weights and buffers, ready for any safetensors reader
+      swa.safetensors        ... of an average, where a method keeps one
       training.safetensors   optimizer and method states
-      checkpoint.json        everything that is not a tensor, and the digests of all three
+      checkpoint.json        everything that is not a tensor, and the digests of all files
 
 It is written beside its final place, synced, and renamed; a killed process leaves at most a hidden temporary folder.
 """
@@ -40,11 +41,20 @@ class Checkpoint:
         model: the model's state dict.
         training: nested dicts and lists of tensors, numbers and strings: optimizer, methods, position.
         about: plain JSON: recipe, shapes, scores; what a reader needs to rebuild the model.
+        averages: other weights for the same model, by name, as methods such as SWA keep them.
     """
 
     model: Mapping[str, Tensor]
     training: dict[str, Any] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
+    averages: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+    def weights(self, name: str = "raw") -> Mapping[str, Tensor]:
+        """The trained weights (``raw``) or an average by its name."""
+        known = {"raw": self.model, **self.averages}
+        if name not in known:
+            raise CheckpointError(f"expected weights named {' or '.join(known)}, got {name!r}")
+        return known[name]
 
 
 def pack(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
@@ -58,8 +68,7 @@ def pack(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
     ['/momentum/0']
     """
     if isinstance(tree, Tensor):
-        # Cloned: safetensors refuses tensors that share memory.
-        tensors[path] = tree.detach().to("cpu", copy=True).contiguous()
+        tensors[path] = tree
         return {_TENSOR: path}
     if isinstance(tree, Mapping):
         if any(not isinstance(k, str | int) for k in tree):
@@ -91,12 +100,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         temporary.mkdir(parents=True)
         training = pack(checkpoint.training, tensors)
-        model = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in checkpoint.model.items()}
         digests = {}
-        for name, content in (("model.safetensors", model), ("training.safetensors", tensors)):
-            save_file(content, temporary / name)
-            sync(temporary / name)
-            digests[name] = sha256(temporary / name)
+        for name, content in (("model", checkpoint.model), ("training", tensors), *checkpoint.averages.items()):
+            file = temporary / f"{name}.safetensors"
+            # Cloned: safetensors refuses tensors that share memory.
+            save_file({k: v.detach().to("cpu", copy=True).contiguous() for k, v in content.items()}, file)
+            sync(file)
+            digests[name] = sha256(file)
         record = {"format": FORMAT, "files": digests, "about": checkpoint.about, "training": training}
         record["digest"] = _digest(record)
         (temporary / "checkpoint.json").write_text(json.dumps(record, indent=1))
@@ -126,16 +136,20 @@ def load_checkpoint(folder: Path, *, with_training: bool = True) -> Checkpoint:
         raise CheckpointError(f"{folder}/checkpoint.json is damaged: its digest does not match")
     if record.get("format") != FORMAT:
         raise CheckpointError(f"{folder}: expected checkpoint format {FORMAT}, got {record.get('format')!r}")
-    tensors = {}
-    for name in ("model.safetensors", "training.safetensors")[: 1 + with_training]:
+    names = [name for name in record["files"] if with_training or name != "training"]
+    if any(not name.isidentifier() for name in names):  # a name is a file here, nothing else
+        raise CheckpointError(f"{folder}/checkpoint.json names files that are not part of a checkpoint")
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for name in names:
+        file = folder / f"{name}.safetensors"
         try:
-            if sha256(folder / name) != record["files"][name]:
-                raise CheckpointError(f"{folder}/{name} is damaged: its digest does not match")
-            tensors[name] = load_file(folder / name)
+            if sha256(file) != record["files"][name]:
+                raise CheckpointError(f"{file} is damaged: its digest does not match")
+            tensors[name] = load_file(file)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{folder}/{name} cannot be read: {error}") from None
-    training = unpack(record["training"], tensors["training.safetensors"]) if with_training else {}
-    return Checkpoint(tensors["model.safetensors"], training, record["about"])
+            raise CheckpointError(f"{file} cannot be read: {error}") from None
+    training = unpack(record["training"], tensors.pop("training")) if with_training else {}
+    return Checkpoint(tensors.pop("model"), training, record["about"], dict(tensors))
 
 
 def _digest(record: Mapping[str, Any]) -> str:

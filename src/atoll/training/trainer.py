@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -222,7 +222,7 @@ class Trainer:
         self.epoch = 0
         self.batch = 0  # batches done in the current epoch
         self.step = 0
-        self.best = Best()
+        self.best: dict[str, Best] = {}  # by name of the weights: raw, and averages that methods keep
         self.sums = Sums()
         self.finished = False  # set by methods that end a run early
         self.damaged: list[str] = []  # checkpoints that were passed over on resume
@@ -241,6 +241,7 @@ class Trainer:
         with torch.random.fork_rng(self._rng_devices()), lost_worker_stops_the_run(where):
             for method in self.methods:
                 method.setup(self)
+            self.best = {weights: Best() for weights in self.weight_sets}
             if resume:
                 self._resume()
             for observer in self.observers:
@@ -274,14 +275,19 @@ class Trainer:
                 step.x_adv = self.attack(self.model, step.x, step.y, seed=seed, index=step.index)
         with self._all(method.around_step(self, step) for method in self.methods):
             self.forward_backward(step)
+        for method in self.methods:
+            method.before_step(self, step)
         self._update(step)
         for method in self.methods:
             method.after_step(self, step)
         self._observe(step)
         return step
 
-    def forward_backward(self, step: Step) -> None:
-        """One clean pass (if anybody needs it), one adversarial pass, one backward pass; gradients are in ``.grad``."""
+    def forward_backward(self, step: Step, *, plain: bool = False) -> None:
+        """One clean pass (if anybody needs it), one adversarial pass, one backward pass; gradients are in ``.grad``.
+
+        With ``plain`` the gradient is that of the loss alone, without what methods add to it.
+        """
         self.optimizer.zero_grad()
         parts = self._parts(step)
         for number, part in enumerate(parts):
@@ -289,9 +295,10 @@ class Trainer:
             sync = self.passes.no_sync() if isinstance(self.passes, DistributedDataParallel) and not last else None
             with sync or nullcontext():
                 with self._autocast():
-                    part.out = self.passes(part.x if self.uses_clean else None, part.x_adv)
+                    clean = self.loss.uses_clean if plain else self.uses_clean
+                    part.out = self.passes(part.x if clean else None, part.x_adv)
                 part.terms = self.loss.values(part.out, part.y)
-                for method in self.methods:
+                for method in () if plain else self.methods:
                     method.on_loss(self, part)
                 part.terms = {name: value.mean() / len(parts) for name, value in part.terms.items()}
                 total = torch.stack(list(part.terms.values())).sum()
@@ -320,13 +327,16 @@ class Trainer:
         metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         split = self.data.split(self.settings.select_on)
         if len(split) and (self.epoch % self.settings.evaluate_every == 0 or self.epoch == self.settings.epochs):
-            accuracy = self.evaluate(split, self.settings.validation_steps)
-            metrics |= {f"{self.settings.select_on}_{name}": a.value for name, a in accuracy.items()}
+            for weights in self.weight_sets:
+                with self.using(weights):
+                    accuracy = self.evaluate(split, self.settings.validation_steps)
+                metrics |= {self._metric(name, weights): a.value for name, a in accuracy.items()}
         for method in self.methods:
             method.after_epoch(self, metrics)
-        score = metrics.get(self.selection_metric)
-        if score is not None and score > self.best.score:
-            self.best = Best(score, self.step, self.epoch)
+        for weights, best in self.best.items():
+            score = metrics.get(self._metric(self._selected, weights))
+            if score is not None and score > best.score:
+                self.best[weights] = Best(score, self.step, self.epoch)
         self._save()
         self._record("epoch", metrics)
 
@@ -413,7 +423,38 @@ class Trainer:
     @property
     def selection_metric(self) -> str:
         """Robust accuracy where the training is robust, clean accuracy where it is not."""
-        return f"{self.settings.select_on}_{'robust' if self.attack and self.settings.validation_steps else 'clean'}"
+        return self._metric(self._selected)
+
+    @property
+    def _selected(self) -> str:
+        return "robust" if self.attack and self.settings.validation_steps else "clean"
+
+    def _metric(self, name: str, weights: str = "raw") -> str:
+        """``validation_robust`` for the trained weights, ``validation_swa_robust`` for an average."""
+        return "_".join([self.settings.select_on, *([] if weights == "raw" else [weights]), name])
+
+    @property
+    def averages(self) -> dict[str, dict[str, Tensor]]:
+        return {name: weights for method in self.methods for name, weights in method.averages().items()}
+
+    @property
+    def weight_sets(self) -> list[str]:
+        """Names of the weights there are for the model: ``raw``, the trained ones, and averages."""
+        return ["raw", *self.averages]
+
+    @contextmanager
+    def using(self, weights: str | Mapping[str, Tensor]) -> Iterator[None]:
+        """The model with other weights, and afterwards, exactly, with its own again."""
+        if weights == "raw":
+            yield
+            return
+        other = self.averages[weights] if isinstance(weights, str) else weights
+        own = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(dict(other))
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(own)
 
     def evaluate(self, split: Split, steps: int) -> dict[str, Accuracy]:
         """Clean accuracy and, for ``steps > 0``, accuracy under PGD with that many steps."""
@@ -422,28 +463,39 @@ class Trainer:
         return evaluate(self.model, split, attacks, batch_size=size, seed="evaluation", device=self.device)
 
     def _test(self) -> dict[str, Any]:
-        """Test results of the last and the best weights; leaves the model with the last ones."""
+        """Test results of the last and the best weights, raw and averaged; leaves the model with the last raw ones."""
         steps = self.settings.test_steps
-        last = self.evaluate(self.data.test, steps)
         result: dict[str, Any] = {
             "selected_on": self.settings.select_on,
             "attack": f"PGD-{steps}" if steps else None,
-            "last": {"epoch": self.epoch, **{name: a.to_json() for name, a in last.items()}},
         }
-        if self.best.step == self.step:
-            result["best"] = result["last"]
-        elif self.best.step >= 0 and self.checkpoints:
-            kept = {name: value.clone() for name, value in self.model.state_dict().items()}
-            weights = load_checkpoint(self.checkpoints.path(self.best.step), with_training=False).model
-            self.model.load_state_dict(dict(weights))
-            best = self.evaluate(self.data.test, steps)
-            self.model.load_state_dict(kept)
-            result["best"] = {"epoch": self.best.epoch, **{name: a.to_json() for name, a in best.items()}}
-        flat = {f"{k}_{n}": r["value"] for k in ("last", "best") for n, r in result.get(k, {}).items() if n != "epoch"}
-        self._record("test", flat)
+        for weights in self.weight_sets:
+            found = result if weights == "raw" else result.setdefault(weights, {})
+            with self.using(weights):
+                found["last"] = self._tested(self.epoch)
+            best = self.best[weights]
+            if best.step == self.step:
+                found["best"] = found["last"]
+            elif best.step >= 0 and self.checkpoints:
+                saved = load_checkpoint(self.checkpoints.path(best.step), with_training=False).weights(weights)
+                with self.using(saved):
+                    found["best"] = self._tested(best.epoch)
+            self._record(
+                "test",
+                {
+                    "_".join([which, *([] if weights == "raw" else [weights]), name]): accuracy["value"]
+                    for which in ("last", "best")
+                    for name, accuracy in found.get(which, {}).items()
+                    if name != "epoch"
+                },
+            )
         if self.folder and rank() == 0:
             write_json(self.folder / "result.json", result)
         return result
+
+    def _tested(self, epoch: int) -> dict[str, Any]:
+        accuracy = self.evaluate(self.data.test, self.settings.test_steps)
+        return {"epoch": epoch, **{name: a.to_json() for name, a in accuracy.items()}}
 
     def _record(self, kind: str, metrics: Mapping[str, float], step: int | None = None) -> None:
         record = {
@@ -463,11 +515,13 @@ class Trainer:
             return
         if not all(p.isfinite().all() for p in self.model.parameters()):
             raise TrainingError(self._diagnosis({}))
-        checkpoint = Checkpoint(self.model.state_dict(), self.state_dict(), {**self.about, "step": self.step})
+        about = {**self.about, "step": self.step}
+        checkpoint = Checkpoint(self.model.state_dict(), self.state_dict(), about, dict(self.averages))
         scheduled = {epoch * self.steps_per_epoch for epoch in self.settings.keep_epochs}
-        self.checkpoints.save(self.step, checkpoint, protect={self.best.step, *scheduled})
+        best = {weights: best.step for weights, best in self.best.items()}
+        self.checkpoints.save(self.step, checkpoint, protect={*best.values(), *scheduled})
         assert self.folder is not None
-        write_json(self.folder / "index.json", {"last": self.step, "best": self.best.step, "epoch": self.epoch})
+        write_json(self.folder / "index.json", {"last": self.step, "best": best, "epoch": self.epoch})
 
     def _save_if_due(self) -> None:
         if self.stop_requested:
@@ -484,7 +538,7 @@ class Trainer:
             "methods": [method.state_dict() for method in self.methods],
             "position": {"epoch": self.epoch, "batch": self.batch, "step": self.step},
             "sums": self.sums.values,
-            "best": vars(self.best),
+            "best": {weights: vars(best) for weights, best in self.best.items()},
             "finished": self.finished,
         }
 
@@ -503,9 +557,12 @@ class Trainer:
         self.scaler.load_state_dict(state["scaler"])
         for method, saved in zip(self.methods, state["methods"], strict=True):
             method.load_state_dict(saved)
+            for name, average in method.averages().items():
+                for tensor, value in zip(average.values(), checkpoint.weights(name).values(), strict=True):
+                    tensor.copy_(value)
         self.epoch, self.batch, self.step = (state["position"][name] for name in ("epoch", "batch", "step"))
         self.sums = Sums({name: value.to(self.device) for name, value in state["sums"].items()})
-        self.best = Best(**state["best"])
+        self.best = {weights: Best(**best) for weights, best in state["best"].items()}
         self.finished = state["finished"]
 
     # --- faults -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ The loop is printed in ``atoll.training.trainer``; these are its places, in orde
         around_attack     while adversarial inputs are made (noise on the weights)
         around_step       while gradients are computed (perturbed weights)
             on_loss       add, remove or reweigh terms of the loss
+        before_step       gradients are there, weights are their own again (decay)
         after_step        after the optimizer has moved the weights (averaging, Lookahead)
     after_epoch           after validation (early stopping, schedules that measure)
 
@@ -60,9 +61,15 @@ class Method:
 
     def on_loss(self, trainer: Trainer, step: Step) -> None: ...
 
+    def before_step(self, trainer: Trainer, step: Step) -> None: ...
+
     def after_step(self, trainer: Trainer, step: Step) -> None: ...
 
     def after_epoch(self, trainer: Trainer, metrics: Mapping[str, float]) -> None: ...
+
+    def averages(self) -> dict[str, dict[str, Tensor]]:
+        """Other weights for the model, by name, as state dicts; evaluated and saved beside the trained ones."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Nested dicts and lists of tensors, numbers and strings."""
