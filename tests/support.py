@@ -14,7 +14,19 @@ from atoll.data import Data, MemorySplit, Splits
 from atoll.models import SmallConvNet
 from atoll.threat import ThreatModel
 from atoll.training.losses import ALP, AT, MART, TRADES, Loss, Standard
-from atoll.training.methods import CutMix, EarlyStopping, Lookahead, Mixup
+from atoll.training.methods import (
+    AWP,
+    AWPT,
+    RAT,
+    S2O,
+    SAM,
+    SWA,
+    CutMix,
+    EarlyStopping,
+    Lookahead,
+    Mixup,
+    TrH,
+)
 from atoll.training.trainer import Settings, Trainer
 
 # A new loss or method joins every test of the trainer (resume, processes, accumulation) by one line.
@@ -24,6 +36,15 @@ METHODS = {
     "early-stopping": lambda: EarlyStopping(patience=50),
     "mixup": Mixup,
     "cutmix": CutMix,
+    "trh": lambda: TrH(lambda_=1e-3, schedule="linear", gamma=1e-3),
+    "awp": AWP,
+    "awpt": AWPT,
+    "sam": SAM,
+    "swa": lambda: SWA(alpha=0.8),
+    "s2o": S2O,
+    "s2o-text": lambda: S2O(reading="text"),
+    "rat": RAT,
+    "rat-exact": lambda: RAT(terms="exact"),
 }
 
 

@@ -200,7 +200,6 @@ class Trainer:
         self.schedule = schedule or Piecewise()
         self.observers = tuple(observers) if rank() == 0 else ()
         self.about = dict(about or {})
-        self.uses_clean = loss.uses_clean or any(m.uses_clean for m in self.methods)
         self.folder = Path(folder) if folder is not None else None
         self.checkpoints = Checkpoints(self.folder / "checkpoints", self.settings.keep) if self.folder else None
         self._check()
@@ -289,7 +288,7 @@ class Trainer:
         With ``plain`` the gradient is that of the loss alone, without what methods add to it.
         """
         self.optimizer.zero_grad()
-        parts = self._parts(step)
+        parts = self.parts(step)
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             sync = self.passes.no_sync() if isinstance(self.passes, DistributedDataParallel) and not last else None
@@ -365,7 +364,7 @@ class Trainer:
             workers=settings.workers,
         )
 
-    def _parts(self, step: Step) -> list[Step]:
+    def parts(self, step: Step) -> list[Step]:
         """The step itself, or, with gradient accumulation, equal parts of it."""
         if self.settings.accumulate == 1:
             return [step]
@@ -415,6 +414,11 @@ class Trainer:
     def position(self) -> float:
         """Epochs done, fractional."""
         return self.epoch + self.batch / self.steps_per_epoch
+
+    @property
+    def uses_clean(self) -> bool:
+        """Whether a step needs a clean pass."""
+        return self.loss.uses_clean or any(method.uses_clean for method in self.methods)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -558,8 +562,8 @@ class Trainer:
         for method, saved in zip(self.methods, state["methods"], strict=True):
             method.load_state_dict(saved)
             for name, average in method.averages().items():
-                for tensor, value in zip(average.values(), checkpoint.weights(name).values(), strict=True):
-                    tensor.copy_(value)
+                for entry, value in checkpoint.weights(name).items():
+                    average[entry].copy_(value)
         self.epoch, self.batch, self.step = (state["position"][name] for name in ("epoch", "batch", "step"))
         self.sums = Sums({name: value.to(self.device) for name, value in state["sums"].items()})
         self.best = {weights: Best(**best) for weights, best in state["best"].items()}

@@ -1,8 +1,28 @@
 """Methods that act on the training loop; any of them combines with any loss and with each other."""
 
+from atoll.training.methods.awp import AWP, AWPT
 from atoll.training.methods.base import Method, Step
 from atoll.training.methods.early_stopping import EarlyStopping
 from atoll.training.methods.lookahead import Lookahead
 from atoll.training.methods.mixing import CutMix, Mixup
+from atoll.training.methods.rat import RAT
+from atoll.training.methods.s2o import S2O
+from atoll.training.methods.sam import SAM
+from atoll.training.methods.swa import SWA
+from atoll.training.methods.trh import TrH
 
-__all__ = ["CutMix", "EarlyStopping", "Lookahead", "Method", "Mixup", "Step"]
+__all__ = [
+    "AWP",
+    "AWPT",
+    "RAT",
+    "S2O",
+    "SAM",
+    "SWA",
+    "CutMix",
+    "EarlyStopping",
+    "Lookahead",
+    "Method",
+    "Mixup",
+    "Step",
+    "TrH",
+]

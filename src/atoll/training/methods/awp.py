@@ -1,0 +1,90 @@
+"""Adversarial weight perturbation (Wu et al., 2020), of the whole net or of the head only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from atoll.distributed import all_sum, world_size
+from atoll.errors import InputError
+from atoll.models.base import Classifier
+from atoll.training.losses.base import Outputs
+from atoll.training.methods.base import Method, Step
+from atoll.training.methods.perturbation import kept_buffers, restored, weight_matrices
+
+if TYPE_CHECKING:
+    from atoll.training.trainer import Trainer
+
+
+class AWP(Method):
+    r"""Trains at :math:`\theta + \gamma\,\xi`, where :math:`\xi_l = \|W_l\| d_l / \|d_l\|` and d is the gradient.
+
+    So each weight matrix moves by ``gamma`` times its own norm in the direction in which the loss at the adversarial
+    inputs rises; the gradient is taken there, and applied to the weights as they were.  Biases and normalisation are
+    left alone.  Costs one more forward and backward pass and one copy of the weight matrices.
+
+    Args:
+        gamma: size of the perturbation relative to the norm of each matrix.
+        warmup: epochs without perturbation at the beginning.
+    """
+
+    def __init__(self, *, gamma: float = 0.005, warmup: int = 0) -> None:
+        if not 0 <= gamma < float("inf") or warmup < 0:
+            raise InputError(f"gamma, warmup: expected numbers >= 0, got {gamma}, {warmup}")
+        self.gamma = gamma
+        self.warmup = warmup
+
+    @contextmanager
+    def around_step(self, trainer: Trainer, step: Step) -> Iterator[None]:
+        if trainer.epoch < self.warmup or not self.gamma:
+            yield
+            return
+        parameters = self.parameters(trainer.model)
+        directions = self.directions(trainer, step, parameters)
+        with restored(parameters):
+            with torch.no_grad():
+                for weight, direction in zip(parameters, directions, strict=True):
+                    length = torch.linalg.vector_norm(direction)
+                    # A layer without a gradient stays where it is.
+                    scale = torch.where(length > 0, self.gamma * torch.linalg.vector_norm(weight) / length, 0.0)
+                    weight.add_(direction * scale)
+            yield
+
+    def parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """What is perturbed."""
+        return weight_matrices(model)
+
+    def directions(self, trainer: Trainer, step: Step, parameters: list[nn.Parameter]) -> list[Tensor]:
+        """The gradient of the loss, by the same passes as the step itself, so that all processes agree on it."""
+        with kept_buffers(trainer.model):
+            trainer.forward_backward(step, plain=True)
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+
+
+class AWPT(AWP):
+    """AWP of the top layer only (TrH, section 5); needs one more forward pass and no backward pass through the net."""
+
+    def parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        if not isinstance(model, Classifier):
+            raise InputError(f"AWPT: expected a Classifier with a head, got {type(model).__name__}")
+        return weight_matrices(model.head)
+
+    def directions(self, trainer: Trainer, step: Step, parameters: list[nn.Parameter]) -> list[Tensor]:
+        model = trainer.model
+        assert isinstance(model, Classifier)
+        sums = [torch.zeros_like(p) for p in parameters]
+        with kept_buffers(model):
+            for part in trainer.parts(step):
+                with torch.no_grad():
+                    z = model.features(part.x) if trainer.loss.uses_clean else None
+                    z_adv = model.features(part.x_adv) if part.x_adv is not None else None
+                logits = None if z is None else model.head(z)
+                out = Outputs(logits, z, None if z_adv is None else model.head(z_adv), z_adv)
+                loss = torch.stack([value.mean() for value in trainer.loss.values(out, part.y).values()]).sum()
+                for total, gradient in zip(sums, torch.autograd.grad(loss, parameters), strict=True):
+                    total.add_(gradient)
+        return [all_sum(total) / world_size() for total in sums]

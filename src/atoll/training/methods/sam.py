@@ -1,0 +1,45 @@
+"""Sharpness-aware minimisation (Foret et al., 2021), the reference point for AWP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from atoll.errors import InputError
+from atoll.training.methods.base import Method, Step
+from atoll.training.methods.perturbation import kept_buffers, restored
+
+if TYPE_CHECKING:
+    from atoll.training.trainer import Trainer
+
+
+class SAM(Method):
+    r"""Trains at :math:`\theta + \rho\, g / \|g\|`, with g the gradient of the loss over all parameters.
+
+    Costs one more forward and backward pass and one copy of the weights.
+
+    Args:
+        rho: length of the perturbation.
+    """
+
+    def __init__(self, *, rho: float = 0.05) -> None:
+        if not 0 <= rho < float("inf"):
+            raise InputError(f"rho: expected a number >= 0, got {rho}")
+        self.rho = rho
+
+    @contextmanager
+    def around_step(self, trainer: Trainer, step: Step) -> Iterator[None]:
+        with kept_buffers(trainer.model):
+            trainer.forward_backward(step, plain=True)
+        moved = [p for p in trainer.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in moved if p.grad is not None]
+        length = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+        scale = torch.where(length > 0, self.rho / length, 0.0)
+        with restored(moved):
+            with torch.no_grad():
+                for weight, gradient in zip(moved, gradients, strict=True):
+                    weight.add_(gradient * scale)
+            yield

@@ -1,0 +1,48 @@
+"""Weight averaging: an exponential moving average, evaluated beside the trained weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from atoll.errors import InputError
+from atoll.training.methods.base import Method, Step
+
+if TYPE_CHECKING:
+    from atoll.training.trainer import Trainer
+
+
+class SWA(Method):
+    r""":math:`\bar\theta \leftarrow \alpha\,\bar\theta + (1 - \alpha)\,\theta` after every step (TrH, section 5).
+
+    Batch-norm statistics are averaged in the same way.  The average is evaluated, saved and exported under the name
+    ``swa``; training itself is not changed.  Costs one copy of the weights.
+
+    Args:
+        alpha: how much of the average stays.
+        start: share of the run before averaging starts; until then the average is the weights themselves.
+    """
+
+    def __init__(self, *, alpha: float = 0.995, start: float = 0.0) -> None:
+        if not 0 <= alpha < 1 or not 0 <= start < 1:
+            raise InputError(f"alpha, start: expected numbers in [0, 1), got {alpha}, {start}")
+        self.alpha = alpha
+        self.start = start
+        self.average: dict[str, Tensor] = {}
+
+    def setup(self, trainer: Trainer) -> None:
+        self.average = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+    @torch.no_grad()
+    def after_step(self, trainer: Trainer, step: Step) -> None:
+        rate = 1 - self.alpha if step.epoch >= self.start * trainer.settings.epochs else 1.0
+        current = trainer.model.state_dict()
+        floats = [name for name, value in current.items() if value.is_floating_point()]
+        torch._foreach_lerp_([self.average[n] for n in floats], [current[n] for n in floats], rate)
+        for name in current.keys() - set(floats):  # counters of batch norm
+            self.average[name].copy_(current[name])
+
+    def averages(self) -> dict[str, dict[str, Tensor]]:
+        return {"swa": self.average}

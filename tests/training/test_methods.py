@@ -1,0 +1,500 @@
+"""Every method against its definition, computed another way."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from atoll.data import batches, in_order
+from atoll.errors import InputError
+from atoll.models import MLP, ViT
+from atoll.training.losses import ALP, AT, MART, TRADES, Outputs, Standard, Term
+from atoll.training.losses.base import Loss
+from atoll.training.methods import AWP, AWPT, RAT, S2O, SAM, SWA, Method, TrH
+from atoll.training.methods.rat import head_row_sums, rat_targets, taylor_terms
+from atoll.training.methods.s2o import correlation, second_order_targets
+from atoll.training.methods.trh import full_trace, ramp, top_trace
+from support import LOSSES, METHODS, tiny_trainer, weights
+
+VARIANTS = {
+    "standard": Standard(),
+    "at": AT(),
+    "trades": TRADES(lambda_t=3.0),
+    "trades-stopped": TRADES(stop_clean_gradient=True),
+    "alp": ALP(),
+    "alp-stopped": ALP(stop_clean_gradient=True),
+    "mart": MART(),
+    "mart-stopped": MART(stop_clean_gradient=True),
+}
+
+
+def first_batch(trainer):
+    return next(batches(trainer.data.train, in_order(16, 16)))
+
+
+def small(seed=0, inputs=3, classes=3, hidden=(5, 4)):
+    """A small ReLU net in float64, with clean and adversarial points and labels."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = MLP((inputs,), classes, hidden=hidden).double()
+        x = torch.rand(4, inputs, dtype=torch.float64)
+        return model, x, x + 0.3 * torch.randn_like(x), torch.randint(classes, (4,))
+
+
+def outputs(model, x, x_adv, loss):
+    z, z_adv = model.features(x), model.features(x_adv)
+    adversarial = loss.objective is not None
+    return Outputs(
+        model.head(z) if loss.uses_clean else None,
+        z if loss.uses_clean else None,
+        model.head(z_adv) if adversarial else None,
+        z_adv if adversarial else None,
+    )
+
+
+def dense_trace(model, loss, x, x_adv, y, names, row):
+    """Trace of one example's dense Hessian with respect to the named parameters, by double backward."""
+    parameters = [p for n, p in model.named_parameters() if n in names]
+    out = outputs(model, x[row : row + 1], x_adv[row : row + 1], loss)
+    value = sum(loss.values(out, y[row : row + 1]).values()).sum()
+    gradients = torch.autograd.grad(value, parameters, create_graph=True)
+    total = 0.0
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        for i in range(gradient.numel()):
+            (second,) = torch.autograd.grad(gradient.flatten()[i], parameter, retain_graph=True)
+            total += float(second.flatten()[i])
+    return total
+
+
+# --- TrH ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("bias", [False, True])
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10**6), classes=st.integers(2, 5))
+def test_top_trace_is_that_of_the_dense_hessian(name, bias, seed, classes):
+    loss = VARIANTS[name]
+    model, x, x_adv, y = small(seed, classes=classes)
+    out = outputs(model, x, x_adv, loss)
+    mine = top_trace(loss.curvature(out, y), out, bias=bias)
+    names = {"head.weight", "head.bias"} if bias else {"head.weight"}
+    truth = [dense_trace(model, loss, x, x_adv, y, names, row) for row in range(len(y))]
+    torch.testing.assert_close(mine, torch.tensor(truth, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_full_trace_is_that_of_the_dense_hessian(name):
+    loss = VARIANTS[name]
+    model, x, x_adv, y = small(3)
+    mine = full_trace(model, loss, x, x_adv if loss.objective else None, y)
+    names = {n for n, _ in model.named_parameters()}
+    truth = [dense_trace(model, loss, x, x_adv, y, names, row) for row in range(len(y))]
+    torch.testing.assert_close(mine, torch.tensor(truth, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+    mine.sum().backward()  # and it can be trained through
+    assert model.body[1].weight.grad.abs().sum() > 0
+
+
+def test_a_loss_of_ones_own_gets_its_trace_without_a_closed_form():
+    class Focal(Term):
+        def value(self, out, y):
+            ce = F.cross_entropy(out.g_adv, y, reduction="none")
+            return (1 - (-ce).exp()) ** 2 * ce
+
+    class FocalAT(Loss):
+        objective = "ce"
+        uses_clean = False
+
+    loss = FocalAT(ce=(1.0, Focal()))
+    model, x, x_adv, y = small(1)
+    out = outputs(model, x, x_adv, loss)
+    truth = [dense_trace(model, loss, x, x_adv, y, {"head.weight"}, row) for row in range(len(y))]
+    mine = top_trace(loss.curvature(out, y), out)
+    torch.testing.assert_close(mine, torch.tensor(truth, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_trh_gradient_is_that_of_the_regularised_objective(loss):
+    """The step's gradient against loss + lambda * (dense trace of the head) + gamma |theta|^2, all by autograd."""
+    trainer = tiny_trainer(loss, double=True)
+    trainer.methods = (TrH(lambda_=0.1, gamma=0.01),)
+    step = trainer.train_step(first_batch(trainer))
+    mine = [p.grad for p in trainer.model.parameters()]
+    model = tiny_trainer(loss, double=True).model
+    out = outputs(model, step.x, step.x_adv if step.x_adv is not None else step.x, trainer.loss)
+    value = sum(trainer.loss.values(out, step.y).values()).mean()
+    weight = model.head.weight
+    (gradient,) = torch.autograd.grad(value, weight, create_graph=True)
+    diagonal = [
+        torch.autograd.grad(gradient.flatten()[i], weight, create_graph=True)[0].flatten()[i]
+        for i in range(weight.numel())
+    ]
+    norm = sum(p.square().sum() for p in model.parameters())
+    (value + 0.1 * torch.stack(diagonal).sum() + 0.01 * norm).backward()
+    for a, b in zip(mine, model.parameters(), strict=True):
+        torch.testing.assert_close(a, b.grad, rtol=1e-8, atol=1e-10)
+
+
+def test_lambda_schedules():
+    assert [ramp("multistep", p) for p in (0, 0.099, 0.1, 0.49, 0.5, 1)] == [0.01, 0.01, 0.1, 0.1, 1, 1]
+    assert [ramp("linear", p) for p in (0, 0.5, 1)] == [0, 0.5, 1]
+    assert ramp("constant", 0) == 1
+
+
+def test_trh_works_with_a_transformer():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = ViT((1, 8, 8), 3, patch_size=4, stride=2, width=8, depth=1, heads=2)
+    trainer = tiny_trainer("trades")
+    trainer.model = trainer.passes.model = model
+    trainer.methods = (TrH(lambda_=0.1),)
+    assert trainer.train_step(first_batch(trainer)).terms["trh"] > 0
+
+
+def test_trh_refuses_what_it_cannot_do():
+    trainer = tiny_trainer()
+    trainer.model = nn.Linear(2, 2)
+    with pytest.raises(InputError, match="linear head"):
+        TrH().setup(trainer)
+    with pytest.raises(InputError, match="batch norm"):
+        TrH(layers="full").setup(tiny_trainer(batch_norm=True))
+    with pytest.raises(InputError, match="lambda_"):
+        TrH(lambda_=-1)
+
+
+# --- perturbed weights ----------------------------------------------------------------------------------------------
+
+
+class Watch(Method):
+    """Keeps the weights at which gradients are computed."""
+
+    @contextmanager
+    def around_step(self, trainer, step):
+        self.seen = [p.detach().clone() for p in trainer.model.parameters()]
+        yield
+        self.gradients = [p.grad.clone() for p in trainer.model.parameters()]
+
+
+def perturbed(method, loss="at", batch_norm=False):
+    """Weights before, weights during the step, the trainer."""
+    trainer, watch = tiny_trainer(loss, batch_norm=batch_norm), Watch()
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.methods = (method, watch)
+    step = trainer.train_step(first_batch(trainer))
+    return before, watch, trainer, step
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_awp_moves_each_matrix_by_gamma_times_its_norm_along_the_gradient(loss):
+    before, watch, _, step = perturbed(AWP(gamma=0.01), loss)
+    fresh = tiny_trainer(loss)
+    out = outputs(fresh.model, step.x, step.x_adv if step.x_adv is not None else step.x, fresh.loss)
+    sum(fresh.loss.values(out, step.y).values()).mean().backward()
+    for old, new, parameter in zip(before, watch.seen, fresh.model.parameters(), strict=True):
+        moved = new - old
+        if old.dim() == 1:
+            assert moved.abs().max() == 0
+            continue
+        assert float(moved.norm() / old.norm()) == pytest.approx(0.01, rel=1e-3)
+        assert float(F.cosine_similarity(moved.flatten(), parameter.grad.flatten(), dim=0)) > 0.999
+
+
+@pytest.mark.parametrize("method", [AWP(gamma=0.1), AWPT(gamma=0.1), SAM(rho=0.1), RAT(sigma=0.1)])
+def test_the_step_starts_from_exactly_the_weights_as_they_were(method):
+    """theta - lr * gradient at the perturbed point, to the bit."""
+    trainer, watch = tiny_trainer("trades", optimizer=lambda p: torch.optim.SGD(p, lr=0.1)), Watch()
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.methods = (method, watch)
+    trainer.train_step(first_batch(trainer))
+    for old, new, gradient in zip(before, trainer.model.parameters(), watch.gradients, strict=True):
+        assert torch.equal(new.detach(), old.add(gradient, alpha=-0.1))
+
+
+def test_awpt_is_awp_of_the_head():
+    before, whole, *_ = perturbed(AWP(gamma=0.01), "trades")
+    _, top, trainer, _ = perturbed(AWPT(gamma=0.01), "trades")
+    names = [name for name, _ in trainer.model.named_parameters()]
+    for name, old, a, b in zip(names, before, whole.seen, top.seen, strict=True):
+        if name == "head.weight":
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        else:
+            assert torch.equal(b, old)
+
+
+def test_awp_waits_for_its_warm_up():
+    before, watch, *_ = perturbed(AWP(gamma=0.01, warmup=1))
+    assert all(torch.equal(a, b) for a, b in zip(before, watch.seen, strict=True))
+
+
+def test_sam_moves_all_parameters_by_rho_in_all():
+    before, watch, *_ = perturbed(SAM(rho=0.3))
+    moved = torch.cat([(a - b).flatten() for a, b in zip(watch.seen, before, strict=True)])
+    assert float(moved.norm()) == pytest.approx(0.3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"),
+    [
+        (AWP(), 2 * 2 + 4),
+        (AWPT(), 2 * 2 + 4),
+        (SAM(), 2 * 2 + 4),
+        (RAT(), 2 + 4),
+        (S2O(), 2 + 4),
+        (TrH(), 2 + 4),
+        (SWA(), 2 + 4),
+    ],
+)
+def test_methods_make_no_more_passes_than_they_must(method, passes):
+    """TRADES with PGD-3: four passes for the attack, two for the step."""
+    trainer, count = tiny_trainer("trades"), []
+    trainer.methods = (method,)
+    method.setup(trainer)
+    trainer.model.body.register_forward_hook(lambda *_: count.append(1))
+    trainer.train_step(first_batch(trainer))
+    assert len(count) == passes
+
+
+@pytest.mark.parametrize("method", [AWP(), AWPT(), SAM(), RAT(terms="exact")])
+def test_the_extra_passes_leave_batch_norm_alone(method):
+    _, _, trainer, _ = perturbed(method, "trades", batch_norm=True)
+    counts = {m.num_batches_tracked.item() for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d)}
+    assert counts == {2}
+
+
+# --- SWA ------------------------------------------------------------------------------------------------------------
+
+
+def test_swa_is_the_moving_average_of_torch():
+    trainer = tiny_trainer(batch_norm=True)
+    theirs = torch.optim.swa_utils.AveragedModel(
+        trainer.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.8), use_buffers=True
+    )
+    theirs.n_averaged += 1  # the average starts at the initial weights
+
+    class Both(Method):
+        def after_step(self, trainer, step):
+            theirs.update_parameters(trainer.model)
+
+    trainer.methods = (swa := SWA(alpha=0.8), Both())
+    swa.setup(trainer)
+    for batch in trainer._rest_of_epoch():
+        trainer.train_step(batch)
+    for name, value in theirs.module.state_dict().items():
+        if value.is_floating_point():  # torch averages batch norm's counters as well, which is of no use
+            torch.testing.assert_close(swa.averages()["swa"][name], value)
+
+
+def test_swa_is_evaluated_saved_and_loaded_beside_the_raw_weights(tmp_path):
+    trainer = tiny_trainer(methods=["swa"], folder=tmp_path)
+    result = trainer.fit()
+    assert {"best", "last"} <= result["swa"].keys()
+    from atoll.training.checkpoint import load_checkpoint
+
+    saved = load_checkpoint(trainer.checkpoints.path(trainer.step))
+    for name, value in trainer.averages["swa"].items():
+        assert torch.equal(saved.weights("swa")[name], value)
+    raw = weights(trainer.model)
+    with trainer.using("swa"):
+        assert torch.equal(trainer.model.head.weight, saved.weights("swa")["head.weight"])
+    assert torch.equal(trainer.model.head.weight, raw["head.weight"])
+
+
+# --- S2O ------------------------------------------------------------------------------------------------------------
+
+
+def naive_targets(scores):
+    """Row by row, without any vector operation."""
+    classes = len(scores)
+    result = torch.zeros_like(scores)
+    for i in range(classes):
+        others = [float(scores[i, j]) for j in range(classes) if j != i]
+        for j in range(classes):
+            if j == i:
+                result[i, j] = 2 / classes
+            elif sum(others) == 0:
+                result[i, j] = (1 - 2 / classes) / (classes - 1)
+            else:
+                result[i, j] = (1 - 2 / classes) * float(scores[i, j]) / sum(others)
+    return result
+
+
+def test_s2o_targets_row_by_row():
+    g = torch.randn(7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = sum(row[:, None] * row for row in g)
+    m = -a.abs()
+    m = m - m.min(1, keepdim=True).values
+    m.fill_diagonal_(0)
+    torch.testing.assert_close(second_order_targets(g), naive_targets(m))
+    torch.testing.assert_close(second_order_targets(g).sum(1), torch.ones(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("loss", ["at", "trades"])
+def test_s2o_replaces_a_share_of_the_cross_entropy(loss):
+    trainer = tiny_trainer(loss)
+    trainer.methods = (S2O(weight=0.3),)
+    step = trainer.train_step(first_batch(trainer))
+    values = trainer.loss.values(step.out, step.y)
+    assert float(step.terms["ce"]) == pytest.approx(0.7 * float(values["ce"].detach().mean()), rel=1e-5)
+    both = []
+    for g in (step.out.logits, step.out.adv_logits):
+        target = second_order_targets(g)[step.y]
+        both.append(F.kl_div(g.log_softmax(1), target, reduction="batchmean"))
+    assert float(step.terms["s2o"]) == pytest.approx(0.3 * float(sum(both).detach() / 2), rel=1e-5)
+
+
+def test_s2o_as_written_is_the_norm_of_the_correlation():
+    g = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    columns = g / g.norm(dim=0)
+    assert float(correlation(g)) == pytest.approx(float((columns.T @ columns).norm()))
+
+
+# --- RAT ------------------------------------------------------------------------------------------------------------
+
+
+def test_row_sums_of_the_head_gradient_need_no_backward_pass():
+    model, x, _, y = small(2)
+    F.cross_entropy(model(x), y).backward()
+    mine = head_row_sums(model(x), model.features(x), y)
+    torch.testing.assert_close(mine, model.head.weight.grad.sum(1))
+
+
+def test_rat_targets_row_by_row():
+    values = torch.tensor([0.3, -0.2, 0.9, 0.1], dtype=torch.float64)
+    shifted = values - values.min()
+    normal = shifted / shifted.sum()
+    torch.testing.assert_close(rat_targets(values), naive_targets(normal.expand(4, 4)))
+    assert rat_targets(torch.zeros(4)).isfinite().all()  # the guard for 0/0
+    assert rat_targets(torch.zeros(2)).equal(torch.eye(2))
+
+
+def test_taylor_terms_against_dense_jacobian_and_hessian():
+    model, x, *_ = small(4, inputs=2, hidden=(3,))
+    names = [n for n, _ in model.named_parameters()]
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    sizes = [p.numel() for p in model.parameters()]
+    shapes = [p.shape for p in model.parameters()]
+
+    def logits(vector):
+        parts = [v.view(s) for v, s in zip(vector.split(sizes), shapes, strict=True)]
+        return torch.func.functional_call(model, dict(zip(names, parts, strict=True)), (x,))
+
+    u = torch.randn(len(flat), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    jacobian = torch.autograd.functional.jacobian(logits, flat)
+    hessian = torch.stack(
+        [
+            torch.stack(
+                [torch.autograd.functional.hessian(lambda v, b=b, k=k: logits(v)[b, k], flat) for k in range(3)]
+            )
+            for b in range(len(x))
+        ]
+    )
+    tangents = {n: v.view(s) for n, v, s in zip(names, u.split(sizes), shapes, strict=True)}
+    first, second = taylor_terms(model, x, tangents, 2)
+    torch.testing.assert_close(first, jacobian @ u)
+    torch.testing.assert_close(second, torch.einsum("bkij,i,j->bk", hessian, u, u))
+
+
+def test_exact_terms_are_unbiased():
+    """E |(J - J')u|^2 / sigma^2 = |J - J'|_F^2; E |u^T dH u|^2 / sigma^4 = sum_k 2 |dH_k|_F^2 + tr(dH_k)^2."""
+    model, x, x_adv, _ = small(5, inputs=2, classes=2, hidden=(3,))
+    x, x_adv = x[:1], x_adv[:1]
+    parameters = [p for p in model.parameters() if p.dim() > 1]
+    names = [n for n, p in model.named_parameters() if p.dim() > 1]
+    sizes, shapes = [p.numel() for p in parameters], [p.shape for p in parameters]
+    flat = torch.cat([p.detach().flatten() for p in parameters])
+
+    def difference(vector):
+        parts = [v.view(s) for v, s in zip(vector.split(sizes), shapes, strict=True)]
+        weights = dict(model.named_parameters()) | dict(zip(names, parts, strict=True))
+        both = torch.func.functional_call(model, weights, (torch.cat([x, x_adv]),))
+        return both[0] - both[1]
+
+    jacobian = torch.autograd.functional.jacobian(difference, flat)
+    hessians = [torch.autograd.functional.hessian(lambda v, k=k: difference(v)[k], flat) for k in range(2)]
+    truth = [
+        float(jacobian.square().sum()),
+        float(sum(2 * h.square().sum() + h.trace() ** 2 for h in hessians)),
+    ]
+    draw, sigma, count = torch.Generator().manual_seed(0), 0.01, 4000
+    samples = torch.zeros(count, 2, dtype=torch.float64)
+    for i in range(count):
+        u = sigma * torch.randn(len(flat), generator=draw, dtype=torch.float64)
+        tangents = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+        tangents |= {n: v.view(s) for n, v, s in zip(names, u.split(sizes), shapes, strict=True)}
+        with torch.no_grad():
+            first, second = taylor_terms(model, torch.cat([x, x_adv]), tangents, 2)
+        samples[i, 0] = (first[0] - first[1]).square().sum() / sigma**2
+        samples[i, 1] = (second[0] - second[1]).square().sum() / sigma**4
+    error = samples.std(0) / count**0.5
+    assert ((samples.mean(0) - torch.tensor(truth)).abs() < 4 * error).all()
+
+
+def test_rat_attacks_noisy_weights_and_trains_clean_ones():
+    seen = {}
+
+    class Spy(Method):
+        @contextmanager
+        def around_attack(self, trainer, step):
+            seen["attack"] = [p.detach().clone() for p in trainer.model.parameters()]
+            yield
+
+    trainer, watch = tiny_trainer("trades"), Watch()
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.methods = (RAT(sigma=0.05), Spy(), watch)
+    trainer.train_step(first_batch(trainer))
+    noise = [a - b for a, b in zip(seen["attack"], before, strict=True)]
+    flat = torch.cat([n.flatten() for n, b in zip(noise, before, strict=True) if b.dim() > 1])
+    assert float(flat.std()) == pytest.approx(0.05, rel=0.15)
+    assert all(n.abs().max() == 0 for n, b in zip(noise, before, strict=True) if b.dim() == 1)
+    assert all(torch.equal(a, b) for a, b in zip(watch.seen, before, strict=True))
+
+
+def test_rat_terms_carry_their_coefficients():
+    for order, eta, names in ((1, 0.3, ["ce", "kl", "first"]), (2, 0.2, ["ce", "kl", "first", "second"])):
+        trainer = tiny_trainer("trades")
+        trainer.methods = (RAT(order=order),)
+        step = trainer.train_step(first_batch(trainer))
+        assert list(step.terms) == names
+        ce = trainer.loss.values(step.out, step.y)["ce"].detach().mean()
+        assert float(step.terms["ce"]) == pytest.approx((1 - eta) * float(ce), rel=1e-5)
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "standard"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_with_every_robust_loss(loss, method):
+    if loss == "mart" and method in ("mixup", "cutmix"):
+        trainer = tiny_trainer(loss, methods=[method])
+        batch = first_batch(trainer)
+        with pytest.raises(InputError, match="mixup and cutmix do not apply"):
+            trainer.train_step(batch)
+        return
+    trainer = tiny_trainer(loss, methods=[method], batch_norm=True)
+    for m in trainer.methods:
+        m.setup(trainer)
+    before = weights(trainer.model)
+    step = trainer.train_step(first_batch(trainer))
+    assert all(value.isfinite() for value in step.terms.values())
+    assert any(not torch.equal(before[k], v) for k, v in trainer.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: AWP(gamma=-1),
+        lambda: SAM(rho=-1),
+        lambda: SWA(alpha=1),
+        lambda: S2O(weight=2),
+        lambda: RAT(eta=2),
+        lambda: RAT(terms="exact", sigma=0),
+    ],
+)
+def test_nonsense_is_refused(build):
+    with pytest.raises(InputError, match=r"expected|need"):
+        build()
