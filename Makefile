@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## train a standard and a robust classifier on digits and attack both, in under 3 minutes
 	rm -rf runs/demo
 	$(BIN)/atoll train digits-standard --out runs/demo/standard
-	$(BIN)/atoll train digits-at --out runs/demo/robust
+	$(BIN)/atoll train digits-flat/trades-trh --out runs/demo/robust
 	$(BIN)/atoll attack runs/demo/standard runs/demo/robust
 
 test: setup lint  ## lint, types, all tests but the slow ones

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -48,25 +49,37 @@ def ratio(ours: Callable[[], object], theirs: Callable[[], object], repeats: int
     return statistics.median(ratios)
 
 
-def peak_memory(make: Callable[[], Callable[[], object]], repeats: int = 2) -> int:
-    """Bytes by which the work raises the memory of a fresh process that has done it once before."""
+def peak_memory(make: Callable[[], Callable[[], object]], repeats: int = 2, *, whole: bool = False) -> int:
+    """Bytes by which the work raises the memory of a fresh process that has done it once before.
+
+    With ``whole`` that includes what it is made of (model, optimizer, averages), not only what a step adds.
+    """
     # Freed blocks go back to the system at once; otherwise the peak depends on how the heap happens to be split up.
     os.environ.update(MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_peak, args=(make, repeats, there))
+    process = context.Process(target=_peak, args=(make, repeats, whole, there))
     process.start()
     result: int = here.recv()
     process.join()
     return result
 
 
-def _peak(make: Callable[[], Callable[[], object]], repeats: int, pipe: multiprocessing.connection.Connection) -> None:
-    work = make()
+def _peak(
+    make: Callable[[], Callable[[], object]],
+    repeats: int,
+    whole: bool,
+    pipe: multiprocessing.connection.Connection,
+) -> None:
+    work: Callable[[], object] | None = make()
     work()  # lazy imports and the optimizer's state are not the step's own memory
+    if whole:
+        work = None
+        gc.collect()
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # sets the high-water mark to what is in use now; getrusage's would be the parent's
     before = _high_water()
+    work = work or make()
     for _ in range(repeats):
         work()
     pipe.send(_high_water() - before)

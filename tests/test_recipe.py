@@ -5,7 +5,7 @@ import torch
 import yaml
 
 from atoll.errors import InputError, RecipeError
-from atoll.recipe import build_recipe, read_recipe, recipes
+from atoll.recipe import build_recipe, read_recipe, recipes, rows
 from atoll.registry import KINDS, members, resolve, summary
 from atoll.run import build_model, build_trainer
 
@@ -13,11 +13,49 @@ MINIMAL = {"data": "Digits", "model": "MLP"}
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_every_shipped_recipe_is_valid_and_survives_its_own_dump(name):
-    recipe = build_recipe(name)
-    again = build_recipe(yaml.safe_load(yaml.safe_dump(dict(recipe.tree))))
-    assert again.tree == recipe.tree
+def test_every_shipped_recipe_and_row_is_valid_and_survives_its_own_dump(name):
     assert recipes()[name], "the first line of a recipe says what it is"
+    for number, row in enumerate(rows(name)):
+        recipe = build_recipe(row)
+        if number == 0:
+            again = build_recipe(yaml.safe_load(yaml.safe_dump(dict(recipe.tree))))
+            assert again.tree == recipe.tree
+
+
+def test_rows_of_a_book_are_the_papers_settings():
+    """A few cells of TrH's tables 5 and 6 and RAT's section 5, looked up by hand."""
+    trh = build_recipe("trh-cifar/cifar100-vit_l16-at-trh").methods[0]
+    assert (trh.lambda_, trh.schedule, trh.gamma) == (0.01, "multistep", 0.001)
+    trh = build_recipe("trh-cifar/cifar100-vit_l16-trades-trh").methods[0]
+    assert (trh.lambda_, trh.schedule) == (1e-4, "constant")
+    trh = build_recipe("trh-cifar/cifar10-hybrid_l16-at-trh").methods[0]
+    assert (trh.lambda_, trh.schedule) == (5e-4, "multistep")
+    assert build_recipe("trh-cifar/cifar100-vit_l16-trades-awp").methods[0].gamma == 0.0001
+    assert build_recipe("trh-cifar/cifar10-vit_l16-trades-s2o").methods[0].weight == 0.3
+    expected = {  # lambda and schedule of table 6: (AT, TRADES) for B16 and L16, linf and l2
+        "linf-vit_b16-at": (1e-4, "multistep"),
+        "l2-vit_b16-at": (5e-5, "linear"),
+        "linf-vit_b16-trades": (5e-5, "linear"),
+        "l2-vit_b16-trades": (5e-5, "linear"),
+        "linf-vit_l16-at": (5e-4, "multistep"),
+        "l2-vit_l16-at": (5e-4, "linear"),
+        "linf-vit_l16-trades": (5e-4, "multistep"),
+        "l2-vit_l16-trades": (5e-5, "multistep"),
+    }
+    for row, values in expected.items():
+        trh = build_recipe(f"trh-imagenet/{row}-trh").methods[0]
+        assert (trh.lambda_, trh.schedule) == values, row
+    rat = build_recipe("rat/svhn-preact18-l2-awp-both")
+    assert [type(m).__name__ for m in rat.methods] == ["RAT", "AWP"]
+    assert rat.methods[0].eta == 0.2
+    assert rat.threat.radius == 128 / 255
+
+
+def test_books_and_rows_that_do_not_exist():
+    with pytest.raises(RecipeError, match=r"rat is a book of recipes; name one of its rows, such as rat/cifar10"):
+        build_recipe("rat")
+    with pytest.raises(RecipeError, match=r"moons-trh has no row 'tap'; did you mean top\?"):
+        build_recipe("moons-trh/tap")
 
 
 def test_all_faults_come_at_once_each_with_what_was_expected_and_got():

@@ -8,6 +8,10 @@ A recipe has one section per part of a run.  A section names a class and its arg
 
 Arguments are checked against the constructor's signature and type hints (by jsonargparse), and all faults of a
 recipe are reported at once.
+
+A table of a paper is a book of recipes: a ``base``, and axes to ``vary``, each with named choices of overrides.  Its
+rows are named after their choices, ``BOOK/CHOICE-CHOICE-...``; ``rows`` adds overrides to single rows (by a pattern
+with wildcards).
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ import collections.abc
 import contextlib
 import dataclasses
 import difflib
+import fnmatch
 import functools
 import inspect
+import itertools
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +80,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def recipes() -> dict[str, str]:
-    """Shipped recipes by name, each with its first comment line.
+    """Shipped recipes and books by name, each with its first comment line.
 
     >>> "digits-at" in recipes()
     True
@@ -86,9 +92,50 @@ def recipes() -> dict[str, str]:
     return found
 
 
+def rows(book: str) -> list[str]:
+    """The names of a book's recipes; the book's own name alone if it is a plain recipe.
+
+    >>> rows("digits-at")
+    ['digits-at']
+    >>> "rat/cifar10-preact18-linf-trades-1st" in rows("rat")
+    True
+    """
+    tree = _parse_yaml(_recipe_text(book), book)
+    if not _is_book(tree):
+        return [book]
+    return [f"{book}/{'-'.join(choices)}" for choices in itertools.product(*tree["vary"])]
+
+
+def _is_book(tree: Any) -> bool:
+    return isinstance(tree, dict) and "base" in tree and "vary" in tree
+
+
+def _row(tree: dict[str, Any], book: str, row: str) -> dict[str, Any]:
+    """One row of a book as a recipe of its own."""
+    for choices in itertools.product(*tree["vary"]):
+        if "-".join(choices) == row:
+            overrides = [axis[choice] or {} for axis, choice in zip(tree["vary"], choices, strict=True)]
+            special = tree.get("rows") or {}
+            overrides += [more for pattern, more in special.items() if fnmatch.fnmatchcase(row, pattern)]
+            recipe: dict[str, Any] = _copy(tree["base"])
+            for key, value in (item for override in overrides for item in override.items()):
+                _override(recipe, key, _copy(value))
+            return recipe
+    raise RecipeError(f"{book} has no row {row!r}{_suggest(row, (r.partition('/')[2] for r in rows(book)))}")
+
+
 def read_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The plain data of a recipe (a shipped name, a file, or a mapping) with ``key.sub=value`` overrides applied."""
-    tree = _copy(source) if isinstance(source, Mapping) else _parse_yaml(_recipe_text(source), str(source))
+    if isinstance(source, Mapping):
+        tree = _copy(source)
+    else:
+        book, _, row = str(source).partition("/")
+        in_book = book in recipes() and row
+        tree = _parse_yaml(_recipe_text(book if in_book else source), str(source))
+        if in_book and _is_book(tree):
+            tree = _row(tree, book, row)
+        elif _is_book(tree):
+            raise RecipeError(f"{source} is a book of recipes; name one of its rows, such as {rows(str(source))[0]}")
     if not isinstance(tree, dict):
         raise RecipeError(f"{source}: expected a mapping of sections, got {type(tree).__name__}")
     for override in overrides:

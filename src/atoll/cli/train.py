@@ -20,7 +20,7 @@ import yaml
 from atoll.cli.output import TrainingProgress, console, percent, print_json, print_table
 from atoll.distributed import is_main
 from atoll.errors import RecipeError
-from atoll.recipe import build_recipe
+from atoll.recipe import build_recipe, recipes
 from atoll.run import train
 from atoll.training.trainer import Trainer
 
@@ -47,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
         tree = build_recipe(recipe or options.out / "recipe.yaml", *overrides).tree
         print_json(tree) if options.json else sys.stdout.write(yaml.safe_dump(dict(tree), sort_keys=False))
         return 0
-    out = options.out or Path("runs") / Path(recipe).stem
+    name = recipe.removesuffix(".yaml") if recipe is not None else ""
+    out = options.out or Path("runs") / (name if name.partition("/")[0] in recipes() else Path(name).name)
     observers = [] if options.json else [TrainingProgress()]
     finished = train(
         recipe, *overrides, out=out, resume=options.resume, observers=observers, on_trainer=stop_on_signals

@@ -264,6 +264,7 @@ class Trainer:
     def train_step(self, batch: Batch) -> Step:
         """The path of one batch."""
         self._set_learning_rate()
+        self.optimizer.zero_grad()  # already here, so that old gradients take no memory while the attack runs
         self.model.train()
         step = Step(batch.x, batch.y, batch.index, self.step, self.position)
         for method in self.methods:
