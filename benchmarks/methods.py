@@ -54,7 +54,7 @@ def step(model: str, loss: str, case: int | None) -> Callable[[], object]:
     return lambda: trainer.train_step(batch)
 
 
-def run(models: tuple[str, ...] = tuple(MODELS), repeats: int = 7) -> Iterator[Row]:
+def run(models: tuple[str, ...] = tuple(MODELS), repeats: int = 5) -> Iterator[Row]:
     for model in models:
         weights = 4 * sum(p.numel() for p in MODELS[model]().parameters())
         base = {loss: peak_memory(functools.partial(step, model, loss, None), whole=True) for loss in LOSSES}

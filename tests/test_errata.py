@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from atoll.training.losses import KL, MART, CrossEntropy, Margin, Outputs, Pairing, WeightedKL
+from atoll.training.methods.rat import head_row_sums
 
 K = 5
 
@@ -112,7 +113,43 @@ def mart_cross_entropy():
     return float(published), float(truth), float(ours)
 
 
-ERRATA = [softmax_jacobian, full_kl, alp_pairing, mart_margin, mart_weight, mart_cross_entropy]
+def hidden_layer_trace():
+    """TrH, Theorem 4; thesis, Theorem 5: the trace of a hidden layer as the sum of h_k (dg_k/dI)^2."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first, last = torch.randn(6, 4, dtype=torch.float64), torch.randn(K, 6, dtype=torch.float64)
+        x, y = torch.randn(4, dtype=torch.float64), torch.tensor(1)
+
+    def loss(flat):
+        return -(last @ torch.relu(flat.view(6, 4) @ x)).log_softmax(0)[y]
+
+    truth = float(torch.autograd.functional.hessian(loss, first.flatten()).trace())
+    p = (last @ torch.relu(first @ x)).softmax(0)
+    a = last[:, first @ x > 0]  # dg_k / dI over active units
+    published = (x @ x) * ((p - p**2)[:, None] * a**2).sum()
+    exact = (x @ x) * (p @ a**2 - (p @ a) ** 2).sum()
+    return float(published), truth, float(exact)
+
+
+def awp_projection():
+    """TrH, App. D: AWP projects ||xi + W|| / ||W|| <= delta; what is bounded is ||xi|| / ||W||."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        weight, gradient = torch.randn(2, 6, 4, dtype=torch.float64)
+    xi = 0.005 * weight.norm() * gradient / gradient.norm()
+    return float((xi + weight).norm() / weight.norm()), 0.005, float(xi.norm() / weight.norm())
+
+
+ERRATA = [
+    hidden_layer_trace,
+    awp_projection,
+    softmax_jacobian,
+    full_kl,
+    alp_pairing,
+    mart_margin,
+    mart_weight,
+    mart_cross_entropy,
+]
 
 
 @pytest.mark.parametrize("erratum", ERRATA, ids=lambda f: f.__name__)
@@ -120,3 +157,17 @@ def test_ours_is_the_truth_and_the_published_value_is_not(erratum):
     published, truth, ours = (torch.as_tensor(value, dtype=torch.float64) for value in erratum())
     torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-10)
     assert float((published - truth).abs().max()) > 0.01
+
+
+def test_rat_equation_17_says_nothing_about_classes():
+    """RAT, App. D, Eq. 17: row sums of d(g - g')/dW at a linear head are the same number for every class.
+
+    The authors' code, and Atoll, take the gradient of the cross-entropy instead, whose row sums differ.
+    """
+    _, _, z, z_adv, y = point()
+    weight = torch.randn(K, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    jacobian = torch.autograd.functional.jacobian(lambda w: w @ z - w @ z_adv, weight)  # (class, K, 4)
+    published = torch.stack([jacobian[k, k].sum() for k in range(K)])
+    torch.testing.assert_close(published, published[0].expand(K))
+    ours = head_row_sums((weight @ z)[None], z[None], y) - head_row_sums((weight @ z_adv)[None], z_adv[None], y)
+    assert float(ours.max() - ours.min()) > 0.1
