@@ -35,17 +35,20 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def ratio(ours: Callable[[], object], theirs: Callable[[], object], repeats: int, warm_up: int = 2) -> float:
-    """Median of time ratios; the two sides take turns, so that a busy moment of the machine hits both."""
-    for _ in range(warm_up):
-        ours(), theirs()
+def ratio(ours: Callable[[], object], theirs: Callable[[], object], rounds: int, best_of: int = 1) -> float:
+    """Median of time ratios; the two sides take turns, so that a busy moment of the machine hits both.
+
+    A round compares the fastest of ``best_of`` runs on each side: a step of seconds is never undisturbed on a shared
+    machine, and disturbances only ever add.
+    """
+    ours(), theirs()
     ratios = []
-    for number in range(repeats):
-        if number % 2:
-            b, a = seconds(theirs), seconds(ours)
-        else:
-            a, b = seconds(ours), seconds(theirs)
-        ratios.append(a / b)
+    for number in range(rounds):
+        times: tuple[list[float], list[float]] = ([], [])
+        for turn in range(best_of):
+            for side in (0, 1) if (number + turn) % 2 else (1, 0):
+                times[side].append(seconds((ours, theirs)[side]))
+        ratios.append(min(times[0]) / min(times[1]))
     return statistics.median(ratios)
 
 

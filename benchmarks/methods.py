@@ -54,13 +54,14 @@ def step(model: str, loss: str, case: int | None) -> Callable[[], object]:
     return lambda: trainer.train_step(batch)
 
 
-def run(models: tuple[str, ...] = tuple(MODELS), repeats: int = 5) -> Iterator[Row]:
+def run(models: tuple[str, ...] = tuple(MODELS)) -> Iterator[Row]:
     for model in models:
         weights = 4 * sum(p.numel() for p in MODELS[model]().parameters())
         base = {loss: peak_memory(functools.partial(step, model, loss, None), whole=True) for loss in LOSSES}
         for case, (name, _, loss, time_limit, memory_limit, copies) in enumerate(CASES):
             title = f"{name} / {loss}, {model}"
-            time = ratio(step(model, loss, case), step(model, loss, None), repeats, warm_up=1)
+            rounds = 3 if time_limit else 1
+            time = ratio(step(model, loss, case), step(model, loss, None), rounds, best_of=2)
             yield Row(f"{title}: time", time, time_limit)
             memory = peak_memory(functools.partial(step, model, loss, case), whole=True)
             extra = (memory - base[loss]) / weights

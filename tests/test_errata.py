@@ -171,3 +171,13 @@ def test_rat_equation_17_says_nothing_about_classes():
     torch.testing.assert_close(published, published[0].expand(K))
     ours = head_row_sums((weight @ z)[None], z[None], y) - head_row_sums((weight @ z_adv)[None], z_adv[None], y)
     assert float(ours.max() - ours.min()) > 0.1
+
+
+def test_rat_equation_7_is_no_bound():
+    """RAT, Eq. 7: L(sum x, sum y) <= sum L(x, y) for the KL between softmaxes; two equal pairs are a counterexample."""
+    x, y = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([0.0, 1.0], dtype=torch.float64)
+
+    def divergence(a, b):
+        return float((a.softmax(0) * (a.log_softmax(0) - b.log_softmax(0))).sum())
+
+    assert divergence(x + x, y + y) > divergence(x, y) + divergence(x, y)

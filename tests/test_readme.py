@@ -1,6 +1,7 @@
 """What the documentation shows works as it stands."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [line.split("#")[0].split()[1:] for line in README.splitlines() if line.startswith("atoll train ")]
+    "words", [shlex.split(line.split("#")[0])[1:] for line in README.splitlines() if line.startswith("atoll train ")]
 )
 def test_commands_are_valid(words):
     if "--resume" not in words:

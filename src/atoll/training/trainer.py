@@ -272,7 +272,9 @@ class Trainer:
         if self.attack is not None:
             with self._all(method.around_attack(self, step) for method in self.methods), self._autocast():
                 seed = (self.seed, "train", self.epoch)
-                step.x_adv = self.attack(self.model, step.x, step.y, seed=seed, index=step.index)
+                parts = self.parts(step)
+                found = [self.attack(self.model, p.x, p.y, seed=seed, index=p.index) for p in parts]
+                step.x_adv = torch.cat(found) if len(found) > 1 else found[0]
         with self._all(method.around_step(self, step) for method in self.methods):
             self.forward_backward(step)
         for method in self.methods:
