@@ -35,21 +35,27 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def ratio(ours: Callable[[], object], theirs: Callable[[], object], rounds: int, best_of: int = 1) -> float:
-    """Median of time ratios; the two sides take turns, so that a busy moment of the machine hits both.
-
-    A round compares the fastest of ``best_of`` runs on each side: a step of seconds is never undisturbed on a shared
-    machine, and disturbances only ever add.
-    """
+def alternate(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> list[tuple[float, float]]:
+    """Seconds of both sides, which take turns, so that a busy moment of the machine hits both."""
     ours(), theirs()
-    ratios = []
+    times = []
     for number in range(rounds):
-        times: tuple[list[float], list[float]] = ([], [])
-        for turn in range(best_of):
-            for side in (0, 1) if (number + turn) % 2 else (1, 0):
-                times[side].append(seconds((ours, theirs)[side]))
-        ratios.append(min(times[0]) / min(times[1]))
-    return statistics.median(ratios)
+        if number % 2:
+            second, first = seconds(theirs), seconds(ours)
+        else:
+            first, second = seconds(ours), seconds(theirs)
+        times.append((first, second))
+    return times
+
+
+def ratio(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> float:
+    """Median of the ratios of neighbouring runs."""
+    return statistics.median(a / b for a, b in alternate(ours, theirs, rounds))
+
+
+def added(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> float:
+    """Seconds that our side takes more: the median over neighbouring runs."""
+    return statistics.median(a - b for a, b in alternate(ours, theirs, rounds))
 
 
 def peak_memory(make: Callable[[], Callable[[], object]], repeats: int = 2, *, whole: bool = False) -> int:

@@ -1,17 +1,22 @@
-"""What each method adds to a PGD-10 step of its base loss: time, and peak memory of everything."""
+"""What each method adds to a PGD-10 step of its base loss: time, and peak memory of everything.
+
+What a method costs does not depend on the steps of the attack, but the noise of a measurement grows with its length.
+So the added seconds are measured on steps with PGD-1, and set in relation to a step with PGD-10.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
 
+from atoll.attacks import PGD
 from atoll.data import batches
 from atoll.models import PreActResNet, ViT
 from atoll.threat import ThreatModel
 from atoll.training.losses import AT, TRADES
 from atoll.training.methods import AWP, AWPT, RAT, S2O, SAM, SWA, Method, TrH
 from atoll.training.trainer import Settings, Trainer
-from benchmarks.measure import Row, peak_memory, ratio
+from benchmarks.measure import Row, added, peak_memory, seconds
 from benchmarks.training_step import Noise
 
 BATCH = 32
@@ -36,7 +41,7 @@ CASES: list[tuple[str, Callable[[], Method], str, float | None, float | None, fl
 ]
 
 
-def step(model: str, loss: str, case: int | None) -> Callable[[], object]:
+def step(model: str, loss: str, case: int | None, pgd: int = 1) -> Callable[[], object]:
     """A training step, with the method of a case or without any."""
     data = Noise((3, 32, 32), BATCH)
     trainer = Trainer(
@@ -44,6 +49,7 @@ def step(model: str, loss: str, case: int | None) -> Callable[[], object]:
         data,
         LOSSES[loss](),
         ThreatModel("linf", "8/255"),
+        attack=lambda threat, objective: PGD(threat, objective, steps=pgd),
         methods=[] if case is None else [CASES[case][1]()],
         settings=Settings(batch_size=BATCH),
         device="cpu",
@@ -58,10 +64,10 @@ def run(models: tuple[str, ...] = tuple(MODELS)) -> Iterator[Row]:
     for model in models:
         weights = 4 * sum(p.numel() for p in MODELS[model]().parameters())
         base = {loss: peak_memory(functools.partial(step, model, loss, None), whole=True) for loss in LOSSES}
+        whole = {loss: min(seconds(step(model, loss, None, pgd=10)) for _ in range(3)) for loss in LOSSES}
         for case, (name, _, loss, time_limit, memory_limit, copies) in enumerate(CASES):
             title = f"{name} / {loss}, {model}"
-            rounds = 3 if time_limit else 1
-            time = ratio(step(model, loss, case), step(model, loss, None), rounds, best_of=2)
+            time = 1 + added(step(model, loss, case), step(model, loss, None), rounds=11) / whole[loss]
             yield Row(f"{title}: time", time, time_limit)
             memory = peak_memory(functools.partial(step, model, loss, case), whole=True)
             extra = (memory - base[loss]) / weights

@@ -72,6 +72,10 @@ class Streams:
         part._keys, part._drawn = self._keys[rows], self._drawn[rows]
         return part
 
+    def put(self, rows: Tensor, part: Streams) -> None:
+        """Take back rows that were drawn from apart (``part = streams[rows]``), with their counters."""
+        self._drawn = self._drawn.index_put((rows,), part._drawn)
+
     @staticmethod
     def cat(parts: Sequence[Streams]) -> Streams:
         """The rows of several streams one after the other, each with its own counter."""

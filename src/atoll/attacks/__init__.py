@@ -1,7 +1,8 @@
 """Attacks on any ``nn.Module`` that maps inputs to logits."""
 
+from atoll.attacks.apgd import APGD
 from atoll.attacks.base import Attack, evaluation_mode
 from atoll.attacks.objectives import OBJECTIVES, Objective
 from atoll.attacks.pgd import FGSM, PGD
 
-__all__ = ["FGSM", "OBJECTIVES", "PGD", "Attack", "Objective", "evaluation_mode"]
+__all__ = ["APGD", "FGSM", "OBJECTIVES", "PGD", "Attack", "Objective", "evaluation_mode"]

@@ -48,6 +48,18 @@ def dlr(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
     return margin(logits, y) / (top[:, 0] - top[:, 2]).clamp_min(1e-12)
 
 
+def dlr_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """How far the target's logit is above the true one's, relative to the spread of the four largest logits.
+
+    With three classes the spread is that of the largest to the smallest; with two the difference itself is used.
+    """
+    difference = logits.gather(1, target[:, None]).squeeze(1) - logits.gather(1, y[:, None]).squeeze(1)
+    if logits.shape[1] < 3:
+        return difference
+    top = logits.topk(min(4, logits.shape[1]), dim=1).values
+    return difference / (top[:, 0] - top[:, 2:].mean(1)).clamp_min(1e-12)
+
+
 OBJECTIVES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "ce": cross_entropy,
     "kl": kl,

@@ -339,17 +339,17 @@ class Trainer:
             score = metrics.get(self._metric(self._selected, weights))
             if score is not None and score > best.score:
                 self.best[weights] = Best(score, self.step, self.epoch)
-        self._save()
+        # Recorded first: a record without its checkpoint is dropped on resume; the other way there would be a gap.
         self._record("epoch", metrics)
+        self._save()
 
     # --- parts of a step ----------------------------------------------------------------------------------------
 
     def _rest_of_epoch(self) -> Iterator[Batch]:
         """The batches of this epoch that are not done yet, this process's share of each."""
         settings, data = self.settings, self.data
-        own = len(data.train) - data.num_extra
         order = shuffled(
-            own,
+            data.num_own,
             settings.batch_size,
             self.seed,
             self.epoch,

@@ -52,6 +52,8 @@ class AWP(Method):
                     # A layer without a gradient stays where it is.
                     scale = torch.where(length > 0, self.gamma * torch.linalg.vector_norm(weight) / length, 0.0)
                     weight.add_(direction * scale)
+            del directions, direction  # the step itself makes gradients of its own; two sets would be a copy too many
+            trainer.optimizer.zero_grad()
             yield
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:

@@ -42,4 +42,6 @@ class SAM(Method):
             with torch.no_grad():
                 for weight, gradient in zip(moved, gradients, strict=True):
                     weight.add_(gradient * scale)
+            del gradients, gradient  # the step itself makes gradients of its own; two sets would be a copy too many
+            trainer.optimizer.zero_grad()
             yield
