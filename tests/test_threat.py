@@ -97,6 +97,53 @@ def test_steepest_is_the_solution_of_the_linear_program(norm):
 
 
 @pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_the_way_to_a_hyperplane_is_the_shortest(norm, bounds):
+    """Against a linear program (linf, l1) and a general solver (l2), with and without bounds."""
+    draw = torch.Generator().manual_seed(0)
+    size, threat = 5, ThreatModel(norm, 1.0, bounds)
+    for _ in range(20):
+        x = torch.rand(size, generator=draw, dtype=torch.float64)
+        w = torch.randn(size, generator=draw, dtype=torch.float64)
+        rise = torch.randn(1, generator=draw, dtype=torch.float64) * 0.5
+        d = threat.to_hyperplane(x[None], w[None], rise)[0]
+        if bounds:
+            assert (x + d).min() >= -1e-12
+            assert (x + d).max() <= 1 + 1e-12
+        low, high = ((-x).tolist(), (1 - x).tolist()) if bounds else ([None] * size, [None] * size)
+        if norm == "l2":
+            found = minimize(
+                lambda v: (v**2).sum(),
+                [0.0] * size,
+                bounds=list(zip(low, high, strict=True)),
+                constraints=[{"type": "eq", "fun": lambda v, w=w, rise=rise: w.numpy() @ v - rise.item()}],
+                method="SLSQP",
+                options={"ftol": 1e-12, "maxiter": 500},
+            )
+            best = found.fun**0.5
+        else:  # variables: d, and one bound t (linf) or one per coordinate (l1) with |d_i| <= t
+            bounding = 1 if norm == "linf" else size
+            spread = torch.ones(size, 1) if norm == "linf" else torch.eye(size)
+            above = torch.cat([torch.eye(size), -spread], 1).numpy()
+            below = torch.cat([-torch.eye(size), -spread], 1).numpy()
+            found = linprog(
+                [0.0] * size + [1.0] * bounding,
+                A_ub=[*above, *below],
+                b_ub=[0.0] * (2 * size),
+                A_eq=[[*w.tolist(), *[0.0] * bounding]],
+                b_eq=[rise.item()],
+                bounds=[*zip(low, high, strict=True), *[(0, None)] * bounding],
+            )
+            best = found.fun
+        far = torch.where(w * rise > 0, 1 - x, -x)
+        if bounds and abs(float(w @ far)) < abs(rise.item()):  # the bounds do not allow it: as far as they do
+            torch.testing.assert_close(d, far)
+            continue
+        assert float(w @ d) == pytest.approx(rise.item(), abs=1e-9)
+        assert float(threat.distance(d[None], torch.zeros(1, size))) == pytest.approx(best, abs=1e-5)
+
+
+@pytest.mark.parametrize("norm", NORMS)
 def test_random_start_fills_the_ball_uniformly(norm):
     """In d dimensions the share of points within half the radius is 2^-d."""
     threat = ThreatModel(norm, 0.1, None)

@@ -169,6 +169,51 @@ class ThreatModel:
         top = flat.abs().topk(keep, dim=1).indices
         return torch.zeros_like(flat).scatter_(1, top, flat.gather(1, top).sign() / keep).view_as(gradient)
 
+    def to_hyperplane(self, x: Tensor, w: Tensor, rise: Tensor) -> Tensor:
+        r"""The smallest change d, in the norm, with :math:`w \cdot d =` ``rise`` and x + d within the bounds.
+
+        Where the bounds do not allow it, the change that comes closest.  All three norms fill up coordinates: linf
+        moves all by the same amount until they reach their bound, l2 by amounts proportional to :math:`|w_i|`, l1 the
+        one with the largest :math:`|w_i|` first (Croce & Hein, 2020, section 2.2).
+
+        Args:
+            x: points, ``(batch, ...)``.
+            w: normals of the hyperplanes, of the same shape.
+            rise: by how much w . x has to change, ``(batch,)``.
+        """
+        flat, size = w.flatten(1), w.flatten(1).abs()
+        direction = flat.sign() * rise.sign()[:, None]
+        if self.bounds is None:
+            room = torch.full_like(size, math.inf)
+        else:
+            point = x.flatten(1)
+            room = torch.where(direction > 0, self.bounds[1] - point, point - self.bounds[0]).clamp_min_(0)
+        goal = rise.abs()[:, None]
+        if self.norm == "l1":
+            order = size.argsort(dim=1, descending=True)
+            gains = torch.where(size > 0, size * room, 0.0).gather(1, order)
+            before = torch.cat([torch.zeros_like(goal), gains[:, :-1].cumsum(1)], dim=1)
+            left = (goal - before).clamp_min(0)
+            move = torch.minimum(left / size.gather(1, order).clamp_min(1e-30), room.gather(1, order))
+            move = torch.zeros_like(size).scatter(1, order, torch.where(before < goal, move, 0.0))
+        else:
+            pace = size if self.norm == "l2" else torch.ones_like(size)
+            # Coordinate i moves at its pace until level room_i / pace_i; the gain is piecewise linear in the level.
+            levels = torch.where(pace > 0, room / pace.clamp_min(1e-30), math.inf)
+            levels, order = levels.sort(dim=1)
+            speed = (size * pace).gather(1, order)
+            filled = torch.where(levels < math.inf, speed * levels, 0.0).cumsum(1)
+            # Before kink j: full coordinates have given `filled`, the others gain at their joint speed.
+            gone = torch.cat([torch.zeros_like(goal), filled[:, :-1]], dim=1)
+            moving = speed.flip(1).cumsum(1).flip(1)
+            level = ((goal - gone) / moving.clamp_min(1e-30)).clamp_min(0)
+            first = (level <= levels).to(torch.int8).argmax(1, keepdim=True)  # the first stretch that reaches the goal
+            reached = (level <= levels).any(1, keepdim=True)
+            highest = torch.where(levels < math.inf, levels, 0.0).amax(1, keepdim=True)
+            chosen = torch.where(reached, level.gather(1, first), highest)
+            move = torch.minimum(chosen * pace, room)
+        return (direction * move).view_as(x)
+
     def round(self, x_adv: Tensor, x: Tensor, levels: int = 255) -> Tensor:
         """The nearest 8-bit image that is still inside the ball around ``x``.
 
