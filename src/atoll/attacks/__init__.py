@@ -2,7 +2,8 @@
 
 from atoll.attacks.apgd import APGD
 from atoll.attacks.base import Attack, evaluation_mode
+from atoll.attacks.fab import FAB
 from atoll.attacks.objectives import OBJECTIVES, Objective
 from atoll.attacks.pgd import FGSM, PGD
 
-__all__ = ["APGD", "FGSM", "OBJECTIVES", "PGD", "Attack", "Objective", "evaluation_mode"]
+__all__ = ["APGD", "FAB", "FGSM", "OBJECTIVES", "PGD", "Attack", "Objective", "evaluation_mode"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import check_labels
 from atoll.attacks.objectives import OBJECTIVES, dlr_targeted
-from atoll.attacks.rows import Points, RowAttack, Rows
+from atoll.attacks.rows import Points, RowAttack, Rows, choose
 from atoll.errors import InputError
 from atoll.streams import Streams
 from atoll.threat import ThreatModel, per_point
@@ -113,8 +113,8 @@ class APGD(RowAttack):
         value, gradient, success = self._look(model, rows)
         rows.success |= success
         better = value > s["best_value"]
-        s["best"] = _choose(better, rows.adv, s["best"])
-        s["best_gradient"] = _choose(better, gradient, s["best_gradient"])
+        s["best"] = choose(better, rows.adv, s["best"])
+        s["best_gradient"] = choose(better, gradient, s["best_gradient"])
         s["best_value"] = torch.where(better, value, s["best_value"])
         s["rises"] = s["rises"] + (value > s["last_value"]) * (done > 0)
         s["last_value"] = value
@@ -127,14 +127,14 @@ class APGD(RowAttack):
         s["reduced"] = torch.where(ends, halve.to(value.dtype), s["reduced"])
         s["checked_value"] = torch.where(ends | (done == 0), s["best_value"], s["checked_value"])
         s["rises"] = torch.where(ends, 0.0, s["rises"])
-        current = _choose(halve, s["best"], rows.adv)
-        gradient = _choose(halve, s["best_gradient"], gradient)
+        current = choose(halve, s["best"], rows.adv)
+        gradient = choose(halve, s["best_gradient"], gradient)
 
         plain = threat.project(current + threat.steepest(gradient) * per_point(s["step"], current), rows.x)
         keep = per_point(torch.where(done > 0, MOMENTUM, 1.0).to(current.dtype), current)
         following = threat.project(current + keep * (plain - current) + (1 - keep) * (current - s["previous"]), rows.x)
         s["previous"] = current
-        rows.adv = _choose(rows.success, rows.adv, following)
+        rows.adv = choose(rows.success, rows.adv, following)
         rows.clock += 1
         if self.targets:
             self._next_target(rows)
@@ -172,7 +172,3 @@ class APGD(RowAttack):
         }
         for name, value in reset.items():
             rows.state[name] = rows.state[name].index_fill(0, fresh, value)
-
-
-def _choose(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    return torch.where(per_point(mask, yes), yes, no)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import Attack
 from atoll.streams import Streams
+from atoll.threat import per_point
 
 
 @dataclass
@@ -151,3 +152,8 @@ def drive(
         if count >= due or (exhausted and 8 * count >= len(rows)):
             yield rows[done]
             rows = rows[~done]
+
+
+def choose(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """``yes`` in the rows where ``mask``, ``no`` in the others."""
+    return torch.where(per_point(mask, yes), yes, no)
