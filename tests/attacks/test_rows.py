@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.attacks import APGD, FAB, PGD
+from atoll.attacks import APGD, FAB, PGD, Square
 from atoll.attacks.apgd import checkpoints
 from atoll.attacks.objectives import dlr_targeted, margin
 from atoll.attacks.rows import Points, drive
@@ -20,6 +20,7 @@ ATTACKS = {
     "apgd-dlr": (lambda threat, **options: APGD(threat, "dlr", **options), ("linf", "l2")),
     "apgd-t": (lambda threat, **options: APGD(threat, targets=9, **options), ("linf", "l2")),
     "fab-t": (FAB, ("linf", "l2", "l1")),
+    "square": (lambda threat, steps=500: Square(threat, queries=steps), ("linf",)),
 }
 CASES = [(name, norm) for name, (_, norms) in ATTACKS.items() for norm in norms]
 
@@ -132,6 +133,38 @@ def test_counts_its_passes_and_stops_at_the_first_success():
     assert sum(calls) < len(x) * 6
 
 
+def test_square_needs_no_gradient_and_proposes_squares():
+    """A model whose gradient is zero everywhere stops APGD, but not Square."""
+
+    class Masked(nn.Module):
+        def forward(self, x):
+            score = (x.detach() * 255).round().mean((1, 2, 3)) / 255
+            return torch.stack([0.5 - score, score - 0.5], 1) + 0 * x.sum()
+
+    x = torch.full((8, 1, 6, 6), 0.45)
+    y = torch.zeros(8, dtype=torch.long)
+    threat = ThreatModel("linf", 0.1)
+    assert (Masked()(APGD(threat, steps=5)(Masked(), x, y)).argmax(1) == y).float().mean() >= 0.5
+    x_adv = Square(threat, queries=300)(Masked(), x, y)
+    assert (Masked()(x_adv).argmax(1) != y).all()
+    assert (x_adv - x).abs().max() <= 0.1 + 1e-6
+
+
+def test_squares_are_squares():
+    attack = Square(ThreatModel("linf", 0.1), queries=100)
+    x = torch.full((50, 3, 12, 12), 0.5)
+    points = Points(x, torch.zeros(50, dtype=torch.long), torch.arange(50), torch.zeros(50, 2))
+    rows = attack.rows(points, Streams(0, index=points.index))
+    stripes = rows.adv - x
+    assert torch.equal(stripes, stripes[:, :, :1].expand_as(stripes))
+    rows.state["best"], rows.clock = x, rows.clock + 30
+    changed = (attack._propose(rows) - x).abs() > 0.05
+    side = float((attack.share(rows.clock)[0] * 144).sqrt().round())
+    assert (changed.flatten(1).sum(1) == 3 * side**2).all()
+    assert (changed.any(1).any(1).sum(1) == side).all()
+    assert len({tuple(c.nonzero()[0].tolist()) for c in changed}) > 10  # at many places
+
+
 def test_checkpoints_of_the_paper():
     """Croce & Hein (2020), section 3: p_0 = 0, p_1 = 0.22, p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06)."""
     p = [0.0, 0.22]
@@ -155,6 +188,8 @@ def test_nonsense_is_refused():
         (lambda: APGD(ThreatModel(), "kl"), "objective: expected ce or dlr"),
         (lambda: APGD(ThreatModel(), steps=0), "steps >= 1"),
         (lambda: FAB(ThreatModel(), targets=0), "expected at least 1"),
+        (lambda: Square(ThreatModel("l2", 1.0)), "expected linf"),
+        (lambda: Square(ThreatModel(), queries=0), "queries >= 1"),
     ):
         with pytest.raises(InputError, match=sentence):
             build()
