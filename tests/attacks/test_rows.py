@@ -25,6 +25,18 @@ ATTACKS = {
 CASES = [(name, norm) for name, (_, norms) in ATTACKS.items() for norm in norms]
 
 
+def linear(norm):
+    """A linear model of two classes, points with the labels it gives them, and their distances to the boundary."""
+    draw = torch.Generator().manual_seed(0)
+    model = nn.Linear(6, 2)
+    model.weight.data, model.bias.data = torch.randn(2, 6, generator=draw), torch.randn(2, generator=draw)
+    x = torch.randn(200, 6, generator=draw)
+    y = model(x).argmax(1)
+    difference = (model.weight[1] - model.weight[0]).detach()
+    dual = {"linf": difference.abs().sum(), "l2": difference.norm(), "l1": difference.abs().max()}[norm]
+    return model, x, y, -margin(model(x), y).detach() / dual
+
+
 def plane():
     """A small net with a crooked boundary, and points of the unit square with the labels it gives them."""
     with torch.random.fork_rng():
@@ -38,14 +50,7 @@ def plane():
 
 @pytest.mark.parametrize(("name", "norm"), CASES)
 def test_breaks_exactly_the_points_of_a_linear_model_that_can_be_broken(name, norm):
-    draw = torch.Generator().manual_seed(0)
-    model = nn.Linear(6, 2)
-    model.weight.data, model.bias.data = torch.randn(2, 6, generator=draw), torch.randn(2, generator=draw)
-    x = torch.randn(200, 6, generator=draw)
-    y = model(x).argmax(1)
-    difference = (model.weight[1] - model.weight[0]).detach()
-    dual = {"linf": difference.abs().sum(), "l2": difference.norm(), "l1": difference.abs().max()}[norm]
-    distance = -margin(model(x), y).detach() / dual  # to the boundary
+    model, x, y, distance = linear(norm)
     eps = float(distance.median()) * 1.001
     threat = ThreatModel(norm, eps, None)
     x_adv = ATTACKS[name][0](threat)(model, x, y)
@@ -56,16 +61,10 @@ def test_breaks_exactly_the_points_of_a_linear_model_that_can_be_broken(name, no
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_fab_finds_the_distance_to_the_boundary_of_a_linear_model(norm):
-    draw = torch.Generator().manual_seed(0)
-    model = nn.Linear(6, 2)
-    model.weight.data, model.bias.data = torch.randn(2, 6, generator=draw), torch.randn(2, generator=draw)
-    x = torch.randn(50, 6, generator=draw)
-    y = model(x).argmax(1)
-    difference = (model.weight[1] - model.weight[0]).detach()
-    dual = {"linf": difference.abs().sum(), "l2": difference.norm(), "l1": difference.abs().max()}[norm]
+    model, x, y, distance = linear(norm)
     threat = ThreatModel(norm, 0.0, None)  # nothing is close enough, so it goes on to the end
     x_adv = FAB(threat, steps=30)(model, x, y)
-    ratio = threat.distance(x_adv, x) / (-margin(model(x), y).detach() / dual)
+    ratio = threat.distance(x_adv, x) / distance
     assert (model(x_adv).argmax(1) != y).all()
     assert float(ratio.min()) >= 1
     assert float(ratio.max()) < 1.01

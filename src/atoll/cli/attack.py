@@ -54,8 +54,12 @@ def run(options: argparse.Namespace) -> int:
         accuracy = result["accuracy"]
         values = [f"{100 * accuracy[name]['value']:.2f}" for name in names]
         # All columns have the same number of points, and so the same standard error.
-        rows.append([folder, result["threat"], *values, f"{100 * accuracy['clean']['standard_error']:.2f}"])
-    print_table(f"Accuracy in % on {options.split}", ["run", "threat", *names, "±"], rows)
+        rows.append([folder, *values, f"{100 * accuracy['clean']['standard_error']:.2f}"])
+    threats = {result["threat"] for result in results.values()}
+    if len(threats) > 1:
+        rows = [[f"{row[0]} ({results[row[0]]['threat']})", *row[1:]] for row in rows]
+    against = f", {threats.pop()}" if len(threats) == 1 else ""
+    print_table(f"Accuracy in % on {options.split}{against}", ["run", *names, "±"], rows)
     return 0
 
 
