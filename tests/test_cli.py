@@ -205,7 +205,6 @@ def test_a_hostile_run_executes_nothing(trained, tmp_path):
     copy, marker = tmp_path / "copy", tmp_path / "ran"
     shutil.copytree(trained, copy)
     (tmp_path / "hostile.py").write_text(f"open({str(marker)!r}, 'w')\n")
-    file = next((copy / "checkpoints").iterdir()) / "checkpoint.json"
     for file in (copy / "checkpoints").glob("*/checkpoint.json"):
         record = json.loads(file.read_text())
         record["about"]["recipe"]["model"]["class_path"] = "hostile.Model"

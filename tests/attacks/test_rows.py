@@ -181,6 +181,13 @@ def test_targeted_dlr_against_its_formula_and_few_classes():
     assert float(dlr_targeted(two, torch.tensor([0]), torch.tensor([1]))) == -2
 
 
+@pytest.mark.parametrize("name", ATTACKS)
+def test_labels_are_checked(name):
+    model, x, y = plane()
+    with pytest.raises(InputError, match="labels: expected classes"):
+        ATTACKS[name][0](ThreatModel())(model, x, y + 4)
+
+
 def test_nonsense_is_refused():
     for build, sentence in (
         (lambda: APGD(ThreatModel("l1", 1.0)), "linf or l2"),

@@ -146,6 +146,25 @@ def test_metrics_have_no_gap_and_no_double_after_a_kill(tmp_path):
         file.write('{"kind": "step", "st')  # the kill came in the middle of a line
     watched(tmp_path / "b").fit(resume=True)
     assert read_records(tmp_path / "a" / "metrics.jsonl") == read_records(tmp_path / "b" / "metrics.jsonl")
+    watched(tmp_path / "b").fit(resume=True)  # a finished run, once more
+    assert read_records(tmp_path / "a" / "metrics.jsonl") == read_records(tmp_path / "b" / "metrics.jsonl")
+
+
+def test_an_epoch_is_recorded_once_even_if_the_kill_comes_between_its_record_and_its_checkpoint(tmp_path):
+    class KillOnRecord(Observer):
+        def record(self, record):
+            if record["kind"] == "epoch" and record["epoch"] == 2:
+                raise KilledError
+
+    def watched(*more):
+        observers = [JsonLines(tmp_path / "metrics.jsonl"), *more]
+        return tiny_trainer(folder=tmp_path, observers=observers, checkpoint_minutes=0)  # also at the epoch's last step
+
+    with pytest.raises(KilledError):
+        watched(KillOnRecord()).fit()
+    watched().fit(resume=True)
+    epochs = [r["epoch"] for r in read_records(tmp_path / "metrics.jsonl") if r["kind"] == "epoch"]
+    assert epochs == [1, 2, 3]
 
 
 def test_same_seed_same_run_and_other_seed_other_run():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import Attack
+from atoll.attacks.base import Attack, check_labels
 from atoll.streams import Streams
 from atoll.threat import per_point
 
@@ -141,6 +141,7 @@ def drive(
             points = feed(vacant)
             exhausted = points is None
             if points is not None:
+                check_labels(points.logits, points.y)  # here, once, and not in every iteration
                 length = attack.length(points.logits.shape[1])
                 fresh = attack.rows(points, streams(points.index))
                 rows = fresh if rows is None or not len(rows) else Rows.cat(rows, fresh)

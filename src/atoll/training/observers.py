@@ -37,10 +37,15 @@ class JsonLines(Observer):
         self.path = path
 
     def start(self, trainer: Trainer) -> None:
-        kept = [json.dumps(r) + "\n" for r in read_records(self.path) if r["step"] <= trainer.step]
-        if trainer.step == 0:
-            kept = []
+        kept = [json.dumps(r) + "\n" for r in read_records(self.path) if self._stays(r, trainer)]
         write_atomic(self.path, "".join(kept).encode())
+
+    @staticmethod
+    def _stays(record: Record, trainer: Trainer) -> bool:
+        """Whether the run will not write it again; a checkpoint at an epoch's last step lies before the epoch's record."""
+        if record["kind"] == "epoch":
+            return bool(record["epoch"] <= trainer.epoch)
+        return bool(record["kind"] == "step" and record["step"] <= trainer.step)
 
     def record(self, record: Record) -> None:
         with self.path.open("a") as file:
