@@ -42,7 +42,7 @@ class JsonLines(Observer):
 
     @staticmethod
     def _stays(record: Record, trainer: Trainer) -> bool:
-        """Whether the run will not write it again; a checkpoint at an epoch's last step lies before the epoch's record."""
+        """Whether the run will not write it again; a checkpoint at an epoch's last step comes before its record."""
         if record["kind"] == "epoch":
             return bool(record["epoch"] <= trainer.epoch)
         return bool(record["kind"] == "step" and record["step"] <= trainer.step)
