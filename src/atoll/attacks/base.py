@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from atoll.describe import constructor_call
 from atoll.errors import InputError
 from atoll.streams import Streams
 from atoll.threat import ThreatModel
@@ -33,8 +34,14 @@ class Attack(ABC):
     evaluation mode; modes, buffers and gradients are left as they were.
     """
 
+    needs_gradients = True  # blind attacks say no
+    eot = 1  # passes a prediction is averaged over, for randomised models
+
     def __init__(self, threat: ThreatModel) -> None:
         self.threat = threat
+
+    def __repr__(self) -> str:
+        return constructor_call(self)
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, seed: object = 0, index: Tensor | None = None
@@ -56,7 +63,11 @@ class Attack(ABC):
             return x.clone()
         index = torch.arange(len(x), device=x.device) if index is None else index
         with evaluation_mode(model):
-            return self.search(model, x.detach(), y, Streams(seed, type(self).__name__, index=index)).detach()
+            return self.search(model, x.detach(), y, self.streams(seed, index)).detach()
+
+    def streams(self, seed: object, index: Tensor) -> Streams:
+        """The random streams of some points."""
+        return Streams(seed, type(self).__name__, index=index)
 
     @abstractmethod
     def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: Streams) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader
 from atoll.data.arrays import as_images, as_labels, read_npz
 from atoll.data.augment import Augmentation
 from atoll.data.download import Progress, folders
+from atoll.describe import constructor_call
 from atoll.errors import AtollError, DataError, InputError
 from atoll.streams import Streams, generator
 from atoll.threat import Bounds
@@ -196,14 +196,8 @@ class Data(ABC):
 
     def __repr__(self) -> str:
         """The call that makes this data set again, defaults left out."""
-        given: dict[str, object] = {}
-        for kind in (kind for kind in type(self).__mro__ if issubclass(kind, Data)):
-            for name, parameter in inspect.signature(kind).parameters.items():
-                # `validation` is the split itself, so the share is kept under another name.
-                value = getattr(self, "validation_share" if name == "validation" else name, None)
-                if parameter.kind is parameter.KEYWORD_ONLY and value != parameter.default:
-                    given.setdefault(name, str(value) if isinstance(value, Path) else value)
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        # `validation` is the split itself, so the share is kept under another name.
+        return constructor_call(self, validation="validation_share")
 
     @property
     def folders(self) -> tuple[Path, ...]:
