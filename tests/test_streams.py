@@ -52,7 +52,8 @@ def test_a_row_does_not_depend_on_the_others(rows, data):
 def test_rows_can_be_refilled():
     old, new = Streams(0, index=torch.tensor([1, 2])), Streams(0, index=torch.tensor([7]))
     old.bits(5)
-    mixed = Streams.cat([old[torch.tensor([1])], new])
+    one, other = old[torch.tensor([1])].tensors(), new.tensors()
+    mixed = Streams.from_tensors({name: torch.cat([one[name], other[name]]) for name in one})
     expected = Streams(0, index=torch.tensor([2, 7]))
     assert torch.equal(mixed.bits(1)[1], expected.bits(1)[1])
     fresh = Streams(0, index=torch.tensor([2])).bits(7)

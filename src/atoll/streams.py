@@ -8,7 +8,7 @@ the number of processes, or an interruption in between.  Nothing here touches Py
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -68,20 +68,21 @@ class Streams:
         return len(self._keys)
 
     def __getitem__(self, rows: Tensor | slice) -> Streams:
-        part = object.__new__(Streams)
-        part._keys, part._drawn = self._keys[rows], self._drawn[rows]
-        return part
+        return Streams.from_tensors({name: value[rows] for name, value in self.tensors().items()})
 
     def put(self, rows: Tensor, part: Streams) -> None:
         """Take back rows that were drawn from apart (``part = streams[rows]``), with their counters."""
         self._drawn = self._drawn.index_put((rows,), part._drawn)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Keys and counters, by name, to be saved or joined."""
+        return {"keys": self._keys, "drawn": self._drawn}
+
     @staticmethod
-    def cat(parts: Sequence[Streams]) -> Streams:
-        """The rows of several streams one after the other, each with its own counter."""
+    def from_tensors(tensors: Mapping[str, Tensor]) -> Streams:
+        """What ``tensors`` gave; they go on where they were."""
         whole = object.__new__(Streams)
-        whole._keys = torch.cat([p._keys for p in parts])
-        whole._drawn = torch.cat([p._drawn for p in parts])
+        whole._keys, whole._drawn = tensors["keys"], tensors["drawn"]
         return whole
 
     def bits(self, *shape: int) -> Tensor:

@@ -83,9 +83,14 @@ class ThreatModel:
 
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
         """The norm of ``a - b`` for each point."""
-        difference = (a - b).flatten(1)
-        order = {"linf": math.inf, "l2": 2, "l1": 1}[self.norm]
-        norm: Tensor = torch.linalg.vector_norm(difference, order, dim=1)
+        return self.size(a - b)
+
+    def size(self, delta: Tensor) -> Tensor:
+        """The norm of each perturbation."""
+        flat = delta.flatten(1)
+        if self.norm == "linf":
+            return flat.abs().amax(1)  # several times faster than vector_norm
+        norm: Tensor = torch.linalg.vector_norm(flat, 2 if self.norm == "l2" else 1, dim=1)
         return norm
 
     def clamp(self, x: Tensor) -> Tensor:
@@ -98,7 +103,9 @@ class ThreatModel:
         Clipping to bounds that contain ``x`` moves every coordinate towards ``x``, so the ball is never left.
         """
         if self.norm == "linf":
-            return self.clamp(torch.minimum(torch.maximum(x_adv, x - self.radius), x + self.radius))
+            low, high = x - self.radius, x + self.radius
+            torch.maximum(x_adv, low, out=low)  # into memory at hand: fresh memory costs more than the arithmetic
+            return self.clamp(torch.minimum(low, high, out=high))
         if self.norm == "l2":
             delta = x_adv - x
             norm = torch.linalg.vector_norm(delta.flatten(1), dim=1)
@@ -114,12 +121,15 @@ class ThreatModel:
         is piecewise linear and decreasing in t, with kinks at ``|v_i|`` and ``|v_i| - room_i``, so t is found by
         sorting the kinks and interpolating (Croce & Hein, 2021).
         """
-        v = (x_adv - x).flatten(1).double()
+        change = (x_adv - x).flatten(1)
+        # Coordinates that do not move have no say, and a sparse perturbation has few others: sort only those.
+        moving = max(1, int(change.count_nonzero(1).max()))
+        place = change.abs().topk(moving, dim=1).indices
+        v, flat = change.gather(1, place).double(), x.flatten(1).gather(1, place).double()
         size = v.abs()
         if self.bounds is None:
             room = torch.full_like(size, math.inf)
         else:
-            flat = x.flatten(1).double()
             room = torch.where(v > 0, self.bounds[1] - flat, flat - self.bounds[0])
         radius = self.radius * (1 - 1e-6)
         inner = (size - room).clamp_min_(0)  # below this threshold the coordinate sits on the bound
@@ -136,7 +146,8 @@ class ThreatModel:
         threshold = kinks.gather(1, last) + (after.gather(1, last) - radius) / slope
         threshold = torch.where(total > radius, threshold, torch.zeros_like(threshold))
         move = torch.minimum((size - threshold).clamp_min_(0), room)
-        return self.clamp((x.flatten(1).double() + v.sign() * move).to(x.dtype)).view_as(x)
+        moved = (flat + v.sign() * move).to(x.dtype)
+        return self.clamp(x.flatten(1).scatter(1, place, moved)).view_as(x)
 
     def random_start(self, x: Tensor, streams: Streams) -> Tensor:
         """A uniform draw from the ball around each point, moved into the bounds."""
@@ -181,38 +192,21 @@ class ThreatModel:
             w: normals of the hyperplanes, of the same shape.
             rise: by how much w . x has to change, ``(batch,)``.
         """
-        flat, size = w.flatten(1), w.flatten(1).abs()
-        direction = flat.sign() * rise.sign()[:, None]
+        flat, goal = w.flatten(1), rise.abs()[:, None]
+        size, direction = flat.abs(), flat.sign().mul_(rise.sign()[:, None])
         if self.bounds is None:
             room = torch.full_like(size, math.inf)
         else:
-            point = x.flatten(1)
-            room = torch.where(direction > 0, self.bounds[1] - point, point - self.bounds[0]).clamp_min_(0)
-        goal = rise.abs()[:, None]
+            low, high = self.bounds
+            half = torch.full_like(goal, (high - low) / 2)
+            room = torch.addcmul(half, x.flatten(1) - (low + high) / 2, direction, value=-1).clamp_min_(0)
         if self.norm == "l1":
-            order = size.argsort(dim=1, descending=True)
-            gains = torch.where(size > 0, size * room, 0.0).gather(1, order)
-            before = torch.cat([torch.zeros_like(goal), gains[:, :-1].cumsum(1)], dim=1)
-            left = (goal - before).clamp_min(0)
-            move = torch.minimum(left / size.gather(1, order).clamp_min(1e-30), room.gather(1, order))
-            move = torch.zeros_like(size).scatter(1, order, torch.where(before < goal, move, 0.0))
+            move = _fill_in_turn(size, room, goal)
+        elif self.norm == "l2":
+            move = _fill_together(size * size, room.div_(size.clamp_min(1e-30)), goal).mul_(size)
         else:
-            pace = size if self.norm == "l2" else torch.ones_like(size)
-            # Coordinate i moves at its pace until level room_i / pace_i; the gain is piecewise linear in the level.
-            levels = torch.where(pace > 0, room / pace.clamp_min(1e-30), math.inf)
-            levels, order = levels.sort(dim=1)
-            speed = (size * pace).gather(1, order)
-            filled = torch.where(levels < math.inf, speed * levels, 0.0).cumsum(1)
-            # Before kink j: full coordinates have given `filled`, the others gain at their joint speed.
-            gone = torch.cat([torch.zeros_like(goal), filled[:, :-1]], dim=1)
-            moving = speed.flip(1).cumsum(1).flip(1)
-            level = ((goal - gone) / moving.clamp_min(1e-30)).clamp_min(0)
-            first = (level <= levels).to(torch.int8).argmax(1, keepdim=True)  # the first stretch that reaches the goal
-            reached = (level <= levels).any(1, keepdim=True)
-            highest = torch.where(levels < math.inf, levels, 0.0).amax(1, keepdim=True)
-            chosen = torch.where(reached, level.gather(1, first), highest)
-            move = torch.minimum(chosen * pace, room)
-        return (direction * move).view_as(x)
+            move = _fill_together(size, room, goal)
+        return direction.mul_(move).view_as(x)
 
     def round(self, x_adv: Tensor, x: Tensor, levels: int = 255) -> Tensor:
         """The nearest 8-bit image that is still inside the ball around ``x``.
@@ -229,3 +223,39 @@ class ThreatModel:
         else:
             inside = per_point(self.distance(nearest, x) <= self.radius, x)
         return self.clamp(torch.where(inside, nearest, towards))
+
+
+def _fill_together(speed: Tensor, full: Tensor, goal: Tensor) -> Tensor:
+    """min(level, full), with the level at which sum(speed * min(level, full)) = goal, or ``full`` if there is none.
+
+    The sum is concave and piecewise linear in the level, so Newton's method comes from below and ends on the right
+    piece after a few steps, without sorting.
+    """
+    level = goal / full.sign().mul_(speed).sum(1, keepdim=True).clamp_min_(1e-20)
+    left, precision = torch.arange(len(goal), device=goal.device), 8 * torch.finfo(goal.dtype).eps
+    still_speed, still_full = speed, full
+    while True:
+        here = level[left]
+        short = goal[left] - torch.minimum(still_full, here).mul_(still_speed).sum(1, keepdim=True)
+        rate = (still_full - here).gt_(0).mul_(still_speed).sum(1, keepdim=True)
+        more = ((short > precision * goal[left]) & (rate > 0)).squeeze(1)
+        if not more.any():
+            return torch.minimum(full, level)
+        left, still_speed, still_full = left[more], still_speed[more], still_full[more]
+        level[left] = here[more] + short[more] / rate[more]
+
+
+def _fill_in_turn(size: Tensor, room: Tensor, goal: Tensor) -> Tensor:
+    """Moves with sum(size * move) = goal that use all room of the largest sizes before they touch a smaller one."""
+    move, left = torch.zeros_like(size), torch.arange(len(goal), device=goal.device)
+    count = 64  # mostly enough, and much faster than sorting all coordinates
+    while len(left):
+        weight, order = size[left].topk(min(count, size.shape[1]), dim=1)
+        space = room[left].gather(1, order)
+        gained = torch.where(weight > 0, weight * space, 0.0).cumsum(1)
+        before = torch.cat([torch.zeros_like(gained[:, :1]), gained[:, :-1]], dim=1)
+        share = torch.minimum((goal[left] - before).clamp_min_(0) / weight.clamp_min(1e-30), space)
+        move[left] = torch.zeros_like(size[left]).scatter_(1, order, share)
+        left = left[(gained[:, -1:] < goal[left]).squeeze(1)] if count < size.shape[1] else left[:0]
+        count *= 4
+    return move

@@ -4,20 +4,186 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from atoll.attacks.apgd_l1 import SparseSteps
 from atoll.attacks.objectives import OBJECTIVES, dlr_targeted
-from atoll.attacks.rows import Points, RowAttack, Rows, choose
+from atoll.attacks.rows import Points, RowAttack, Rows
 from atoll.errors import InputError
 from atoll.streams import Streams
 from atoll.threat import ThreatModel, per_point
 
 MOMENTUM = 0.75
 RHO = 0.75  # a window is healthy if the objective rose in more than this share of its steps
+
+
+class APGD(RowAttack):
+    r"""APGD-CE, APGD-DLR and, with targets, APGD-T.
+
+    For linf and l2, with s the steepest direction,
+    :math:`x_{k+1} = \Pi(x_k + 0.75 (\Pi(x_k + \eta\, s_k) - x_k) + 0.25 (x_k - x_{k-1}))`.  At each checkpoint the step
+    is halved, and the search goes back to the best point, if the objective rose too rarely since the last one, or
+    neither step nor best value have changed.  For l1 see ``SparseSteps``.  A point is given up at its first success;
+    one that stands ends at the best point of its last run.
+
+    Costs ``eot * (steps + 1)`` forward and backward passes per run (l1: ``steps + 3``) for a point that stands.
+
+    Args:
+        threat: linf, l2 or l1.
+        objective: ``ce`` or ``dlr``; with targets it is always the targeted DLR.
+        steps: gradient steps per run.
+        targets: 0 for untargeted; otherwise so many classes are tried in turn, those with the largest clean logits
+            first.
+        restarts: runs, each from a random start of its own; with targets, runs per target.
+        eot: passes that objective, gradient and prediction are averaged over, for models that answer at random.  One
+            pass of those may be wrong by luck, so success is what the mean of the predicted probabilities says.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> x, y = torch.tensor([[0.6, 0.4]]), torch.tensor([0])
+    >>> [int(model(APGD(ThreatModel(norm, 0.25))(model, x, y)).argmax(1)) for norm in ("linf", "l2", "l1")]
+    [1, 1, 1]
+    """
+
+    def __init__(
+        self,
+        threat: ThreatModel,
+        objective: Literal["ce", "dlr"] = "ce",
+        *,
+        steps: int = 100,
+        targets: int = 0,
+        restarts: int = 1,
+        eot: int = 1,
+    ) -> None:
+        super().__init__(threat)
+        if objective not in ("ce", "dlr"):
+            raise InputError(f"objective: expected ce or dlr, got {objective!r}")
+        if min(steps, restarts, eot) < 1 or targets < 0:
+            raise InputError(
+                "steps, restarts, eot, targets: expected at least 1 (targets: 0),"
+                f" got {steps}, {restarts}, {eot}, {targets}"
+            )
+        self.objective = objective
+        self.steps = steps
+        self.targets = targets
+        self.restarts = restarts
+        self.eot = eot
+        self.rule = SparseSteps(threat, steps) if threat.norm == "l1" else MomentumSteps(threat, steps)
+
+    def length(self, classes: int) -> int:
+        return max(1, min(self.targets, classes - 1)) * self.restarts * self.rule.looks
+
+    def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
+        x = points.x
+        unknown = torch.full((len(x),), -math.inf, dtype=x.dtype, device=x.device)
+        state = {"best": x.clone(), "best_gradient": torch.zeros_like(x), "best_value": unknown, **self.rule.state(x)}
+        if self.targets:
+            others = points.logits.scatter(1, points.y[:, None], -math.inf).argsort(dim=1, descending=True)
+            state["order"] = others[:, : min(self.targets, others.shape[1] - 1)]
+        return self.rule.start(x, streams), state
+
+    def advance(self, model: nn.Module, rows: Rows) -> None:
+        value, gradient, wrong = self._look(model, rows)
+        s, look = rows.state, rows.clock % self.rule.looks
+        rows.success |= wrong & self.rule.counts(look)
+        better = (value > s["best_value"]) | self.rule.opens(look)
+        s["best"][better], s["best_gradient"][better] = rows.adv[better], gradient[better]
+        s["best_value"][better] = value[better]
+        following = self.rule.step(rows, look, value, gradient)
+        following[rows.success] = rows.adv[rows.success]
+        rows.adv = following
+        rows.clock += 1
+        self._restart(rows)
+
+    def _look(self, model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """Objective and gradient at the candidates (up to a factor), and whether they are misclassified."""
+        value, gradient, votes = self._pass(model, rows)
+        for _ in range(self.eot - 1):
+            for total, more in zip((value, gradient, votes), self._pass(model, rows), strict=True):
+                total += more
+        return value, gradient, votes.argmax(1) != rows.y
+
+    def _pass(self, model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        candidates = rows.adv.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = model(candidates)
+            if self.targets:
+                order = rows.state["order"]
+                turn = rows.clock // (self.rule.looks * self.restarts)
+                target = order.gather(1, turn.clamp_max(order.shape[1] - 1)[:, None]).squeeze(1)
+                value = dlr_targeted(logits, rows.y, target)
+            else:
+                value = OBJECTIVES[self.objective](logits, rows.y, None)
+            (gradient,) = torch.autograd.grad(value.sum(), candidates)
+        votes = logits.detach()
+        # A gradient may come as one number expanded; the steps write into it.
+        return value.detach(), gradient.contiguous(), votes if self.eot == 1 else votes.softmax(1)
+
+    def _restart(self, rows: Rows) -> None:
+        """Rows that are through with a run start the next one at random, if there is one."""
+        turns = rows.state["order"].shape[1] if self.targets else 1
+        more = (rows.clock < turns * self.restarts * self.rule.looks) & ~rows.success
+        through = (more & (rows.clock % self.rule.looks == 0)).nonzero().squeeze(1)
+        if len(through):
+            streams = rows.streams[through]
+            rows.adv[through] = self.rule.start(rows.x[through], streams)
+            rows.streams.put(through, streams)
+
+
+class MomentumSteps:
+    """Steps for linf and l2: momentum, and a step size that starts at 2 eps and is halved at checkpoints."""
+
+    def __init__(self, threat: ThreatModel, steps: int) -> None:
+        self.threat = threat
+        self.looks = steps + 1
+        # For each number of steps done: the length of the window that ends there, 0 if none does.
+        self.windows = torch.zeros(self.looks)
+        for before, end in itertools.pairwise([0, *checkpoints(steps)]):
+            self.windows[end] = end - before
+
+    def start(self, x: Tensor, streams: Streams) -> Tensor:
+        return self.threat.random_start(x, streams)
+
+    def state(self, x: Tensor) -> dict[str, Tensor]:
+        zeros = x.new_zeros(len(x))
+        names = ("step", "rises", "last_value", "checked_value")
+        return {"previous": x.clone(), "reduced": zeros.bool(), **{name: zeros.clone() for name in names}}
+
+    def opens(self, look: Tensor) -> Tensor:
+        """Whether the best point before this look is to be forgotten."""
+        return look == 0
+
+    def counts(self, look: Tensor) -> Tensor:
+        """Whether the candidate of this look is inside the ball: always."""
+        return torch.ones_like(look, dtype=torch.bool)
+
+    def step(self, rows: Rows, look: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        """The next candidates, given objective and gradient at the present ones."""
+        s, first = rows.state, self.opens(look)
+        window = self.windows.to(value.device)[look]
+        ends = window > 0
+        rises = torch.where(first, 0.0, s["rises"] + (value > s["last_value"]))
+        stuck = (rises <= RHO * window) | (~s["reduced"] & (s["checked_value"] >= s["best_value"]))
+        halve = ends & stuck & ~rows.success
+        s["step"] = torch.where(first, 2 * self.threat.radius, torch.where(halve, s["step"] / 2, s["step"]))
+        s["reduced"] = torch.where(ends, halve, s["reduced"] | first)
+        s["checked_value"] = torch.where(ends | first, s["best_value"], s["checked_value"])
+        s["rises"], s["last_value"] = torch.where(ends, 0.0, rises), value
+        rows.adv[halve], gradient[halve] = s["best"][halve], s["best_gradient"][halve]
+
+        current, x = rows.adv, rows.x
+        step = self.threat.steepest(gradient).mul_(per_point(s["step"], x))
+        plain = self.threat.project(step.add_(current), x)
+        keep = per_point(torch.where(first, 1.0, MOMENTUM).to(x.dtype), x)
+        momentum = s["previous"].sub_(current).mul_(keep - 1)
+        following = self.threat.project(plain.sub_(current).mul_(keep).add_(momentum).add_(current), x)
+        s["previous"] = current
+        last = look == self.looks - 1
+        following[last] = s["best"][last]
+        return following
 
 
 def checkpoints(steps: int) -> list[int]:
@@ -34,139 +200,3 @@ def checkpoints(steps: int) -> list[int]:
         window = max(window - shrink, floor)
         at += window
     return found
-
-
-class APGD(RowAttack):
-    r"""APGD-CE, APGD-DLR and, with targets, APGD-T.
-
-    :math:`x_{k+1} = \Pi(x_k + 0.75 (\Pi(x_k + \eta\, s_k) - x_k) + 0.25 (x_k - x_{k-1}))`, s the steepest direction.
-    At each checkpoint the step is halved, and the search goes back to the best point, if the objective rose too rarely
-    since the last one, or neither step nor best value have changed.  A point is given up at its first success.
-
-    Costs ``steps + 1`` forward and backward passes for a point that stands.
-
-    Args:
-        threat: linf or l2 (l1 has an attack of its own, ``APGDL1``).
-        objective: ``ce`` or ``dlr``.
-        steps: gradient steps per target.
-        targets: 0 for untargeted; otherwise so many classes are tried in turn with the targeted DLR objective, those
-            with the largest clean logits first.
-    """
-
-    def __init__(
-        self,
-        threat: ThreatModel,
-        objective: Literal["ce", "dlr"] = "ce",
-        *,
-        steps: int = 100,
-        targets: int = 0,
-    ) -> None:
-        super().__init__(threat)
-        if threat.norm == "l1":
-            raise InputError("APGD: expected linf or l2; l1 has an attack of its own")
-        if objective not in ("ce", "dlr"):
-            raise InputError(f"objective: expected ce or dlr, got {objective!r}")
-        if steps < 1 or targets < 0:
-            raise InputError(f"steps, targets: expected steps >= 1 and targets >= 0, got {steps}, {targets}")
-        self.objective = objective
-        self.steps = steps
-        self.targets = targets
-
-    @cached_property
-    def windows(self) -> Tensor:
-        """For each number of steps done: the length of the window that ends there, 0 if none does."""
-        ends = [0, *checkpoints(self.steps)]
-        table = torch.zeros(self.steps + 1)
-        for before, end in itertools.pairwise(ends):
-            table[end] = end - before
-        return table
-
-    def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
-        x = points.x
-        none = torch.full((len(x),), -math.inf, dtype=x.dtype, device=x.device)
-        state = {
-            "previous": x,
-            "best": x,
-            "best_gradient": torch.zeros_like(x),
-            "best_value": none,
-            "checked_value": none,
-            "last_value": none,
-            "rises": torch.zeros_like(none),
-            "step": torch.full_like(none, 2 * self.threat.radius),
-            "reduced": torch.ones_like(none),
-        }
-        if self.targets:
-            others = points.logits.scatter(1, points.y[:, None], -math.inf)
-            state["order"] = others.argsort(dim=1, descending=True)[:, : self._targets(points.logits.shape[1])]
-        return self.threat.random_start(x, streams), state
-
-    def _targets(self, classes: int) -> int:
-        return min(self.targets, classes - 1)
-
-    def length(self, classes: int) -> int:
-        return max(1, self._targets(classes)) * (self.steps + 1)
-
-    def advance(self, model: nn.Module, rows: Rows) -> None:
-        s, threat = rows.state, self.threat
-        done = rows.clock % (self.steps + 1)  # steps done in this run (of one target)
-        value, gradient, success = self._look(model, rows)
-        rows.success |= success
-        better = value > s["best_value"]
-        s["best"] = choose(better, rows.adv, s["best"])
-        s["best_gradient"] = choose(better, gradient, s["best_gradient"])
-        s["best_value"] = torch.where(better, value, s["best_value"])
-        s["rises"] = s["rises"] + (value > s["last_value"]) * (done > 0)
-        s["last_value"] = value
-
-        window = self.windows.to(value.device)[done]
-        ends = window > 0
-        stuck = (s["rises"] <= RHO * window) | ((s["reduced"] == 0) & (s["checked_value"] >= s["best_value"]))
-        halve = ends & stuck
-        s["step"] = torch.where(halve, s["step"] / 2, s["step"])
-        s["reduced"] = torch.where(ends, halve.to(value.dtype), s["reduced"])
-        s["checked_value"] = torch.where(ends | (done == 0), s["best_value"], s["checked_value"])
-        s["rises"] = torch.where(ends, 0.0, s["rises"])
-        current = choose(halve, s["best"], rows.adv)
-        gradient = choose(halve, s["best_gradient"], gradient)
-
-        plain = threat.project(current + threat.steepest(gradient) * per_point(s["step"], current), rows.x)
-        keep = per_point(torch.where(done > 0, MOMENTUM, 1.0).to(current.dtype), current)
-        following = threat.project(current + keep * (plain - current) + (1 - keep) * (current - s["previous"]), rows.x)
-        s["previous"] = current
-        rows.adv = choose(rows.success, rows.adv, following)
-        rows.clock += 1
-        if self.targets:
-            self._next_target(rows)
-
-    def _look(self, model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """Objective, gradient and success at the candidates: the one forward and backward pass of an iteration."""
-        candidates = rows.adv.detach().requires_grad_()
-        with torch.enable_grad():
-            logits = model(candidates)
-            if self.targets:
-                turn = (rows.clock // (self.steps + 1)).clamp_max(rows.state["order"].shape[1] - 1)
-                target = rows.state["order"].gather(1, turn[:, None]).squeeze(1)
-                value = dlr_targeted(logits, rows.y, target)
-            else:
-                value = OBJECTIVES[self.objective](logits, rows.y, None)
-            (gradient,) = torch.autograd.grad(value.sum(), candidates)
-        return value.detach(), gradient, logits.detach().argmax(1) != rows.y
-
-    def _next_target(self, rows: Rows) -> None:
-        """Rows that are through with a target start afresh on the next one."""
-        fresh = ((rows.clock % (self.steps + 1) == 0) & ~rows.success).nonzero().squeeze(1)
-        if not len(fresh):
-            return
-        streams = rows.streams[fresh]
-        start = self.threat.random_start(rows.x[fresh], streams)
-        rows.streams.put(fresh, streams)
-        rows.adv = rows.adv.index_copy(0, fresh, start)
-        reset = {
-            "best_value": -math.inf,
-            "last_value": -math.inf,
-            "rises": 0.0,
-            "reduced": 1.0,
-            "step": 2 * self.threat.radius,
-        }
-        for name, value in reset.items():
-            rows.state[name] = rows.state[name].index_fill(0, fresh, value)

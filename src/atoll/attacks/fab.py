@@ -1,4 +1,4 @@
-"""FAB-T, the targeted fast adaptive boundary attack (Croce & Hein, 2020): the closest point across a boundary."""
+"""FAB, the fast adaptive boundary attack (Croce & Hein, 2020): the closest point across a boundary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.rows import Points, RowAttack, Rows, choose
+from atoll.attacks.rows import Points, RowAttack, Rows
 from atoll.errors import InputError
 from atoll.streams import Streams
 from atoll.threat import ThreatModel, per_point
@@ -18,68 +18,113 @@ BETA = 0.9  # step back towards the clean point from an adversarial iterate
 
 
 class FAB(RowAttack):
-    r"""Linearises the boundary to one class after another and steps onto it, from the iterate and from the clean point.
+    r"""Linearises the boundary to another class and steps onto it, from the iterate and from the clean point.
 
     With :math:`f = g_t - g_y` and its gradient w at the iterate, both points are projected (in the norm, within the
-    bounds) onto :math:`f + w \cdot (\cdot - x_k) = 0`, overshot by 1.05 and mixed.  The closest adversarial point ever
-    seen counts; a point is given up as soon as that is within eps.
+    bounds) onto :math:`f + w \cdot (\cdot - x_k) = 0`, overshot by 1.05 and mixed.  ``closest`` in the state is the
+    distance of the closest adversarial point ever seen; the attack succeeds as soon as that is within eps, and leaves
+    points that stand where they were.  With eps = 0 the search goes on to the end, and the closest points are the
+    result, however far they are.
 
-    Costs ``steps + 1`` forward and backward passes per target for a point that stands.
+    Costs ``steps + 1`` forward and backward passes per run for a point that stands; untargeted, with K classes, each of
+    them has K - 1 backward passes, one for every boundary there is.
 
     Args:
         threat: linf, l2 or l1.
-        steps: iterations per target.
-        targets: classes tried in turn, those with the largest clean logits first.
+        steps: iterations per run.
+        targets: classes tried in turn, those with the largest clean logits first (FAB-T); 0 for the untargeted attack,
+            which steps onto the closest of all linearised boundaries.
+        restarts: runs (per target); the first begins at the clean point, later ones at random, half as far away as eps
+            or the closest adversarial point so far.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> FAB(ThreatModel("linf", 0.2))(model, torch.tensor([[0.6, 0.4]]), torch.tensor([0]))
+    tensor([[0.4950, 0.5050]])
     """
 
-    def __init__(self, threat: ThreatModel, *, steps: int = 100, targets: int = 9) -> None:
+    def __init__(self, threat: ThreatModel, *, steps: int = 100, targets: int = 9, restarts: int = 1) -> None:
         super().__init__(threat)
-        if steps < 1 or targets < 1:
-            raise InputError(f"steps, targets: expected at least 1, got {steps}, {targets}")
+        if min(steps, restarts) < 1 or targets < 0:
+            raise InputError(
+                f"steps, restarts, targets: expected at least 1 (targets: 0), got {steps}, {restarts}, {targets}"
+            )
         self.steps = steps
         self.targets = targets
+        self.restarts = restarts
 
     def length(self, classes: int) -> int:
-        return min(self.targets, classes - 1) * (self.steps + 1)
+        return max(1, min(self.targets, classes - 1)) * self.restarts * (self.steps + 1)
 
     def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
         others = points.logits.scatter(1, points.y[:, None], -math.inf)
-        count = min(self.targets, points.logits.shape[1] - 1)
         return points.x.clone(), {
-            "order": others.argsort(dim=1, descending=True)[:, :count],
+            "order": others.argsort(dim=1, descending=True)[:, : min(self.targets, others.shape[1] - 1)],
             "closest": torch.full((len(points),), math.inf, dtype=points.x.dtype, device=points.x.device),
-            "iterate": points.x.clone(),
+            "iterate": points.x,
         }
 
     def advance(self, model: nn.Module, rows: Rows) -> None:
-        s, threat, x = rows.state, self.threat, rows.x
-        iterate = s["iterate"].detach().requires_grad_()
-        turn = (rows.clock // (self.steps + 1)).clamp_max(s["order"].shape[1] - 1)
-        target = s["order"].gather(1, turn[:, None])
-        with torch.enable_grad():
-            logits = model(iterate)
-            difference = (logits.gather(1, target) - logits.gather(1, rows.y[:, None])).squeeze(1)
-            (w,) = torch.autograd.grad(difference.sum(), iterate)
-        iterate, difference = iterate.detach(), difference.detach()
-
-        adversarial = logits.detach().argmax(1) != rows.y
-        distance = threat.distance(iterate, x)
+        f, w, adversarial = self._linearise(model, rows)
+        s, threat, x, iterate = rows.state, self.threat, rows.x, rows.state["iterate"]
+        delta = iterate - x
+        distance = threat.size(delta)
         closer = adversarial & (distance < s["closest"])
         s["closest"] = torch.where(closer, distance, s["closest"])
-        # Rows that have succeeded keep their point; the others show the closest so far, which is of use to callers.
-        rows.adv = choose(closer & ~rows.success, iterate, rows.adv)
+        shown = closer & (distance <= (threat.radius or math.inf))
+        rows.adv[shown] = iterate[shown]
         rows.success |= s["closest"] <= threat.radius
 
-        point = choose(adversarial, x + BETA * (iterate - x), iterate)
-        # The plane through the iterate's linearisation, seen from the (possibly pulled back) point and from x.
-        rise_point = -difference - (w * (point - iterate)).flatten(1).sum(1)
-        rise_x = -difference - (w * (x - iterate)).flatten(1).sum(1)
-        d_point, d_x = threat.to_hyperplane(point, w, rise_point), threat.to_hyperplane(x, w, rise_x)
-        zero = torch.zeros_like(x)
-        far, near = threat.distance(d_point, zero), threat.distance(d_x, zero)
+        # By how much w has to rise to the plane, from the clean point and from the (possibly pulled back) iterate.
+        slope = (w * delta).flatten(1).sum(1)
+        pull = torch.where(adversarial, BETA, 1.0).to(x.dtype)
+        point = delta.mul_(per_point(pull, x)).add_(x)
+        d_point = threat.to_hyperplane(point, w, (1 - pull) * slope - f)
+        d_x = threat.to_hyperplane(x, w, slope - f)
+        far, near = threat.size(d_point), threat.size(d_x)
         alpha = per_point((far / (far + near).clamp_min(1e-12)).clamp_max(ALPHA_MAX), x)
-        following = (1 - alpha) * (point + ETA * d_point) + alpha * (x + ETA * d_x)
-        s["iterate"] = threat.clamp(following)
+        from_point, from_x = d_point.mul_(ETA).add_(point), d_x.mul_(ETA).add_(x)
+        s["iterate"] = threat.clamp(from_point.lerp_(from_x, alpha))
         rows.clock += 1
-        # The next target starts from the clean point again.
-        s["iterate"] = choose(rows.clock % (self.steps + 1) == 0, x, s["iterate"])
+        self._restart(rows)
+
+    def _linearise(self, model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """Value and gradient of the difference that counts, and whether the iterates are adversarial."""
+        iterate, y = rows.state["iterate"].detach().requires_grad_(), rows.y[:, None]
+        with torch.enable_grad():
+            logits = model(iterate)
+        if self.targets:
+            order = rows.state["order"]
+            turn = (rows.clock // ((self.steps + 1) * self.restarts)).clamp_max(order.shape[1] - 1)
+            f, w = _difference(logits, order.gather(1, turn[:, None]), y, iterate)
+        else:
+            dual = {"linf": 1, "l2": 2, "l1": math.inf}[self.threat.norm]
+            f, w = logits.new_zeros(len(y)), torch.zeros_like(rows.x)
+            nearest = torch.full_like(f, math.inf)
+            for shift in range(1, logits.shape[1]):
+                other_f, other_w = _difference(logits, (y + shift) % logits.shape[1], y, iterate)
+                distance = other_f.abs() / torch.linalg.vector_norm(other_w.flatten(1), dual, dim=1).clamp_min(1e-12)
+                closer = distance < nearest
+                f[closer], w[closer], nearest[closer] = other_f[closer], other_w[closer], distance[closer]
+        return f, w, logits.detach().argmax(1) != rows.y
+
+    def _restart(self, rows: Rows) -> None:
+        """Rows that are through with a run begin the next one."""
+        s, run = rows.state, rows.clock // (self.steps + 1)
+        through = rows.clock % (self.steps + 1) == 0
+        s["iterate"][through] = rows.x[through]
+        again = (through & (run % self.restarts > 0)).nonzero().squeeze(1)
+        if len(again):
+            x, streams = rows.x[again], rows.streams[again]
+            share = (s["closest"][again] / max(self.threat.radius, 1e-30)).clamp_max(1) / 2
+            start = self.threat.random_start(x, streams)
+            rows.streams.put(again, streams)
+            s["iterate"][again] = x + per_point(share, x) * (start - x)
+
+
+def _difference(logits: Tensor, target: Tensor, y: Tensor, iterate: Tensor) -> tuple[Tensor, Tensor]:
+    """Logit of a target minus that of the true class, and its gradient."""
+    with torch.enable_grad():
+        f = (logits.gather(1, target) - logits.gather(1, y)).squeeze(1)
+        (w,) = torch.autograd.grad(f.sum(), iterate, retain_graph=True)
+    return f.detach(), w

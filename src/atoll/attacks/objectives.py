@@ -51,12 +51,13 @@ def dlr(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
 def dlr_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """How far the target's logit is above the true one's, relative to the spread of the four largest logits.
 
-    With three classes the spread is that of the largest to the smallest; with two the difference itself is used.
+    With fewer classes the difference itself is used: there are no four logits, and with the spread of three the ratio
+    would be -1 wherever the target is last, so that no gradient leads there.
     """
     difference = logits.gather(1, target[:, None]).squeeze(1) - logits.gather(1, y[:, None]).squeeze(1)
-    if logits.shape[1] < 3:
+    if logits.shape[1] < 4:
         return difference
-    top = logits.topk(min(4, logits.shape[1]), dim=1).values
+    top = logits.topk(4, dim=1).values
     return difference / (top[:, 0] - top[:, 2:].mean(1)).clamp_min(1e-12)
 
 

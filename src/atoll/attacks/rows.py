@@ -9,7 +9,7 @@ depend on which points it shares a batch with.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,33 +52,31 @@ class Rows:
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, keep: Tensor) -> Rows:
-        return Rows(
-            self.x[keep],
-            self.y[keep],
-            self.index[keep],
-            self.streams[keep],
-            self.adv[keep],
-            self.success[keep],
-            self.clock[keep],
-            {name: value[keep] for name, value in self.state.items()},
-        )
+    def __getitem__(self, keep: Tensor | slice) -> Rows:
+        return self.of([self], lambda values: values[0][keep])
 
     @staticmethod
-    def cat(a: Rows, b: Rows) -> Rows:
-        def join(u: Tensor, v: Tensor) -> Tensor:
-            return torch.cat([u, v])
+    def cat(parts: Sequence[Rows]) -> Rows:
+        return Rows.of(parts, torch.cat)
 
-        return Rows(
-            join(a.x, b.x),
-            join(a.y, b.y),
-            join(a.index, b.index),
-            Streams.cat([a.streams, b.streams]),
-            join(a.adv, b.adv),
-            join(a.success, b.success),
-            join(a.clock, b.clock),
-            {name: join(value, b.state[name]) for name, value in a.state.items()},
-        )
+    @staticmethod
+    def of(parts: Sequence[Rows], make: Callable[[list[Tensor]], Tensor]) -> Rows:
+        """Rows whose every tensor is made of those of some other rows."""
+        tensors = [part.tensors() for part in parts]
+        return Rows.from_tensors({name: make([part[name] for part in tensors]) for name in tensors[0]})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All there is, by name, to be saved."""
+        own = {"x": self.x, "y": self.y, "index": self.index, "adv": self.adv}
+        own |= {"success": self.success, "clock": self.clock, **self.streams.tensors()}
+        return own | {f"state/{name}": value for name, value in self.state.items()}
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, Tensor]) -> Rows:
+        """What ``tensors`` gave."""
+        state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
+        own = {name: tensors[name] for name in ("x", "y", "index", "adv", "success", "clock")}
+        return Rows(**own, streams=Streams.from_tensors(tensors), state=state)
 
 
 class RowAttack(Attack):
@@ -106,53 +104,96 @@ class RowAttack(Attack):
         """On one batch: rows leave as they finish, and no others come."""
         with torch.no_grad():
             logits = model(x)
+        check_labels(logits, y)
         feed = iter([Points(x, y, torch.arange(len(y), device=y.device), logits)])
         found = x.clone()
-        for rows in drive(self, model, lambda _: next(feed, None), lambda index: streams[index], batch_size=len(x)):
+        drive = Drive(self, model, lambda _: next(feed, None), lambda index: streams[index], logits.shape[1], len(x))
+        for rows in drive:
             found[rows.index] = rows.adv
         return found
 
 
-def drive(
-    attack: RowAttack,
-    model: nn.Module,
-    feed: Callable[[int], Points | None],
-    streams: Callable[[Tensor], Streams],
-    *,
-    batch_size: int,
-) -> Iterator[Rows]:
-    """Run an attack on all points of a feed; yields rows as they finish, in no particular order.
+class InOneGo(RowAttack):
+    """Any other attack as a single iteration; what it returns is taken as a claim for the caller to confirm."""
+
+    def __init__(self, attack: Attack) -> None:
+        super().__init__(attack.threat)
+        self.attack = attack
+
+    def length(self, classes: int) -> int:
+        return 1
+
+    def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
+        return points.x, {}
+
+    def advance(self, model: nn.Module, rows: Rows) -> None:
+        rows.adv = self.attack.search(model, rows.x, rows.y, rows.streams).detach()
+        rows.success |= True
+        rows.clock += 1
+
+
+@dataclass
+class Drive:
+    """An attack on its way through all points of a feed.
+
+    Iterating makes one iteration of the attack at a time and yields the rows that have finished, mostly none.  Between
+    two iterations ``rows`` and ``exhausted`` (and where the feed is) are all there is to know: a drive made with them
+    goes on exactly where this one was.
 
     Args:
         attack: what to run.
         model: in evaluation mode.
         feed: gives up to so many further points, None when there are no more.
         streams: the random streams of points, by index.
-        batch_size: rows under attack at a time.
+        classes: how many the model has.
+        batch_size: rows under attack at a time; halved for good when the device runs out of memory.
+        rows: rows under attack already.
+        exhausted: whether the feed has ended.
     """
+
+    attack: RowAttack
+    model: nn.Module
+    feed: Callable[[int], Points | None]
+    streams: Callable[[Tensor], Streams]
+    classes: int
+    batch_size: int
     rows: Rows | None = None
-    length = 0
-    exhausted = False
-    # Taking rows out and in copies the state, so it waits until an eighth of the batch is due.
-    due = max(1, batch_size // 8)
-    while True:
-        vacant = batch_size - (len(rows) if rows is not None else 0)
-        if not exhausted and vacant >= due:
-            points = feed(vacant)
-            exhausted = points is None
-            if points is not None:
-                check_labels(points.logits, points.y)  # here, once, and not in every iteration
-                length = attack.length(points.logits.shape[1])
-                fresh = attack.rows(points, streams(points.index))
-                rows = fresh if rows is None or not len(rows) else Rows.cat(rows, fresh)
-        if rows is None or not len(rows):
-            return
-        attack.advance(model, rows)
-        done = rows.success | (rows.clock >= length)
-        count = int(done.sum())
-        if count >= due or (exhausted and 8 * count >= len(rows)):
-            yield rows[done]
-            rows = rows[~done]
+    exhausted: bool = False
+
+    def __iter__(self) -> Iterator[Rows]:
+        length = self.attack.length(self.classes)
+        while True:
+            rows = self.rows
+            vacant = self.batch_size - (0 if rows is None else len(rows))
+            # Taking rows in copies the state, so it waits until an eighth of the batch is free.
+            if not self.exhausted and vacant >= max(1, self.batch_size // 8):
+                points = self.feed(vacant)
+                self.exhausted = points is None
+                if points is not None:
+                    fresh = self.attack.rows(points, self.streams(points.index))
+                    rows = fresh if rows is None or not len(rows) else Rows.cat([rows, fresh])
+            if rows is None or not len(rows):
+                return
+            rows = self._advance(rows)
+            # Rows go as soon as they are done: another iteration would be one more than they are due.
+            done = rows.success | (rows.clock >= length)
+            finished = done.nonzero().squeeze(1)
+            self.rows = rows[(~done).nonzero().squeeze(1)] if len(finished) else rows
+            yield rows[finished] if len(finished) else rows[:0]
+
+    def _advance(self, rows: Rows) -> Rows:
+        """One iteration of all rows, in as many parts as memory asks for."""
+        if len(rows) <= self.batch_size:
+            try:
+                self.attack.advance(self.model, rows)
+                return rows
+            except torch.OutOfMemoryError:
+                # Attacks look at the model before they change a row, so nothing has happened yet.
+                if len(rows) == 1:
+                    raise
+                self.batch_size = (len(rows) + 1) // 2
+        parts = [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
+        return Rows.cat([self._advance(part) for part in parts])
 
 
 def choose(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
