@@ -1,0 +1,175 @@
+"""The l2 attack of Carlini & Wagner (2017): the closest point that is classified wrongly."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from atoll.attacks.objectives import margin
+from atoll.attacks.rows import Points, RowAttack, Rows, choose
+from atoll.errors import InputError
+from atoll.streams import Streams
+from atoll.threat import ThreatModel, per_point
+
+BETA_1, BETA_2 = 0.9, 0.999  # Adam's memory of the gradient and of its square
+STRETCH = 1.1  # tanh reaches this far beyond the bounds, where it would have no slope (black and white pixels)
+PROGRESS = 0.9999  # the loss has fallen if it is below this share of the lowest so far
+LARGEST = 1e10  # constants end here, as in the authors' code
+
+# What a point starts afresh with for each constant.
+FRESH = {"move": 0, "mean": 0, "square": 0, "found": 0, "lowest": math.inf, "waited": 0}
+
+
+class CarliniWagner(RowAttack):
+    r"""Adam on the squared distance plus c times what is missing to a misclassification.
+
+    .. math:: \|x' - x\|_2^2 + c \max\big(g_y(x') - \max_{j \ne y} g_j(x') + \kappa,\ 0\big)
+
+    The constant is searched for every point by itself: tenfold up or down until both one that works and one that does
+    not are known, then by bisection, each time from the clean point.  Within bounds, :math:`x'` is the tanh of what
+    Adam moves.
+
+    ``closest`` in the state is the distance of the closest adversarial point ever seen.  A point is given up as soon as
+    that is within eps, and stays where it was if it never is.  With eps = 0 the search goes on to the end, and the
+    closest points are the result, however far they are.
+
+    Costs at most ``steps * binary_search_steps`` forward and backward passes per point.
+
+    Args:
+        threat: l2.
+        steps: iterations for each constant.
+        binary_search_steps: constants tried.
+        learning_rate: of Adam.
+        initial_const: the first constant (1e-3 in the authors' code); None for the one that suits the model, were it
+            linear, :math:`4 m / \|\nabla m\|^2` with m the max above at the clean point.
+        confidence: :math:`\kappa`, how far another logit has to be above that of ``y``.
+        abort_early: go on to the next constant when the loss has not fallen for a tenth of the steps.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> attack = CarliniWagner(ThreatModel("l2", 0.0), steps=100)
+    >>> attack(model, torch.tensor([[0.6, 0.4]]), torch.tensor([0])).round(decimals=3)
+    tensor([[0.5000, 0.5000]])
+    """
+
+    def __init__(
+        self,
+        threat: ThreatModel,
+        *,
+        steps: int = 1000,
+        binary_search_steps: int = 9,
+        learning_rate: float = 0.01,
+        initial_const: float | None = None,
+        confidence: float = 0.0,
+        abort_early: bool = True,
+    ) -> None:
+        super().__init__(threat)
+        if threat.norm != "l2":
+            raise InputError(f"CarliniWagner: expected l2, got {threat.norm}")
+        if steps < 1 or binary_search_steps < 1:
+            raise InputError(f"steps, binary_search_steps: expected at least 1, got {steps}, {binary_search_steps}")
+        if not 0 < learning_rate < math.inf:
+            raise InputError(f"learning_rate: expected a number > 0, got {learning_rate}")
+        if initial_const is not None and not 0 < initial_const <= LARGEST:
+            raise InputError(f"initial_const: expected a number in (0, {LARGEST:g}], got {initial_const}")
+        if not 0 <= confidence < math.inf:
+            raise InputError(f"confidence: expected a number >= 0, got {confidence}")
+        self.steps = steps
+        self.binary_search_steps = binary_search_steps
+        self.learning_rate = learning_rate
+        self.initial_const = initial_const
+        self.confidence = confidence
+        self.abort_early = abort_early
+
+    def length(self, classes: int) -> int:
+        return self.steps * self.binary_search_steps
+
+    def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
+        x = points.x
+        zero, infinity = x.new_zeros(len(x)), x.new_full((len(x),), math.inf)
+        _, adversarial = self._judge(points.logits, points.y)
+        return x.clone(), {
+            "closest": torch.where(adversarial, zero, infinity),
+            "move": torch.zeros_like(x),  # what Adam moves, seen from the clean point
+            "mean": torch.zeros_like(x),
+            "square": torch.zeros_like(x),
+            "const": torch.full_like(zero, self.initial_const or 0.0),
+            "low": zero,  # the largest constant that did not work
+            "high": infinity,  # the smallest that did
+            "found": torch.zeros_like(adversarial),
+            "lowest": infinity,
+            "waited": zero,
+        }
+
+    def advance(self, model: nn.Module, rows: Rows) -> None:
+        s, x = rows.state, rows.x
+        # Rows that are through may have to wait until they are taken out; they must not change while they do.
+        under_way = (s["closest"] > self.threat.radius) & (rows.clock < self.length(0))
+        point, slope = self._point(x, s["move"])
+        point.requires_grad_()
+        with torch.enable_grad():
+            logits = model(point)
+            missing, adversarial = self._judge(logits, rows.y)
+            (gradient,) = torch.autograd.grad(missing.sum(), point)
+        point, missing = point.detach(), missing.detach()
+
+        distance = self.threat.distance(point, x)
+        closer = under_way & adversarial & (distance < s["closest"])
+        s["closest"] = torch.where(closer, distance, s["closest"])
+        rows.adv = choose(closer & (distance <= (self.threat.radius or math.inf)), point, rows.adv)
+        rows.success |= s["closest"] <= self.threat.radius
+
+        if self.initial_const is None:
+            # Twice what moves a linear model's point to the boundary: the optimum is there for any larger constant.
+            guess = 4 * missing / gradient.flatten(1).square().sum(1).clamp_min(1e-30)
+            s["const"] = torch.where(rows.clock == 0, guess.clamp(1 / LARGEST, LARGEST), s["const"])
+        loss = distance**2 + s["const"] * missing
+        fallen = loss < PROGRESS * s["lowest"]
+        s["lowest"] = torch.where(fallen, loss, s["lowest"])
+        s["waited"] = torch.where(fallen, 0.0, s["waited"] + 1)
+        s["found"] = s["found"] | adversarial
+
+        done = (rows.clock % self.steps + 1).to(x.dtype)  # iterations with this constant
+        self._step(s, (2 * (point - x) + per_point(s["const"], x) * gradient) * slope, done)
+        due = done == self.steps
+        if self.abort_early:
+            due |= s["waited"] >= self.steps / 10
+        following = torch.where(due, (rows.clock // self.steps + 1) * self.steps, rows.clock + 1)
+        rows.clock = torch.where(under_way, following, rows.clock)
+        if due.any():
+            self._next_const(s, due)
+
+    def _judge(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What is missing to a misclassification with the asked confidence, and whether there is one."""
+        handicapped = logits.scatter_add(1, y[:, None], torch.full_like(logits[:, :1], self.confidence))
+        return (-margin(handicapped, y)).clamp_min(0), handicapped.argmax(1) != y
+
+    def _point(self, x: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
+        """The point that Adam's variables stand for, and its derivative with respect to them."""
+        if self.threat.bounds is None:
+            return x + move, x.new_ones(())
+        low, high = self.threat.bounds
+        reach = STRETCH * (high - low) / 2
+        start = (x - (low + high) / 2) / reach
+        moved = torch.tanh(torch.atanh(start) + move)
+        # Clipping has slope 1 here, or pixels that are pushed out of the bounds could not come back.
+        return self.threat.clamp(x + reach * (moved - start)), reach * (1 - moved**2)
+
+    def _step(self, s: dict[str, Tensor], gradient: Tensor, done: Tensor) -> None:
+        """One step of Adam, every row with its own count of steps."""
+        mean = s["mean"].lerp_(gradient, 1 - BETA_1)
+        square = s["square"].mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
+        size = (square / per_point(1 - BETA_2**done, square)).sqrt_().add_(1e-8)
+        s["move"].sub_(mean / size.mul_(per_point((1 - BETA_1**done) / self.learning_rate, size)))
+
+    def _next_const(self, s: dict[str, Tensor], due: Tensor) -> None:
+        """Rows that are through with a constant start afresh from the clean point with the next one."""
+        s["high"] = torch.where(due & s["found"], s["const"], s["high"])
+        s["low"] = torch.where(due & ~s["found"], s["const"], s["low"])
+        between = torch.where(s["low"] > 0, (s["low"] + s["high"]) / 2, s["high"] / 10)
+        following = torch.where(s["high"] < math.inf, between, (10 * s["low"]).clamp_max(LARGEST))
+        s["const"] = torch.where(due, following, s["const"])
+        for name, value in FRESH.items():
+            s[name] = choose(due, torch.full_like(s[name], value), s[name])

@@ -1,0 +1,161 @@
+"""RayS (Chen & Gu, 2020): the distance to the boundary from predicted labels alone."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from atoll.attacks.base import evaluation_mode
+from atoll.attacks.rows import Points, RowAttack, Rows, choose
+from atoll.errors import InputError
+from atoll.streams import Streams
+from atoll.threat import Bounds, ThreatModel, per_point
+
+TOLERANCE = 1e-3  # of a radius, relative
+FAR = 2.0**20  # radii end here where there are no bounds
+
+
+class RayS(RowAttack):
+    r"""Looks for the direction :math:`d \in \{-1, 1\}^n` whose ray :math:`x + r d` leaves the class soonest.
+
+    The signs of one block of coordinates after another are flipped, from all of them down to single ones, and again.
+    A flip is asked about once, at the best radius so far; only if the point there is misclassified, the flip stays and
+    the new radius is searched: as most flips gain little, inwards in doubling steps, and then by bisection.  Sees
+    nothing but predicted labels, so masked gradients or logits cannot fool it; draws no random numbers.
+
+    ``closest`` in the state is the distance of the closest adversarial point found.  A point is given up as soon as
+    that is within eps, and stays where it was if it never is.  With eps = 0 the search goes on until the queries are
+    spent or a whole round of flips was in vain, and the closest points are the result (see ``boundary_distance``).
+
+    Costs one forward pass per query.
+
+    Args:
+        threat: linf; points on a ray are clipped to its bounds, and distances are those of the clipped points.
+        queries: forward passes per point.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> x_adv = RayS(ThreatModel("linf", 0.11))(model, torch.tensor([[0.6, 0.4]]), torch.tensor([0]))
+    >>> bool(model(x_adv).argmax() == 1), bool((x_adv - torch.tensor([0.6, 0.4])).abs().max() <= 0.11)
+    (True, True)
+    """
+
+    needs_gradients = False
+
+    def __init__(self, threat: ThreatModel, *, queries: int = 10_000) -> None:
+        super().__init__(threat)
+        if threat.norm != "linf":
+            raise InputError(f"RayS: expected linf, got {threat.norm}")
+        if queries < 1:
+            raise InputError(f"queries: expected at least 1, got {queries}")
+        self.queries = queries
+
+    def length(self, classes: int) -> int:
+        return self.queries
+
+    def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
+        x, bounds = points.x, self.threat.bounds
+        zero = x.new_zeros(len(x))
+        wrong = points.logits.argmax(1) != points.y
+        return x.clone(), {
+            "closest": torch.where(wrong, zero, math.inf),
+            "direction": torch.ones_like(x),
+            "attempt": torch.ones_like(x),  # the direction, or the direction with a block flipped
+            "searching": torch.zeros_like(wrong),  # the radius of the attempt, between low and high
+            "low": zero,
+            # The best radius.  The width of the bounds reaches their corners; without bounds any first guess will do.
+            "high": torch.full_like(zero, 1.0 if bounds is None else bounds[1] - bounds[0]),
+            "step": zero,
+            # The block that is flipped, at first one past the end: the direction itself is an attempt, too.
+            "first": torch.full_like(points.index, x[0].numel()),
+            "size": torch.ones_like(points.index),
+            "helped": torch.ones_like(wrong),  # some flip of this round
+        }
+
+    @torch.no_grad()
+    def advance(self, model: nn.Module, rows: Rows) -> None:
+        s, x = rows.state, rows.x
+        # Rows that are through may have to wait until they are taken out; they must not be queried while they do.
+        under_way = (s["closest"] > self.threat.radius) & (rows.clock < self.queries)
+        inwards = torch.maximum((s["low"] + s["high"]) / 2, s["high"] - s["step"])
+        radius = torch.where(s["searching"], inwards, s["high"])
+        point = self.threat.clamp(x + per_point(radius, x) * s["attempt"])
+        broken = torch.zeros_like(under_way)
+        if under_way.any():
+            broken[under_way] = model(point[under_way]).argmax(1) != rows.y[under_way]
+        rows.clock = rows.clock + under_way
+
+        distance = self.threat.distance(point, x)
+        little = torch.where(s["closest"].isinf(), math.inf, TOLERANCE * s["high"])  # the first radius may be far off
+        closer = broken & (distance < s["closest"])
+        s["closest"] = torch.where(closer, distance, s["closest"])
+        rows.adv = choose(closer & (distance <= (self.threat.radius or math.inf)), point, rows.adv)
+        rows.success = s["closest"] <= self.threat.radius
+        s["direction"] = choose(broken, s["attempt"], s["direction"])
+        s["helped"] = s["helped"] | closer
+
+        begins = broken & ~s["searching"]
+        s["high"] = torch.where(broken, radius.minimum(distance), s["high"])
+        s["low"] = torch.where(begins, 0.0, torch.where(broken, s["low"], radius))
+        s["step"] = torch.where(begins, little, torch.where(broken, 2 * s["step"], s["step"]))
+        s["searching"] = (s["searching"] | begins) & (s["high"] - s["low"] > TOLERANCE * s["high"])
+        self._next_block(rows, under_way & ~s["searching"])
+
+    def _next_block(self, rows: Rows, due: Tensor) -> None:
+        """Rows that are through with an attempt flip the next block; a round of flips in vain is their last."""
+        s, size = rows.state, rows.x[0].numel()
+        first, width, over = next_block(s["first"], s["size"], size)
+        s["first"], s["size"] = torch.where(due, first, s["first"]), torch.where(due, width, s["size"])
+        place = torch.arange(size, device=first.device)
+        block = (place >= s["first"][:, None]) & (place < (s["first"] + s["size"])[:, None])
+        flipped = torch.where(block.view_as(rows.x), -s["direction"], s["direction"])
+        s["attempt"] = choose(due, flipped, s["attempt"])
+        vain = due & over & ~s["helped"]
+        s["helped"] = s["helped"] & ~(due & over)
+        if self.threat.bounds is None:  # the boundary may be farther away
+            lost = vain & s["closest"].isinf()
+            s["high"] = torch.where(lost, (2 * s["high"]).clamp_max(FAR), s["high"])
+            vain &= ~lost
+        rows.clock = torch.where(vain, self.queries, rows.clock)
+
+
+def next_block(first: Tensor, width: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the next block of coordinates starts, how wide it is, and whether a new round begins with it.
+
+    >>> first, width, blocks = torch.tensor(4), torch.tensor(1), []
+    >>> for _ in range(8):
+    ...     first, width, over = next_block(first, width, 4)
+    ...     blocks.append((int(first), int(width)))
+    >>> blocks
+    [(0, 4), (0, 2), (2, 2), (0, 1), (1, 1), (2, 1), (3, 1), (0, 4)]
+    """
+    following = first + width
+    end = following >= size
+    over = end & (width == 1)
+    halved = torch.where(over, size, (width + 1) // 2)
+    return torch.where(end, 0, following), torch.where(end, halved, width), over
+
+
+def boundary_distance(
+    model: nn.Module, x: Tensor, y: Tensor, *, bounds: Bounds | None = (0.0, 1.0), queries: int = 10_000
+) -> Tensor:
+    """The linf distance of each point to the closest misclassified one that RayS finds: an upper bound of the true one.
+
+    It is 0 for points that are misclassified themselves and infinite where nothing was found.  Its mean over the points
+    that are classified correctly is the average decision boundary distance (ADBD) of the paper.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> distance = boundary_distance(model, torch.tensor([[0.6, 0.4], [0.3, 0.4]]), torch.tensor([0, 0]))
+    >>> [f"{d:.3f}" for d in distance]
+    ['0.100', '0.000']
+    """
+    threat = ThreatModel("linf", 0.0, bounds)  # nothing is close enough, so the search goes on to the end
+    x_adv = RayS(threat, queries=queries)(model, x, y)
+    if not len(x):
+        return x.new_zeros(0)
+    with evaluation_mode(model), torch.no_grad():
+        broken = model(x_adv).argmax(1) != y
+    return torch.where(broken, threat.distance(x_adv, x), math.inf)
