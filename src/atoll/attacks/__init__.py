@@ -1,10 +1,35 @@
-"""Attacks on any ``nn.Module`` that maps inputs to logits."""
+"""Attacks on any ``nn.Module`` that maps inputs to logits, and evaluations made of them."""
 
 from atoll.attacks.apgd import APGD
+from atoll.attacks.autoattack import AutoAttack
 from atoll.attacks.base import Attack, evaluation_mode
+from atoll.attacks.carlini_wagner import CarliniWagner
+from atoll.attacks.evaluate import Evaluation, evaluate
 from atoll.attacks.fab import FAB
 from atoll.attacks.objectives import OBJECTIVES, Objective
 from atoll.attacks.pgd import FGSM, PGD
+from atoll.attacks.rays import RayS
 from atoll.attacks.square import Square
+from atoll.attacks.suites import suite
+from atoll.attacks.transfer import Transfer
+from atoll.threat import ThreatModel
 
-__all__ = ["APGD", "FAB", "FGSM", "OBJECTIVES", "PGD", "Attack", "Objective", "Square", "evaluation_mode"]
+__all__ = [
+    "APGD",
+    "FAB",
+    "FGSM",
+    "OBJECTIVES",
+    "PGD",
+    "Attack",
+    "AutoAttack",
+    "CarliniWagner",
+    "Evaluation",
+    "Objective",
+    "RayS",
+    "Square",
+    "ThreatModel",
+    "Transfer",
+    "evaluate",
+    "evaluation_mode",
+    "suite",
+]

@@ -467,7 +467,10 @@ class Trainer:
         """Clean accuracy and, for ``steps > 0``, accuracy under PGD with that many steps."""
         attacks = {"robust": PGD(self.threat, steps=steps)} if steps else {}
         size = math.ceil(self.settings.batch_size / world_size())
-        return evaluate(self.model, split, attacks, batch_size=size, seed="evaluation", device=self.device)
+        found = evaluate(
+            self.model, split, attacks, batch_size=size, seed="evaluation", device=self.device, check=False
+        )
+        return found.accuracy
 
     def _test(self) -> dict[str, Any]:
         """Test results of the last and the best weights, raw and averaged; leaves the model with the last raw ones."""

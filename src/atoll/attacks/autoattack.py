@@ -1,0 +1,178 @@
+"""AutoAttack under the name and with the calls that existing scripts use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from atoll.attacks.base import Attack, evaluation_mode
+from atoll.attacks.evaluate import Evaluation, evaluate
+from atoll.attacks.suites import attack, suite
+from atoll.data.base import MemorySplit
+from atoll.errors import InputError
+from atoll.threat import Norm, ThreatModel
+
+NORMS: dict[str, Norm] = {"Linf": "linf", "L2": "l2", "L1": "l1", "linf": "linf", "l2": "l2", "l1": "l1"}
+
+
+class AutoAttack:
+    """Robust accuracy by an ensemble of attacks; scripts written for the original change one import.
+
+    Args:
+        model: any module from inputs in [0, 1] to logits.
+        norm: ``Linf``, ``L2`` or ``L1``.
+        eps: radius, a number or a fraction like ``"8/255"``.
+        seed: of the random streams; None is 0.
+        verbose: print the accuracy after each attack, as the original does.
+        attacks_to_run: names of attacks, for ``version="custom"``.
+        version: ``standard``, ``plus``, ``rand``, ``fast`` or ``custom``.
+        device: where to compute; where the model is, if None.
+        log_path: a file that also gets what ``verbose`` prints.
+
+    After a run ``evaluation`` holds everything else: standard errors, intervals, model passes, findings.
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    >>> adversary = AutoAttack(model, norm="Linf", eps="8/255", version="fast", verbose=False)
+    >>> x = torch.rand(5, 1, 2, 2)
+    >>> adversary.run_standard_evaluation(x, model(x).argmax(1), bs=5).shape
+    torch.Size([5, 1, 2, 2])
+    """
+
+    evaluation: Evaluation
+
+    def __init__(
+        self,
+        model: nn.Module,
+        norm: str = "Linf",
+        eps: float | str = 0.3,
+        seed: int | None = None,
+        verbose: bool = True,
+        attacks_to_run: Sequence[str] = (),
+        version: str = "standard",
+        device: torch.device | str | None = None,
+        log_path: str | Path | None = None,
+    ) -> None:
+        if norm not in NORMS:
+            raise InputError(f"norm: expected Linf, L2 or L1, got {norm!r}")
+        if attacks_to_run and version != "custom":
+            raise InputError(f"attacks_to_run: expected with version='custom' only, got version={version!r}")
+        self.model = model
+        self.threat = ThreatModel(NORMS[norm], eps)
+        self.seed = seed or 0
+        self.verbose = verbose
+        self.attacks: dict[str, Attack] = (
+            {name: attack(name, self.threat) for name in attacks_to_run}
+            if version == "custom"
+            else suite(version, self.threat)
+        )
+        if not self.attacks:
+            raise InputError("attacks_to_run: expected at least one attack, got none")
+        parameter = next(iter(model.parameters()), None)
+        self.device = torch.device(device or (parameter.device if parameter is not None else "cpu"))
+        self.log_path = Path(log_path) if log_path is not None else None
+
+    @overload
+    def run_standard_evaluation(
+        self,
+        x_orig: Tensor,
+        y_orig: Tensor,
+        bs: int | None = ...,
+        return_labels: Literal[False] = ...,
+        state_path: str | Path | None = ...,
+    ) -> Tensor: ...
+    @overload
+    def run_standard_evaluation(
+        self,
+        x_orig: Tensor,
+        y_orig: Tensor,
+        bs: int | None = ...,
+        *,
+        return_labels: Literal[True],
+        state_path: str | Path | None = ...,
+    ) -> tuple[Tensor, Tensor]: ...
+    def run_standard_evaluation(
+        self,
+        x_orig: Tensor,
+        y_orig: Tensor,
+        bs: int | None = 250,
+        return_labels: bool = False,
+        state_path: str | Path | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attack after attack, each on the points still standing.
+
+        Args:
+            x_orig: inputs in [0, 1].
+            y_orig: labels.
+            bs: rows attacked at a time; None to choose by memory.
+            return_labels: also return the model's predictions on the adversarial inputs.
+            state_path: a folder; a killed evaluation that is started again with it goes on where it was.
+
+        Returns:
+            The inputs as the attacks left them: adversarial where one succeeded, else clean.
+        """
+        self.evaluation = self._evaluate(self.attacks, x_orig, y_orig, bs, Path(state_path) if state_path else None)
+        self._log(f"initial accuracy: {100 * self.evaluation.clean.value:.2f}%")
+        seconds = 0.0
+        for result in self.evaluation.attacks:
+            seconds += result.seconds
+            accuracy = f"{100 * result.accuracy.value:.2f}%"
+            self._log(f"robust accuracy after {result.name}: {accuracy} (total time {seconds:.1f} s)")
+        for finding in self.evaluation.findings:
+            self._log(f"{finding.kind}: {finding.message}")
+        self._log(f"robust accuracy: {100 * self.evaluation.robust.value:.2f}%")
+        x_adv = self._adversarial(x_orig)
+        return (x_adv, self._predict(x_adv, bs)) if return_labels else x_adv
+
+    def run_standard_evaluation_individual(
+        self, x_orig: Tensor, y_orig: Tensor, bs: int | None = 250, return_labels: bool = False
+    ) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
+        """Each attack on all points that are classified correctly; adversarial inputs by the name of the attack."""
+        found: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
+        for name, one in self.attacks.items():
+            self.evaluation = self._evaluate({name: one}, x_orig, y_orig, bs, None)
+            self._log(f"robust accuracy by {name.upper()}: {100 * self.evaluation.robust.value:.2f}%")
+            x_adv = self._adversarial(x_orig)
+            found[name] = (x_adv, self._predict(x_adv, bs)) if return_labels else x_adv
+        return found
+
+    def clean_accuracy(self, x_orig: Tensor, y_orig: Tensor, bs: int | None = 250) -> float:
+        """Accuracy without attack."""
+        return self._evaluate({}, x_orig, y_orig, bs, None).clean.value
+
+    def _evaluate(
+        self, attacks: dict[str, Attack], x: Tensor, y: Tensor, bs: int | None, folder: Path | None
+    ) -> Evaluation:
+        split = MemorySplit(x.detach().cpu(), y.detach().cpu().long())
+        return evaluate(
+            self.model,
+            split,
+            attacks,
+            cascade=True,
+            batch_size=bs,
+            seed=self.seed,
+            device=self.device,
+            keep=True,
+            folder=folder,
+        )
+
+    def _adversarial(self, x: Tensor) -> Tensor:
+        assert self.evaluation.adversarial is not None
+        return self.evaluation.adversarial.to(x.device, copy=True)
+
+    @torch.no_grad()
+    def _predict(self, x_adv: Tensor, bs: int | None) -> Tensor:
+        with evaluation_mode(self.model):
+            parts = torch.split(x_adv, bs or len(x_adv))
+            return torch.cat([self.model(part.to(self.device)).argmax(1) for part in parts]).to(x_adv.device)
+
+    def _log(self, line: str) -> None:
+        if self.verbose:
+            sys.stdout.write(line + "\n")
+        if self.log_path is not None:
+            with self.log_path.open("a") as file:
+                file.write(line + "\n")

@@ -1,0 +1,158 @@
+"""What an evaluation has found so far, in memory and on disk.
+
+A folder holds::
+
+    adversarial.safetensors   inputs as the attacks left them, clean logits, labels, and which attack broke what;
+                              mapped into memory, so that it can be as large as the data set
+    progress-0-of-1.safetensors   verdicts, counts, and the rows under attack, of one process; written atomically
+
+The second is the truth.  Whatever the first holds beyond it is written again, with the same values, after a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from atoll.attacks.rows import Rows
+from atoll.distributed import barrier, is_main, rank, world_size
+from atoll.errors import CheckpointError
+from atoll.files import write_atomic
+
+_DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
+
+
+@dataclass
+class Tally:
+    """What one attack did: points attacked, successes claimed and confirmed, model passes (by row), and time."""
+
+    attacked: int = 0
+    claimed: int = 0
+    confirmed: int = 0
+    forward: int = 0
+    backward: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Progress:
+    """Verdicts and position.  Points of other processes stay False until the end, when all are put together."""
+
+    correct: Tensor  # classified correctly without an attack, (points,)
+    broken: Tensor  # by which attack, (points, attacks)
+    tallies: list[Tally]
+    batch_size: int
+    number: int = 0  # the attack under way
+    position: int = 0  # how far its feed is
+    exhausted: bool = False
+    rows: Rows | None = field(default=None, repr=False)
+
+    def save(self, folder: Path, config: str) -> None:
+        tensors = {"correct": self.correct, "broken": self.broken}
+        if self.rows is not None:
+            tensors |= {f"rows/{name}": value.clone() for name, value in self.rows.tensors().items()}
+        about = {
+            "batch_size": self.batch_size,
+            "number": self.number,
+            "position": self.position,
+            "exhausted": self.exhausted,
+            "tallies": [asdict(tally) for tally in self.tallies],
+        }
+        content = save(tensors, {"config": config, "about": json.dumps(about)})
+        write_atomic(_path(folder), content)
+
+    @staticmethod
+    def load(folder: Path, config: str, device: torch.device | str) -> Progress | None:
+        """What was saved in a folder, or None; refuses what another evaluation left there."""
+        path = _path(folder)
+        if others := [other.name for other in folder.glob("progress-*.safetensors") if other != path]:
+            same_run = {f"progress-{number}-of-{world_size()}.safetensors" for number in range(world_size())}
+            if set(others) - same_run:
+                raise CheckpointError(
+                    f"{folder} was begun with another number of processes ({others[0]}): go on with that, or elsewhere"
+                )
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata()
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            about = json.loads(metadata["about"])
+            rows = {name.removeprefix("rows/"): t.to(device) for name, t in tensors.items() if name.startswith("rows/")}
+            found = Progress(
+                tensors["correct"],
+                tensors["broken"],
+                [Tally(**tally) for tally in about["tallies"]],
+                about["batch_size"],
+                about["number"],
+                about["position"],
+                about["exhausted"],
+                Rows.from_tensors(rows) if rows else None,
+            )
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} is damaged ({error}); remove the folder to start again") from None
+        if metadata["config"] != config:
+            raise CheckpointError(
+                f"{folder} holds another evaluation (of another model, other points, attacks, seed or batch size)"
+            )
+        return found
+
+
+def _path(folder: Path) -> Path:
+    return folder / f"progress-{rank()}-of-{world_size()}.safetensors"
+
+
+class Store:
+    """Tensors of one row per point, in memory or in a safetensors file that is written in place.
+
+    >>> store = Store({"logits": ((2, 3), torch.float32)})
+    >>> store["logits"].shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], path: Path | None = None) -> None:
+        self._maps: list[np.memmap] = []
+        if path is None:
+            self._tensors = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+            return
+        # The format: the length of the header, the header (JSON), the data; safetensors itself cannot write in place.
+        entries, end = {}, 0
+        for name, (shape, dtype) in shapes.items():
+            begin, end = end, end + math.prod(shape) * dtype.itemsize
+            entries[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        header = json.dumps(entries).encode()
+        header += b" " * (-len(header) % 8)
+        start = 8 + len(header)
+        if is_main() and not (path.exists() and path.stat().st_size == start + end):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            with temporary.open("wb") as file:
+                file.write(len(header).to_bytes(8, "little") + header)
+                file.truncate(start + end)
+            temporary.replace(path)
+        barrier()
+        self._tensors = {}
+        for name, (shape, dtype) in shapes.items():
+            kind = torch.empty((), dtype=dtype).numpy().dtype
+            offset = start + entries[name]["data_offsets"][0]  # type: ignore[operator]
+            if math.prod(shape):
+                self._maps.append(np.memmap(path, kind, "r+", offset, shape))
+                self._tensors[name] = torch.from_numpy(self._maps[-1])
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def flush(self) -> None:
+        """Onto the disk, before anything refers to it."""
+        for mapped in self._maps:
+            mapped.flush()

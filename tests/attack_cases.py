@@ -1,0 +1,56 @@
+"""Small models with points whose fate is known or can be found by brute force."""
+
+import torch
+from torch import nn
+
+from atoll.attacks import APGD, FAB, PGD, Square
+from atoll.attacks.objectives import margin
+from atoll.data import MemorySplit
+from atoll.threat import ThreatModel
+
+THREAT = ThreatModel("linf", 0.03)
+
+
+def quick():
+    """The attacks of AutoAttack, short."""
+    return {
+        "PGD": PGD(THREAT, steps=2),
+        "APGD-CE": APGD(THREAT, steps=4),
+        "APGD-T": APGD(THREAT, steps=6, targets=9),
+        "FAB-T": FAB(THREAT, steps=4),
+        "Square": Square(THREAT, queries=40),
+    }
+
+
+def linear(norm):
+    """A linear model of two classes, points with the labels it gives them, and their distances to the boundary."""
+    draw = torch.Generator().manual_seed(0)
+    model = nn.Linear(6, 2)
+    model.weight.data, model.bias.data = torch.randn(2, 6, generator=draw), torch.randn(2, generator=draw)
+    x = torch.randn(200, 6, generator=draw)
+    y = model(x).argmax(1)
+    difference = (model.weight[1] - model.weight[0]).detach()
+    dual = {"linf": difference.abs().sum(), "l2": difference.norm(), "l1": difference.abs().max()}[norm]
+    return model, x, y, -margin(model(x), y).detach() / dual
+
+
+def plane():
+    """A small net with a crooked boundary, and points of the unit square with the labels it gives them."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(2, 12), nn.ReLU(), nn.Linear(12, 4)).eval()
+        model[0].weight.data *= 5
+        model[0].bias.data = -model[0].weight.data.sum(1) / 2 + 0.3 * torch.randn(12)
+    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0))
+    return model, x, model(x).argmax(1)
+
+
+def images(count=40, classes=5):
+    """A small net on images of 1x6x6 in float64, and points most of which it classifies correctly."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 24), nn.ReLU(), nn.Linear(24, classes)).double().eval()
+        x = torch.rand(count, 1, 6, 6, dtype=torch.float64)
+    y = model(x).argmax(1)
+    y[::10] = (y[::10] + 1) % classes
+    return model, MemorySplit(x, y)
