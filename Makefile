@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-bench
 # As many test processes as cores; each test uses one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
@@ -28,7 +29,7 @@ demo: setup  ## train a standard and a robust classifier on digits and attack bo
 	rm -rf runs/demo
 	$(BIN)/atoll train digits-standard --out runs/demo/standard
 	$(BIN)/atoll train digits-flat/trades-trh --out runs/demo/robust
-	$(BIN)/atoll attack runs/demo/standard runs/demo/robust
+	$(BIN)/atoll attack runs/demo/standard runs/demo/robust --attacks fast
 
 test: setup lint  ## lint, types, all tests but the slow ones
 	$(PYTEST) -m "not slow"
@@ -45,8 +46,16 @@ format: setup  ## let ruff put the code in order
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
 
-bench: setup  ## measured ratios, all from one run
+bench: setup $(PEERS)/.installed  ## measured ratios, all from one run
 	$(BIN)/python -m benchmarks
 
+# What benchmarks compare with, in an environment of its own: nothing of it is needed to use or test Atoll.
+$(PEERS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(PEERS)/bin/python -m pip install --quiet --constraint constraints.txt \
+		adversarial-robustness-toolbox==1.20.1 multiprocess==0.70.19
+	@touch $@
+
 clean:  ## remove .venv and caches; runs stay
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

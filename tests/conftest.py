@@ -2,8 +2,12 @@
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
+
+from atoll.cli import main
+from support import SMALL
 
 # Tests run side by side (pytest-xdist), and the nets are tiny: more threads only get in each other's way.
 torch.set_num_threads(1)
@@ -12,3 +16,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Machines differ in speed, and a timeout is not a counterexample.
 settings.register_profile("atoll", deadline=None)
 settings.load_profile("atoll")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The folder of a finished run, for tests that only look at it or add to it."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    assert main(["train", *SMALL, "--out", str(folder), "--json"]) == 0
+    return folder

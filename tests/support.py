@@ -48,6 +48,13 @@ METHODS = {
 }
 
 
+# A training of a few seconds, as words of the command.
+SMALL = [
+    "digits-at", "data.limit=128", "model.widths=[4,4]", "attack.steps=2", "trainer.epochs=3", "trainer.batch_size=32",
+    "trainer.validation_steps=1", "trainer.test_steps=2",
+]  # fmt: skip
+
+
 class TinyData(Data):
     """96 training and 32 test images of 1x8x8 pixels in three classes that a small net can tell apart."""
 

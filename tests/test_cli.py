@@ -17,24 +17,12 @@ from safetensors.torch import load_file
 from atoll.cli import main
 from atoll.run import open_run
 from atoll.training.checkpoint import Checkpoints
-from support import run_command
-
-SMALL = [
-    "digits-at", "data.limit=128", "model.widths=[4,4]", "attack.steps=2", "trainer.epochs=3", "trainer.batch_size=32",
-    "trainer.validation_steps=1", "trainer.test_steps=2",
-]  # fmt: skip
+from support import SMALL, run_command
 
 
 def final_weights(folder):
     checkpoints = Checkpoints(folder / "checkpoints")
     return load_file(checkpoints.path(checkpoints.steps()[-1]) / "model.safetensors")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "small"
-    assert main(["train", *SMALL, "--out", str(folder), "--json"]) == 0
-    return folder
 
 
 def test_a_run_folder_holds_everything(trained):
@@ -63,17 +51,6 @@ def test_resuming_a_finished_run_changes_nothing(trained, capsys):
     assert main(["train", "--resume", "--out", str(trained), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["last"]["epoch"] == 3
     assert all(torch.equal(before[k], v) for k, v in final_weights(trained).items())
-
-
-def test_attack_prints_a_table_or_json_and_writes_its_result(trained, capsys):
-    assert main(["attack", str(trained), "--steps", "3"]) == 0
-    table = capsys.readouterr().out
-    assert "PGD-3" in table
-    assert "±" in table
-    assert main(["attack", str(trained), "--steps", "3", "--json"]) == 0
-    accuracy = json.loads(capsys.readouterr().out)[str(trained)]["accuracy"]
-    assert accuracy["worst"]["value"] <= accuracy["PGD-3"]["value"] <= accuracy["clean"]["value"]
-    assert json.loads((trained / "evaluation.json").read_text())["accuracy"] == accuracy
 
 
 def test_ls_names_everything(capsys):

@@ -14,12 +14,16 @@ from atoll.run import open_run
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
-def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+def test_the_python_examples_run(tmp_path, monkeypatch, capsys):
+    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, "README.md", "exec"), {})
-    assert "robust accuracy" in capsys.readouterr().out
+    names: dict[str, object] = {}
+    for example in examples:  # each goes on where the one before it ended, as a reader would
+        assert len([line for line in example.splitlines() if line.strip()]) <= 10
+        exec(compile(example, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "robust accuracy" in printed
+    assert "initial accuracy" in printed
     assert (tmp_path / "runs/readme/adversarial.png").stat().st_size > 1000
     # and the curves of that run
     figure = plot_curves(open_run(tmp_path / "runs/readme"))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -28,7 +28,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     table = Table(title=title, title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         numeric = i > 0 and bool(rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+        # Numbers are never broken, so a long first column has to give way, but not all of the way.
+        least = None if i else min(16, max([len(column), *(len(row[0]) for row in rows)]))
+        justify: JustifyMethod = "right" if numeric else "left"
+        table.add_column(column, justify=justify, no_wrap=numeric, overflow="fold", min_width=least)
     for row in rows:
         # Names come from users; they are text, not rich's markup.
         table.add_row(*[cell.replace("[", "\\[") for cell in row])
