@@ -1,0 +1,77 @@
+"""What attacks cost beside the model: time against the bare passes they make, memory against the number of points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from atoll.attacks import APGD, FAB, Attack, Square
+from atoll.attacks.evaluate import evaluate
+from atoll.data import MemorySplit
+from atoll.models import SmallConvNet
+from atoll.threat import ThreatModel
+from benchmarks.measure import Row, peak_memory, ratio
+
+BATCH = 500
+# Nothing falls at so small a radius: the batch stays full, as it does for the points that cost most.
+THREAT = ThreatModel("linf", 1e-5)
+ATTACKS: dict[str, Callable[[], Attack]] = {
+    "APGD-CE": lambda: APGD(THREAT, steps=20),
+    "APGD-T": lambda: APGD(THREAT, steps=8, targets=3),
+    "FAB-T": lambda: FAB(THREAT, steps=10, targets=2),
+    "Square": lambda: Square(THREAT, queries=60),
+}
+
+
+def make_model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return SmallConvNet((1, 28, 28), 10).eval()
+
+
+def points(count: int, model: nn.Module) -> tuple[Tensor, Tensor]:
+    x = torch.rand(count, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return x, torch.cat([model(part) for part in x.split(BATCH)]).argmax(1)
+
+
+def passes(attack: Attack, model: nn.Module, x: Tensor, y: Tensor) -> list[tuple[int, bool]]:
+    """The model passes an attack makes: how many rows, and whether a gradient is taken."""
+    seen: list[tuple[int, bool]] = []
+    handle = model.register_forward_hook(lambda _, inputs, output: seen.append((len(output), output.requires_grad)))
+    attack(model, x, y)
+    handle.remove()
+    return seen
+
+
+def replay(model: nn.Module, x: Tensor, seen: list[tuple[int, bool]]) -> None:
+    """The same passes, and nothing else."""
+    for count, graded in seen:
+        part = x[:count].detach().requires_grad_(graded)
+        with torch.set_grad_enabled(graded):
+            logits = model(part)
+        if graded:
+            torch.autograd.grad(logits.sum(), part)
+
+
+def _evaluation(count: int) -> Callable[[], object]:
+    model = make_model()
+    x, y = points(count, model)
+    split = MemorySplit((x * 255).to(torch.uint8), y)
+    attacks = {"APGD-CE": APGD(THREAT, steps=3), "Square": Square(THREAT, queries=3)}
+    return lambda: evaluate(model, split, attacks, cascade=True, batch_size=100, check=False)
+
+
+def run() -> Iterator[Row]:
+    model = make_model()
+    x, y = points(BATCH, model)
+    for name, make in ATTACKS.items():
+        attack = make()
+        seen = passes(attack, model, x, y)
+        found = ratio(lambda a=attack: a(model, x, y), lambda s=seen: replay(model, x, s), rounds=9)  # type: ignore[misc]
+        yield Row(f"{name}, time / bare passes", found, 1.3, note=f"{len(seen)} passes, batch {BATCH}, SmallConvNet")
+    few, many = (peak_memory(partial(_evaluation, count)) for count in (500, 4000))
+    yield Row("evaluation, peak memory of 4,000 points / 500", many / few, 1.1, note=f"{few / 2**20:.0f} MiB")

@@ -1,0 +1,93 @@
+"""AutoAttack: `fast` against `standard`, and `standard` against another implementation (ART's)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from atoll.attacks import suite
+from atoll.attacks.evaluate import Evaluation, evaluate
+from atoll.data import MemorySplit
+from atoll.data.base import Split, SubSplit
+from atoll.threat import ThreatModel
+from benchmarks.measure import Row
+from benchmarks.robust_models import robust_model
+
+# The other implementation lives in an environment of its own (`make bench` builds it).
+PEER = Path(".venv-bench/bin/python")
+ROBUST = ["mnist-at", "mnist-trades", "digits-preact"]
+POINTS = {"mnist-at": 1000, "mnist-trades": 1000, "digits-preact": 150}
+AGAINST = {"mnist-at": 200, "digits-preact": 60}  # points of the comparison with the other implementation
+
+
+class Masked(nn.Module):
+    """A robust net behind a staircase: no gradient gets through, although the net underneath is the same."""
+
+    def __init__(self, inner: nn.Module, levels: int = 16) -> None:
+        super().__init__()
+        self.inner = inner
+        self.levels = levels
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner((x * self.levels).round() / self.levels)
+        return logits
+
+
+def calls(evaluation: Evaluation) -> int:
+    """Model passes of all attacks, forward and backward, by rows."""
+    return sum(attack.forward + attack.backward for attack in evaluation.attacks)
+
+
+def compare(model: nn.Module, split: Split, threat: ThreatModel) -> tuple[Evaluation, Evaluation]:
+    both = [evaluate(model, split, suite(version, threat), cascade=True) for version in ("fast", "standard")]
+    return both[0], both[1]
+
+
+def fast_rows() -> Iterator[Row]:
+    for name in [*ROBUST, "masked mnist-at"]:
+        run = robust_model(name.removeprefix("masked "))
+        model: nn.Module = run.model()
+        count = POINTS[name.removeprefix("masked ")]
+        if name.startswith("masked"):
+            model, count = Masked(model), 300
+        split = SubSplit(run.data.test, torch.arange(min(count, len(run.data.test))))
+        fast, standard = compare(model, split, run.threat)
+        gap = 100 * (fast.robust.value - standard.robust.value)
+        alarms = [finding.kind for finding in fast.findings if finding.kind in ("gradient masking", "zero gradients")]
+        note = f"{100 * fast.robust.value:.2f} % against {100 * standard.robust.value:.2f} %, {len(split)} points"
+        note += f"; alarm: {', '.join(alarms)}" if alarms else ""
+        yield Row(f"fast, points above standard, {name}", gap, None if alarms else 0.1, note=note)
+        seconds = [sum(attack.seconds for attack in e.attacks) for e in (fast, standard)]
+        times = f"{calls(fast):,} / {calls(standard):,}; {seconds[0]:.0f} s / {seconds[1]:.0f} s"
+        yield Row(f"fast, model passes / standard's, {name}", calls(fast) / calls(standard), 0.1, note=times)
+
+
+def peer_rows() -> Iterator[Row]:
+    for name, count in AGAINST.items():
+        run = robust_model(name)
+        model, (x, y) = run.model(), run.data.tensors("test", count)
+        ours = evaluate(model, MemorySplit(x, y), suite("standard", run.threat), cascade=True)
+        with tempfile.TemporaryDirectory() as folder:
+            save_file({"x": x, "y": y}, Path(folder) / "points.safetensors")
+            command = [str(PEER), "-m", "benchmarks.peers.art_autoattack", str(run.folder), folder]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        theirs = json.loads(done.stdout.splitlines()[-1])
+        seconds = sum(attack.seconds for attack in ours.attacks)
+        passes = f"passes {calls(ours):,} against {theirs['forward'] + theirs['backward']:,}"
+        note = f"{100 * ours.robust.value:.2f} % against {100 * theirs['robust']:.2f} %, {count} points; {passes}"
+        gap = 100 * (ours.robust.value - theirs["robust"])
+        yield Row(f"standard, points above ART's, {name}", gap, 0.0, note=note)
+        times = f"{seconds:.0f} s against {theirs['seconds']:.0f} s"
+        yield Row(f"standard, time / ART's, {name}", seconds / theirs["seconds"], 0.5, note=times)
+
+
+def run() -> Iterator[Row]:
+    yield from fast_rows()
+    yield from peer_rows()
