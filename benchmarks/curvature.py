@@ -1,0 +1,144 @@
+"""All traces of PreActResNet-18 to 5 % of its WCI: against a loop over layers, PyHessian, an epoch, a training step.
+
+PyHessian is compared if it can be imported:
+
+    pip install --no-deps --target build/pyhessian pyhessian
+    PYTHONPATH=build/pyhessian python -m benchmarks curvature
+
+Slow rivals are not run to the end: a few random vectors give seconds and variance per vector, and with them the seconds
+until the error is reached.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from atoll.attacks import PGD
+from atoll.curvature import Problem, traces, wci
+from atoll.curvature.gauss_newton import sketch
+from atoll.curvature.problem import derivative
+from atoll.data import Digits, batches
+from atoll.models import PreActResNet
+from atoll.threat import ThreatModel
+from atoll.training.losses import AT
+from atoll.training.trainer import Settings, Trainer
+from benchmarks.measure import Row, peak_memory, seconds
+from benchmarks.training_step import Noise
+
+WIDTH = 64  # that of ResNet-18
+POINTS = 64  # a cost per point is what is compared
+DEFAULT_POINTS, EPOCH = 512, 50_000  # of the index during training, and of CIFAR
+BATCH = 32
+ERROR = 0.05
+THREAT = ThreatModel("linf", "8/255")
+
+
+@functools.cache
+def problem() -> Problem:
+    """A net that has learnt something, so that its spectrum is that of a trained one, and adversarial inputs."""
+    x, y = Digits().tensors("train", 40 * BATCH)
+    x = F.interpolate(x, size=(32, 32), mode="bilinear").expand(-1, 3, -1, -1).contiguous()
+    torch.manual_seed(0)
+    model = PreActResNet((3, 32, 32), 10, width=WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    for images, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return Problem.attacked(model.eval(), AT(), x[:POINTS], y[:POINTS], PGD(THREAT, steps=10))
+
+
+def loop_over_layers() -> float:
+    """Seconds to the same error of the index with products for one layer at a time, over all points.
+
+    A layer's own quadratic form has the variance of the sketch with all points in one group, since both are sums of
+    the same eigenvalues times squared Gaussians.
+    """
+    p = problem()
+    everyone = torch.arange(POINTS)
+    chosen = [i for i, name in enumerate(p.names) if name in p.matrices]
+    samples = sketch(p, everyone, range(32), 0)[:, chosen] / POINTS
+    norms = torch.stack([p.parameters[i].detach().norm().double() for i in chosen])
+    slope = norms / (2 * samples.mean(0).sqrt())
+    variance = float((slope.square() * samples.var(0)).sum())  # layers have vectors of their own
+    vectors = variance / (ERROR * wci(p).index.value) ** 2
+    timed = chosen[:: max(1, len(chosen) // 4)]
+    return max(1.0, vectors) * len(chosen) * sum(map(_layer_product, timed)) / len(timed)
+
+
+def _layer_product(layer: int) -> float:
+    p = problem()
+    parameter = p.parameters[layer]
+
+    def product() -> None:
+        for index in torch.arange(POINTS).split(p.micro_batch):
+            slope = derivative([p.losses(index).sum()], [parameter], create_graph=True)
+            derivative(slope, [parameter], [torch.ones_like(parameter)])
+
+    return seconds(product)
+
+
+def pyhessian(vectors: int = 8) -> float:
+    """Seconds until PyHessian's trace of the whole net has the error."""
+    from pyhessian import hessian  # type: ignore[import-not-found]
+
+    p = problem()
+    assert p.x_adv is not None
+    batch = [(p.x_adv[i], p.y[i]) for i in torch.arange(POINTS).split(p.micro_batch)]
+    known = hessian(p.model, nn.CrossEntropyLoss(), dataloader=batch, cuda=False)
+    found: list[float] = []
+    time = seconds(lambda: found.extend(known.trace(maxIter=vectors, tol=0.0)))
+    p.model.zero_grad(set_to_none=True)
+    spread = float(torch.tensor(found).std()) / traces(p).total.value
+    return time / vectors * max(1.0, (spread / ERROR) ** 2)
+
+
+def training_step() -> Callable[[], object]:
+    data = Noise((3, 32, 32), BATCH)
+    trainer = Trainer(
+        PreActResNet((3, 32, 32), 10, width=WIDTH),
+        data,
+        AT(),
+        THREAT,
+        attack=lambda threat, objective: PGD(threat, objective, steps=10),
+        settings=Settings(batch_size=BATCH),
+        device="cpu",
+    )
+    batch = next(batches(data.train, [torch.arange(BATCH)]))
+    return lambda: trainer.train_step(batch)
+
+
+def index_step() -> Callable[[], object]:
+    """The index as during training, on a few points: two vectors for groups of eight, attack included."""
+    data = Noise((3, 32, 32), BATCH)
+    model = PreActResNet((3, 32, 32), 10, width=WIDTH).eval()
+    x, y = data.tensors("train", BATCH)
+
+    def measure() -> None:
+        made = Problem.attacked(model, AT(), x, y, PGD(THREAT, steps=10))
+        wci(made, group=8, max_probes=2)
+
+    return measure
+
+
+def run() -> Iterator[Row]:
+    p = problem()
+    time = seconds(lambda: wci(p, relative_error=ERROR))
+    found = wci(p, relative_error=ERROR)
+    note = f"{time:.1f} s, {found.traces.probes} vectors, error {100 * found.index.relative_error:.1f} %"
+    yield Row("loop over layers / all traces at once, time at 5 % of WCI", loop_over_layers() / time, 10, True, note)
+    if importlib.util.find_spec("pyhessian"):
+        time = seconds(lambda: traces(p, relative_error=ERROR))
+        yield Row("all traces / PyHessian's one trace, time at 5 %", time / pyhessian(), 1.0, note=f"{time:.1f} s")
+    step, index = training_step(), index_step()
+    step(), index()
+    share = DEFAULT_POINTS * seconds(index) / (EPOCH * seconds(step))
+    yield Row(f"WCI of {DEFAULT_POINTS} points / PGD-10 epoch of {EPOCH:,} images, time", share, 0.05)
+    memory = peak_memory(index_step, whole=True) / peak_memory(training_step, whole=True)
+    yield Row(f"WCI / training step of {BATCH}, peak memory", memory, 1.3)

@@ -1,0 +1,45 @@
+"""The whole Hessian of a small net."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atoll.curvature.problem import Problem, shared
+from atoll.distributed import all_sum
+from atoll.errors import InputError
+
+LIMIT = 20_000  # parameters: in float32 the matrix takes 1.6 GB then
+_ROWS = 32  # at a time
+
+
+def hessian(problem: Problem) -> Tensor:
+    """All second derivatives of the mean loss, ``(parameters, parameters)``: as many products as there are rows.
+
+    >>> from atoll.training.losses import Standard
+    >>> model = torch.nn.Linear(1, 2, bias=False).eval()
+    >>> _ = model.weight.data.zero_()
+    >>> hessian(Problem(model, Standard(), torch.ones(1, 1), torch.tensor([0]))).tolist()
+    [[0.25, -0.25], [-0.25, 0.25]]
+    """
+    if problem.size > LIMIT:
+        raise InputError(f"model: a dense Hessian is for at most {LIMIT:,} parameters, this net has {problem.size:,}")
+    total = torch.zeros(problem.size, problem.size, dtype=problem.parameters[0].dtype, device=problem.device)
+    for index in shared(len(problem), problem.micro_batch):
+        slope = torch.cat([part.reshape(-1) for part in problem.slope(index)])
+        for rows in torch.split(torch.arange(problem.size, device=problem.device), _ROWS):
+            chosen = torch.nn.functional.one_hot(rows, problem.size).to(slope.dtype)
+            parts = torch.autograd.grad(
+                slope, problem.parameters, chosen, retain_graph=True, is_grads_batched=True, materialize_grads=True
+            )
+            total[rows] += torch.cat([part.reshape(len(rows), -1) for part in parts], 1)
+    return all_sum(total) / len(problem)
+
+
+def blocks(problem: Problem, matrix: Tensor) -> dict[str, Tensor]:
+    """The diagonal blocks of a dense Hessian, one for each parameter."""
+    found, start = {}, 0
+    for name, p in zip(problem.names, problem.parameters, strict=True):
+        found[name] = matrix[start : start + p.numel(), start : start + p.numel()]
+        start += p.numel()
+    return found

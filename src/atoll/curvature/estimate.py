@@ -1,0 +1,48 @@
+"""A number with its standard error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+NORMAL_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number that was estimated, or an exact one with standard error 0.
+
+    A mean of squares is ``skewed``: where it comes out too small, so does its standard error, and an interval of the
+    same length on both sides would miss the truth above it too often.  Its upper end is taken on a logarithmic scale.
+
+    >>> [round(end, 3) for end in Estimate(2.0, 0.1).interval]
+    [1.804, 2.196]
+    >>> [round(end, 3) for end in Estimate(2.0, 0.1, skewed=True).interval]
+    [1.804, 2.206]
+    """
+
+    value: float
+    standard_error: float = 0.0
+    skewed: bool = False
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval."""
+        half = NORMAL_95 * self.standard_error
+        if self.skewed and 0 < half < 100 * self.value:  # beyond that the exponential overflows
+            return self.value - half, self.value * math.exp(half / self.value)
+        return self.value - half, self.value + half
+
+    @property
+    def relative_error(self) -> float:
+        """Standard error in units of the value."""
+        if not self.standard_error:
+            return 0.0
+        return self.standard_error / abs(self.value) if self.value else math.inf
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g}" + (f" ± {self.standard_error:.2g}" if self.standard_error else "")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"value": self.value, "standard_error": self.standard_error, "interval": list(self.interval)}

@@ -1,0 +1,90 @@
+"""The robust generalization gap: how much worse a model does on test than on training points, under one attack."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll.attacks.base import Attack, evaluation_mode
+from atoll.curvature.estimate import Estimate
+from atoll.curvature.problem import shared
+from atoll.distributed import all_sum
+from atoll.errors import InputError
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Robust error and cross-entropy on training and test points; gaps are test minus training."""
+
+    train_error: Estimate
+    test_error: Estimate
+    train_loss: Estimate
+    test_loss: Estimate
+
+    @property
+    def error(self) -> Estimate:
+        return _difference(self.test_error, self.train_error)
+
+    @property
+    def loss(self) -> Estimate:
+        return _difference(self.test_loss, self.train_loss)
+
+    def to_json(self) -> dict[str, Any]:
+        parts = {**vars(self), "error": self.error, "loss": self.loss}
+        return {name: part.to_json() for name, part in parts.items()}
+
+
+def robust_gap(
+    model: nn.Module,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    attack: Attack,
+    *,
+    seed: object = 0,
+    batch_size: int = 128,
+) -> Gap:
+    """The gap with the same attack on both sides; standard errors are those of drawing the points.
+
+    >>> from atoll.attacks import PGD
+    >>> from atoll.threat import ThreatModel
+    >>> x, y = torch.rand(8, 2), torch.arange(8) % 2
+    >>> gap = robust_gap(nn.Linear(2, 2), (x, y), (x, y), PGD(ThreatModel("linf", 0.1)))
+    >>> gap.error.value, gap.loss.value
+    (0.0, 0.0)
+    """
+    (train_error, train_loss), (test_error, test_loss) = (
+        _measure(model, x, y, attack, seed, batch_size) for x, y in (train, test)
+    )
+    return Gap(train_error, test_error, train_loss, test_loss)
+
+
+def _measure(
+    model: nn.Module, x: Tensor, y: Tensor, attack: Attack, seed: object, batch_size: int
+) -> tuple[Estimate, Estimate]:
+    if not len(x) or len(x) != len(y):
+        raise InputError(f"expected points with one label each, got {len(x)} points and {len(y)} labels")
+    like = next(model.parameters())
+    found = torch.zeros(2, len(x), dtype=torch.float64, device=like.device)
+    for index in shared(len(x), batch_size):
+        here, labels = index.to(like.device), y[index].to(like.device)
+        x_adv = attack(model, x[index].to(like), labels, seed=seed, index=here)
+        with torch.no_grad(), evaluation_mode(model):
+            logits = model(x_adv)
+        found[0, here] = (logits.argmax(1) != labels).double()
+        found[1, here] = F.cross_entropy(logits, labels, reduction="none").double()
+    wrong, loss = all_sum(found)
+    return _mean(wrong), _mean(loss)
+
+
+def _mean(values: Tensor) -> Estimate:
+    spread = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return Estimate(float(values.mean()), spread)
+
+
+def _difference(a: Estimate, b: Estimate) -> Estimate:
+    return Estimate(a.value - b.value, math.hypot(a.standard_error, b.standard_error))

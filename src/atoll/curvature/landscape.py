@@ -1,0 +1,153 @@
+"""Pictures of the loss around a point: over inputs and over weights, with the data they show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll.attacks.base import check_labels, evaluation_mode
+from atoll.curvature.problem import Problem
+from atoll.curvature.trace import OnProgress
+from atoll.errors import InputError
+from atoll.streams import Streams, generator
+from atoll.training.methods.perturbation import restored
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """The loss on a grid of two directions: ``loss[i, j]`` is that at ``a[i]`` times the first, ``b[j]`` the second."""
+
+    a: Tensor
+    b: Tensor
+    loss: Tensor
+    axes: tuple[str, str]
+
+    def save(self, path: Path) -> None:
+        """The data, as ``.npz``."""
+        np.savez(path, a=self.a.numpy(), b=self.b.numpy(), loss=self.loss.numpy(), axes=np.array(self.axes))
+
+    def plot(self) -> Figure:
+        """Surface and contour side by side."""
+        from matplotlib.figure import Figure  # slow to import
+
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        a, b = np.meshgrid(self.a.numpy(), self.b.numpy(), indexing="ij")
+        surface: Any = figure.add_subplot(1, 2, 1, projection="3d")
+        surface.plot_surface(a, b, self.loss.numpy(), cmap="viridis")
+        contour: Any = figure.add_subplot(1, 2, 2)
+        figure.colorbar(contour.contourf(a, b, self.loss.numpy(), levels=20, cmap="viridis"), ax=contour, label="loss")
+        for axis in (surface, contour):
+            axis.set_xlabel(self.axes[0])
+            axis.set_ylabel(self.axes[1])
+        return figure
+
+
+def input_landscape(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    radius: float,
+    steps: int = 21,
+    seed: object = 0,
+    micro_batch: int = 128,
+    on_progress: OnProgress | None = None,
+) -> Landscape:
+    r"""Mean cross-entropy at :math:`x + a\,\mathrm{sign}\nabla_x \ell + b\,r`, with random signs r (RAT, figure 2).
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.eye(2))
+    >>> found = input_landscape(model, torch.tensor([[0.6, 0.4]]), torch.tensor([0]), radius=0.1, steps=3)
+    >>> found.loss[:, 1].round(decimals=3)  # along the gradient, through the point itself
+    tensor([0.5130, 0.5980, 0.6930], dtype=torch.float64)
+    """
+    _check(radius, steps)
+    if not len(x) or len(x) != len(y):
+        raise InputError(f"expected points with one label each, got {len(x)} points and {len(y)} labels")
+    place = next(model.parameters())
+    x, y = x.to(place), y.to(place.device)
+    signs = Streams(seed, "landscape", index=torch.arange(len(x), device=x.device)).rademacher(
+        *x.shape[1:], dtype=x.dtype
+    )
+    grid = torch.linspace(-radius, radius, steps, dtype=torch.float64)
+    loss = torch.zeros(steps, steps, dtype=torch.float64)
+    with evaluation_mode(model):
+        start = x.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = model(start)
+            check_labels(logits, y)
+            (gradient,) = torch.autograd.grad(F.cross_entropy(logits, y, reduction="sum"), start)
+        for i, a in enumerate(grid):
+            row = torch.cat([x + float(a) * gradient.sign() + float(b) * signs for b in grid])
+            with torch.no_grad():
+                logits = torch.cat([model(part) for part in torch.split(row, micro_batch)])
+            values = F.cross_entropy(logits, y.repeat(steps), reduction="none")
+            loss[i] = values.view(steps, len(x)).double().mean(1).cpu()
+            if on_progress:
+                on_progress(i + 1, steps)
+    return Landscape(grid, grid, loss, ("sign of the gradient", "random signs"))
+
+
+def weight_landscape(
+    problem: Problem,
+    *,
+    radius: float = 1.0,
+    steps: int = 21,
+    seed: object = 0,
+    on_progress: OnProgress | None = None,
+) -> Landscape:
+    r"""The problem's loss at :math:`\theta + a\,d + b\,e`, with two random directions, normalised filter by filter.
+
+    Every filter (row) of a direction's weight matrix is scaled to the norm of the same filter of the net; biases and
+    scales of normalisation stay as they are (Li et al., "Visualizing the loss landscape of neural nets", 2018).  The
+    weights come out bit by bit as they went in.
+
+    >>> from atoll.training.losses import Standard
+    >>> problem = Problem(nn.Linear(2, 2).eval(), Standard(), torch.rand(4, 2), torch.arange(4) % 2)
+    >>> found = weight_landscape(problem, steps=3)
+    >>> abs(float(found.loss[1, 1]) - problem.value()) < 1e-6
+    True
+    """
+    _check(radius, steps)
+    first, second = (filter_normalised(problem, (seed, number)) for number in (0, 1))
+    grid = torch.linspace(-radius, radius, steps, dtype=torch.float64)
+    loss = torch.zeros(steps, steps, dtype=torch.float64)
+    with restored(problem.parameters):
+        start = [p.detach().clone() for p in problem.parameters]
+        for i, a in enumerate(grid):
+            for j, b in enumerate(grid):
+                with torch.no_grad():
+                    for p, w, d, e in zip(problem.parameters, start, first, second, strict=True):
+                        p.copy_(w + float(a) * d + float(b) * e)
+                loss[i, j] = problem.value()
+            if on_progress:
+                on_progress(i + 1, steps)
+    return Landscape(grid, grid, loss, ("first random direction", "second random direction"))
+
+
+def filter_normalised(problem: Problem, seed: object) -> list[Tensor]:
+    """A random direction in which every filter is as long as the net's own; zero for all but weight matrices."""
+    draw = generator(seed, "direction")
+    direction = []
+    for p in problem.parameters:
+        if p.dim() < 2:
+            direction.append(torch.zeros_like(p))
+            continue
+        d = torch.randn(p.shape, generator=draw, dtype=p.dtype).to(p.device)
+        lengths = [t.detach().flatten(1).norm(dim=1).view(-1, *[1] * (p.dim() - 1)) for t in (p, d)]
+        direction.append(d * lengths[0] / lengths[1])
+    return direction
+
+
+def _check(radius: float, steps: int) -> None:
+    if not 0 < radius < float("inf") or steps < 3 or steps % 2 == 0:
+        raise InputError(f"radius, steps: expected more than 0 and an odd number from 3, got {radius}, {steps}")

@@ -1,0 +1,157 @@
+"""Eigenvalues of the Hessian: the largest, all of them for small nets, and their density."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.curvature.dense import blocks, hessian
+from atoll.curvature.problem import Problem, flatten
+from atoll.errors import AtollError, InputError
+from atoll.streams import generator
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.float64]
+
+
+def top_eigenvalues(problem: Problem, count: int = 5, *, tolerance: float = 1e-3, seed: object = 0) -> Array:
+    """The largest eigenvalues, in falling order, to a relative accuracy, by Lanczos with restarts (ARPACK).
+
+    Each iteration is one product with the Hessian; ``max(2 count + 1, 12)`` vectors as long as the parameters are kept.
+
+    >>> from atoll.training.losses import Standard
+    >>> model = torch.nn.Linear(2, 2, bias=False).eval()
+    >>> _ = model.weight.data.zero_()
+    >>> problem = Problem(model, Standard(), torch.diag(torch.tensor([2.0, 1.0])), torch.tensor([0, 1]))
+    >>> top_eigenvalues(problem, 2).round(3).tolist()
+    [1.0, 0.25]
+    """
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh  # slow to import
+
+    if not 1 <= count < problem.size:
+        raise InputError(f"count: expected between 1 and {problem.size - 1} eigenvalues, got {count}")
+    like = problem.parameters[0].detach()
+
+    def product(v: NDArray[np.floating]) -> NDArray[np.floating]:
+        vector = torch.from_numpy(np.array(v).ravel()).to(like)
+        return flatten(problem.product(problem.split(vector))).cpu().numpy()
+
+    operator = LinearOperator((problem.size, problem.size), matvec=product, dtype=like.cpu().numpy().dtype)
+    start = torch.randn(problem.size, generator=generator(seed, "eigenvalues"), dtype=like.dtype).numpy()
+    kept = min(problem.size, max(2 * count + 1, 12))
+    try:
+        found = eigsh(
+            operator, count, which="LA", v0=start, ncv=kept, tol=tolerance, maxiter=100, return_eigenvectors=False
+        )
+    except ArpackNoConvergence as error:
+        done = len(error.eigenvalues)
+        raise AtollError(
+            f"only {done} of {count} eigenvalues converged; ask for fewer or allow more tolerance"
+        ) from None
+    return np.sort(found.astype(np.float64))[::-1]
+
+
+def all_eigenvalues(problem: Problem) -> dict[str, Array]:
+    """All eigenvalues in rising order: of the whole Hessian (under ``""``) and of each parameter's block.
+
+    >>> from atoll.training.losses import Standard
+    >>> model = torch.nn.Linear(1, 2, bias=False).eval()
+    >>> _ = model.weight.data.zero_()
+    >>> found = all_eigenvalues(Problem(model, Standard(), torch.ones(1, 1), torch.tensor([0])))
+    >>> {name: values.round(6).tolist() for name, values in found.items()}
+    {'': [0.0, 0.5], 'weight': [0.0, 0.5]}
+    """
+    matrix = hessian(problem).double()
+    parts = {"": matrix} | blocks(problem, matrix)
+    return {name: torch.linalg.eigvalsh(part).cpu().numpy() for name, part in parts.items()}
+
+
+@dataclass(frozen=True)
+class Density:
+    """A spectral density as weighted points, ``(vectors, steps)``; the weights of each vector sum to 1."""
+
+    eigenvalues: Array
+    weights: Array
+
+    def moment(self, power: int) -> float:
+        """Mean of a power of the eigenvalues."""
+        return float((self.weights * self.eigenvalues**power).sum(1).mean())
+
+    def smooth(self, points: int = 500, width: float | None = None) -> tuple[Array, Array]:
+        """The density on a grid, each point widened to a Gaussian (1 % of the range, if not given)."""
+        low, high = float(self.eigenvalues.min()), float(self.eigenvalues.max())
+        sigma = width or 0.01 * (high - low) or 1.0
+        grid = np.linspace(low - 5 * sigma, high + 5 * sigma, points)
+        bumps = np.exp(-0.5 * ((grid - self.eigenvalues[..., None]) / sigma) ** 2) / (sigma * np.sqrt(2 * np.pi))
+        return grid, (self.weights[..., None] * bumps).sum(1).mean(0)
+
+    def save(self, path: Path) -> None:
+        """The data, as ``.npz``."""
+        np.savez(path, eigenvalues=self.eigenvalues, weights=self.weights)
+
+    def plot(self) -> Figure:
+        """The density, on a logarithmic scale because most eigenvalues are close to zero."""
+        from matplotlib.figure import Figure  # slow to import
+
+        figure = Figure(figsize=(6, 3.5), layout="constrained")
+        axis = figure.subplots()
+        grid, height = self.smooth()
+        axis.semilogy(grid, height + 1e-8)
+        axis.set_xlabel("eigenvalue of the Hessian")
+        axis.set_ylabel("density")
+        return figure
+
+
+def density(problem: Problem, *, vectors: int = 4, steps: int = 40, seed: object = 0) -> Density:
+    r"""The density of all eigenvalues by stochastic Lanczos quadrature (Ubaru, Chen & Saad, 2017).
+
+    For a random unit vector v, :math:`v^T f(H) v` has the mean of f over the spectrum as expectation.  ``steps``
+    products make a small tridiagonal matrix, whose eigenvalues and weights give it exactly for polynomials f up to
+    degree ``2 steps - 1``.  The Lanczos vectors are kept and made orthogonal again in every step.
+
+    >>> from atoll.training.losses import Standard
+    >>> model = torch.nn.Linear(1, 2, bias=False).eval()
+    >>> _ = model.weight.data.zero_()
+    >>> found = density(Problem(model, Standard(), torch.ones(1, 1), torch.tensor([0])), vectors=1, steps=2)
+    >>> abs(found.eigenvalues).round(3).tolist(), round(float(found.weights.sum()), 3)
+    ([[0.0, 0.5]], 1.0)
+    """
+    if vectors < 1 or steps < 1:
+        raise InputError(f"vectors, steps: expected at least 1, got {vectors}, {steps}")
+    steps = min(steps, problem.size)
+    eigenvalues, weights = np.zeros((vectors, steps)), np.zeros((vectors, steps))
+    for number in range(vectors):
+        draw = generator(seed, "density", number)
+        found, share = _quadrature(problem, torch.randn(problem.size, generator=draw), steps)
+        # A spectrum of few values ends early; what is left over has no weight.
+        eigenvalues[number], weights[number, : len(share)] = np.pad(found, (0, steps - len(found)), mode="edge"), share
+    return Density(eigenvalues, weights)
+
+
+def _quadrature(problem: Problem, start: Tensor, steps: int) -> tuple[Array, Array]:
+    """Eigenvalues and weights of the tridiagonal matrix of a Lanczos run."""
+    from scipy.linalg import eigh_tridiagonal
+
+    v = start.to(problem.parameters[0])
+    basis, diagonal, beside = [v / v.norm()], [], []
+    for step in range(steps):
+        w = flatten(problem.product(problem.split(basis[-1])))
+        diagonal.append(float(w @ basis[-1]))
+        for _ in range(2):  # once is not enough in floating point
+            for earlier in basis:
+                w = w - (w @ earlier) * earlier
+        length = float(w.norm())
+        if step == steps - 1 or length <= 1e-6 * max(map(abs, diagonal)):
+            break
+        beside.append(length)
+        basis.append(w / length)
+    values, vectors = eigh_tridiagonal(np.array(diagonal), np.array(beside))
+    return values, vectors[0] ** 2

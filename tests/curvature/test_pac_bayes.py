@@ -1,0 +1,168 @@
+"""Bounds against hand-computed examples, torch.distributions, numerical minimisation and Monte Carlo."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
+
+from atoll.curvature import gibbs_risk, pac_bayes, traces
+from atoll.curvature.gibbs import SIGMAS, TEMPERATURES, verdict
+from atoll.curvature.pac_bayes import (
+    Posterior,
+    catoni,
+    catoni_constant,
+    linear_form,
+    optimal_posterior,
+    square_root,
+)
+from atoll.errors import InputError
+from curvature.cases import problem, truth, weights
+
+
+def test_kl_is_that_of_the_gaussians():
+    theta = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
+    q = Posterior(torch.tensor([0.04, 0.01], dtype=torch.float64), torch.zeros(2), torch.tensor([2, 1]), 0.38, 0.5)
+    variances = torch.tensor([0.04, 0.04, 0.01], dtype=torch.float64)
+    truth = kl_divergence(Normal(theta, variances.sqrt()), Normal(torch.zeros(3).double(), 0.5)).sum()
+    assert q.kl == pytest.approx(float(truth))
+
+
+@pytest.mark.parametrize("sizes", [[6], [2, 1, 3], [1] * 6])
+def test_optimal_variances_minimise_and_the_minimum_is_the_logarithm(sizes):
+    traces = [3.0 + k for k in range(len(sizes))]
+    sigma0, beta, norm = 0.4, 50.0, 2.0
+    q = optimal_posterior(traces, sizes, norm, sigma0=sigma0, beta=beta)
+    size, trace = torch.tensor(sizes, dtype=torch.float64), torch.tensor(traces, dtype=torch.float64)
+
+    def objective(log_variance):
+        variances = torch.from_numpy(np.exp(log_variance))
+        other = Posterior(variances, trace, size, norm, sigma0)
+        return other.increase + other.kl / beta
+
+    found = minimize(objective, np.full(len(sizes), -3.0), tol=1e-12)
+    np.testing.assert_allclose(np.exp(found.x), q.variances.numpy(), rtol=1e-4)
+    # TrH, App. A: (1/2 beta) sum_b d_b log(1 + sigma0^2 beta T_b / d_b) + ||theta||^2 / (2 beta sigma0^2)
+    closed = float((size * (1 + sigma0**2 * beta * trace / size).log()).sum()) / (2 * beta)
+    assert q.increase + q.kl / beta == pytest.approx(closed + norm / (2 * beta * sigma0**2))
+    # For a narrow prior that is the linear form, with sigma0^2 / 2 Tr in the spherical case too (see docs/errata.md).
+    narrow = optimal_posterior(traces, sizes, norm, sigma0=1e-3, beta=beta)
+    linear = linear_form(0.7, norm, sum(traces), sigma0=1e-3, beta=beta)
+    assert 0.7 + narrow.increase + narrow.kl / beta == pytest.approx(linear, rel=1e-7)
+    assert 0.7 + narrow.increase == pytest.approx(0.7 + 0.5e-6 * sum(traces), rel=1e-8)
+
+
+def test_negative_curvature_counts_as_none():
+    q = optimal_posterior([-5.0, 1.0], [1, 1], 0.0, sigma0=0.5, beta=4.0)
+    assert q.variances.tolist() == [0.25, 0.125]
+
+
+def test_bounds_by_hand():
+    # 0.2 + 100/1000 + 1000 * 4 / (8 * 500) + ln(20) / 1000
+    assert catoni(0.2, 100.0, lambda_=1000.0, n=500, clip=2.0, alpha=0.05) == pytest.approx(1.3 + math.log(20) / 1000)
+    assert catoni_constant(lambda_=1000.0, n=500, clip=2.0, alpha=0.05) == pytest.approx(1 + math.log(20) / 1000)
+    # 4 * 2 * sqrt((9 + ln(2 * 500 / 0.05)) / 500), not sqrt(9 / 500 + ln(...))
+    assert square_root(0.2, 9.0, n=500, clip=2.0, alpha=0.05) == pytest.approx(
+        0.2 + 8 * math.sqrt((9 + math.log(20_000)) / 500)
+    )
+    assert linear_form(0.2, 6.0, 40.0, sigma0=0.1, beta=300.0, constant=0.05) == pytest.approx(0.2 + 1.0 + 0.2 + 0.05)
+
+
+def test_catoni_holds_as_often_as_it_says():
+    """Threshold classifiers on coin flips: an exact Gibbs posterior, 400 samples of 20 points."""
+    draw, n, lambda_, alpha = np.random.default_rng(0), 20, 10.0, 0.2
+    mean = np.linspace(0.2, 0.8, 7)  # the expected loss of seven classifiers; the prior is uniform
+    broken = 0
+    for _ in range(400):
+        empirical = (draw.random((n, 7)) < mean).mean(0)
+        q = np.exp(-lambda_ * empirical)
+        q /= q.sum()
+        kl = float((q * np.log(q * 7)).sum())
+        broken += float(q @ mean) > catoni(float(q @ empirical), kl, lambda_=lambda_, n=n, clip=1.0, alpha=alpha)
+    assert broken / 400 <= alpha
+
+
+@pytest.mark.parametrize(("model", "sigma"), [("conv-bn", 1e-6), ("vit", 1e-2)])
+def test_monte_carlo_agrees_with_the_expansion(model, sigma):
+    p, matrix = problem(model, "trades"), truth(model, "trades")
+    before, size = weights(p).clone(), p.parameters[-2].numel()
+    last = matrix.diagonal()[-size - p.parameters[-1].numel() : -p.parameters[-1].numel()].sum()
+    only = [torch.zeros_like(w) for w in p.parameters]
+    only[-2] += sigma
+    for deviations, trace in (([torch.full_like(w, sigma) for w in p.parameters], matrix.trace()), (only, last)):
+        noisy, clipped = gibbs_risk(p, deviations, pairs=60, clip=1.0)
+        increase = sigma**2 / 2 * float(trace)
+        assert abs(noisy.value - p.value() - increase) < 4 * noisy.standard_error + 20 * sigma**4 + 1e-15
+        assert noisy.standard_error < abs(increase)
+        assert clipped.value < noisy.value
+    assert torch.equal(weights(p), before)
+
+
+def test_the_kinks_of_a_relu_net_are_not_in_its_hessian():
+    """With noise that reaches them, the loss grows by more than half the variance times the trace."""
+    p = problem("conv-bn", "trades")
+    noisy, _ = gibbs_risk(p, [torch.full_like(w, 0.01) for w in p.parameters], pairs=40)
+    increase = 0.01**2 / 2 * float(truth("conv-bn", "trades").trace())
+    assert noisy.value - p.value() - 5 * noisy.standard_error > 2 * increase
+
+
+def test_noise_is_gaussian_with_the_given_deviations():
+    p = problem("mlp")
+    seen = []
+    values = p.values
+    p.values = lambda: (seen.append(weights(p).clone()), values())[1]
+    start = weights(p).clone()
+    gibbs_risk(p, p.split(torch.linspace(0.1, 1, p.size).double()), pairs=300)
+    noise = torch.stack(seen) - start
+    torch.testing.assert_close(noise[0], -noise[1])
+    torch.testing.assert_close(noise[::2].std(0), torch.linspace(0.1, 1, p.size).double(), rtol=0.2, atol=0)
+
+
+def test_numbers_of_a_net():
+    p = problem("mlp", "at")
+    exact = traces(p, "exact").total.value
+    both = pac_bayes(p, exact, p.split(truth("mlp", "at").diagonal().clone()), pairs=5)
+    assert [b.posterior for b in both] == ["spherical", "diagonal"]
+    sphere, diagonal = both
+    n, norm = len(p), float(weights(p).square().sum())
+    assert sphere.clip == pytest.approx(2 * math.log(3))
+    assert sphere.sigma0 in SIGMAS
+    assert sphere.lambda_ / n in TEMPERATURES
+    each = 0.05 / (len(SIGMAS) * len(TEMPERATURES))
+    variance = sphere.sigma0**2 / (1 + sphere.sigma0**2 * sphere.lambda_ * exact / p.size)
+    q = MultivariateNormal(weights(p), variance * torch.eye(p.size, dtype=torch.float64))
+    prior = MultivariateNormal(torch.zeros_like(weights(p)), sphere.sigma0**2 * torch.eye(p.size, dtype=torch.float64))
+    assert sphere.kl == pytest.approx(float(kl_divergence(q, prior)))
+    assert sphere.expansion == pytest.approx(p.value() + variance / 2 * exact)
+    penalty = (sphere.kl + math.log(1 / each)) / sphere.lambda_ + sphere.lambda_ * sphere.clip**2 / (8 * n)
+    assert sphere.catoni == pytest.approx(sphere.clipped.value + penalty)
+    assert sphere.square_root == pytest.approx(
+        sphere.clipped.value + 4 * sphere.clip * math.sqrt((sphere.kl + math.log(2 * n / each)) / n)
+    )
+    constant = catoni_constant(lambda_=sphere.lambda_, n=n, clip=sphere.clip, alpha=each)
+    assert sphere.linear == pytest.approx(
+        linear_form(p.value(), norm, exact, sigma0=sphere.sigma0, beta=sphere.lambda_, constant=constant)
+    )
+    # Eight points prove nothing, and it says so; the diagonal posterior is never worse to second order.
+    assert sphere.words.startswith("vacuous")
+    assert diagonal.expansion + diagonal.kl / diagonal.lambda_ <= sphere.expansion + sphere.kl / sphere.lambda_ + 1e-9
+    assert diagonal.to_json()["noisy"]["value"] == diagonal.noisy.value
+
+
+def test_words():
+    assert verdict(5.0, clip=4.6, guessing=2.3).startswith("vacuous")
+    assert verdict(3.0, clip=4.6, guessing=2.3).startswith("next to vacuous")
+    assert verdict(0.4, clip=4.6, guessing=2.3).startswith("not vacuous")
+
+
+def test_nonsense_is_refused():
+    p = problem("mlp")
+    with pytest.raises(InputError, match="sigma0, beta"):
+        optimal_posterior([1.0], [1], 1.0, sigma0=0.0, beta=1.0)
+    with pytest.raises(InputError, match="pairs"):
+        gibbs_risk(p, p.parameters, pairs=1)
+    for options in ({"alpha": 0.0}, {"clip": -1.0}):
+        with pytest.raises(InputError, match="alpha, clip"):
+            pac_bayes(p, 1.0, **options)
