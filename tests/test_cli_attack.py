@@ -101,7 +101,7 @@ def test_two_processes_share_the_work(trained, tmp_path):
 
 def test_killed_and_started_again_ends_with_the_same_bits(trained, tmp_path):
     """SIGKILL at random moments; the same command goes on."""
-    words = ["attack", str(trained), "--attacks", "APGD-CE,Square", "--points", "50", "--batch-size", "16", "--json"]
+    words = ["attack", str(trained), "--attacks", "APGD-T,FAB-T", "--points", "50", "--batch-size", "16", "--json"]
 
     def run(seed, timeout=None):
         command = [sys.executable, "-m", "atoll", *words, "--seed", str(seed)]

@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll.attacks import FGSM, PGD
+    from atoll.attacks import FGSM, PGD, AutoAttack
     from atoll.attacks.evaluate import evaluate
     from atoll.errors import AtollError
     from atoll.plots import plot_adversarial, plot_curves
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from atoll.training.trainer import Settings, Trainer
 
 _HOMES = {
+    "AutoAttack": "atoll.attacks",
     "FGSM": "atoll.attacks",
     "PGD": "atoll.attacks",
     "evaluate": "atoll.attacks.evaluate",
@@ -43,6 +44,7 @@ __all__ = [
     "FGSM",
     "PGD",
     "AtollError",
+    "AutoAttack",
     "Run",
     "Settings",
     "ThreatModel",

@@ -23,8 +23,7 @@ class FAB(RowAttack):
     With :math:`f = g_t - g_y` and its gradient w at the iterate, both points are projected (in the norm, within the
     bounds) onto :math:`f + w \cdot (\cdot - x_k) = 0`, overshot by 1.05 and mixed.  ``closest`` in the state is the
     distance of the closest adversarial point ever seen; the attack succeeds as soon as that is within eps, and leaves
-    points that stand where they were.  With eps = 0 the search goes on to the end, and the closest points are the
-    result, however far they are.
+    points that stand where they were.
 
     Costs ``steps + 1`` forward and backward passes per run for a point that stands; untargeted, with K classes, each of
     them has K - 1 backward passes, one for every boundary there is.
@@ -71,7 +70,7 @@ class FAB(RowAttack):
         distance = threat.size(delta)
         closer = adversarial & (distance < s["closest"])
         s["closest"] = torch.where(closer, distance, s["closest"])
-        shown = closer & (distance <= (threat.radius or math.inf))
+        shown = closer & (distance <= threat.radius)
         rows.adv[shown] = iterate[shown]
         rows.success |= s["closest"] <= threat.radius
 
