@@ -103,9 +103,8 @@ class ThreatModel:
         Clipping to bounds that contain ``x`` moves every coordinate towards ``x``, so the ball is never left.
         """
         if self.norm == "linf":
-            low, high = x - self.radius, x + self.radius
-            torch.maximum(x_adv, low, out=low)  # into memory at hand: fresh memory costs more than the arithmetic
-            return self.clamp(torch.minimum(low, high, out=high))
+            # One new tensor, the rest in place: fresh memory costs more than the arithmetic.
+            return self.clamp((x_adv - x).clamp_(-self.radius, self.radius).add_(x))
         if self.norm == "l2":
             delta = x_adv - x
             norm = torch.linalg.vector_norm(delta.flatten(1), dim=1)
