@@ -197,8 +197,7 @@ class ThreatModel:
             room = torch.full_like(size, math.inf)
         else:
             low, high = self.bounds
-            half = torch.full_like(goal, (high - low) / 2)
-            room = torch.addcmul(half, x.flatten(1) - (low + high) / 2, direction, value=-1).clamp_min_(0)
+            room = (x.flatten(1) - (low + high) / 2).mul_(direction).sub_((high - low) / 2).neg_().clamp_min_(0)
         if self.norm == "l1":
             move = _fill_in_turn(size, room, goal)
         elif self.norm == "l2":
@@ -225,7 +224,7 @@ class ThreatModel:
 
 
 def _fill_together(speed: Tensor, full: Tensor, goal: Tensor) -> Tensor:
-    """min(level, full), with the level at which sum(speed * min(level, full)) = goal, or ``full`` if there is none.
+    """Lowers ``full`` to the level at which sum(speed * min(level, full)) = goal; leaves it if there is none.
 
     The sum is concave and piecewise linear in the level, so Newton's method comes from below and ends on the right
     piece after a few steps, without sorting.
@@ -235,11 +234,12 @@ def _fill_together(speed: Tensor, full: Tensor, goal: Tensor) -> Tensor:
     still_speed, still_full = speed, full
     while True:
         here = level[left]
-        short = goal[left] - torch.minimum(still_full, here).mul_(still_speed).sum(1, keepdim=True)
-        rate = (still_full - here).gt_(0).mul_(still_speed).sum(1, keepdim=True)
+        scratch = torch.minimum(still_full, here)
+        short = goal[left] - scratch.mul_(still_speed).sum(1, keepdim=True)
+        rate = torch.sub(still_full, here, out=scratch).gt_(0).mul_(still_speed).sum(1, keepdim=True)
         more = ((short > precision * goal[left]) & (rate > 0)).squeeze(1)
         if not more.any():
-            return torch.minimum(full, level)
+            return torch.minimum(full, level, out=full)
         left, still_speed, still_full = left[more], still_speed[more], still_full[more]
         level[left] = here[more] + short[more] / rate[more]
 

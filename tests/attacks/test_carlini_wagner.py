@@ -61,7 +61,7 @@ def test_finds_the_distance_to_the_boundary_of_a_linear_model(bounds, scale):
     """Whatever the scale of the logits."""
     model, x, y, distance = flat(bounds, 2, scale)
     threat = ThreatModel("l2", 0.0, bounds)
-    x_adv = CarliniWagner(threat, steps=150, binary_search_steps=3)(model, x, y)
+    x_adv = CarliniWagner(threat, minimum_norm=True, steps=150, binary_search_steps=3)(model, x, y)
     found = threat.distance(x_adv, x)
     assert (model(x_adv).argmax(1) != y).all()
     assert (found >= distance * (1 - 1e-9)).all()
@@ -71,7 +71,7 @@ def test_finds_the_distance_to_the_boundary_of_a_linear_model(bounds, scale):
 @pytest.mark.parametrize("options", [{"initial_const": 1e-3}, {"initial_const": 1e3}, {"abort_early": False}], ids=str)
 def test_the_options_change_the_cost_more_than_the_result(options):
     model, x, y, distance = flat((0.0, 1.0), 2)
-    x_adv = CarliniWagner(MINIMUM, steps=60, **options)(model, x, y)
+    x_adv = CarliniWagner(MINIMUM, minimum_norm=True, steps=60, **options)(model, x, y)
     found = MINIMUM.distance(x_adv, x)
     assert (model(x_adv).argmax(1) != y).all()
     assert float(distance.mean()) <= float(found.mean()) < 1.05 * float(distance.mean())
@@ -88,7 +88,7 @@ def test_is_at_least_as_good_as_foolbox(name, edges):
         theirs = attack.run(
             foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu"), x, foolbox.criteria.Misclassification(y)
         )
-    ours = CarliniWagner(MINIMUM, steps=80, binary_search_steps=5)(model, x, y)
+    ours = CarliniWagner(MINIMUM, minimum_norm=True, steps=80, binary_search_steps=5)(model, x, y)
     # Foolbox leaves black images where it has found nothing.
     success = (model(theirs).argmax(1) != y) & theirs.flatten(1).any(1)
     assert success.any()
@@ -114,7 +114,7 @@ def test_finds_what_a_fine_grid_finds():
     grid = torch.tensor(list(itertools.product(ticks.tolist(), repeat=2))).double()
     other = model(grid).argmax(1)[None] != y[:, None]
     truth = torch.where(other, torch.cdist(x, grid), math.inf).amin(1)
-    x_adv = CarliniWagner(MINIMUM, steps=200, binary_search_steps=4)(model, x, y)
+    x_adv = CarliniWagner(MINIMUM, minimum_norm=True, steps=200, binary_search_steps=4)(model, x, y)
     found, broken, step = MINIMUM.distance(x_adv, x), model(x_adv).argmax(1) != y, 1 / 400
     assert float(broken.double().mean()) >= 0.9
     assert (found > truth - step)[broken].all()
@@ -140,7 +140,7 @@ def together(attack, model, x, y, size):
 def test_a_point_does_not_notice_its_company(eps):
     model, x, y = plane()
     x, y = x[:18], y[:18]
-    attack = CarliniWagner(ThreatModel("l2", eps), steps=12, binary_search_steps=3)
+    attack = CarliniWagner(ThreatModel("l2", eps), minimum_norm=not eps, steps=12, binary_search_steps=3)
     found, closest = together(attack, model, x, y, len(x))
     for size in (1, 7):
         again = together(attack, model, x, y, size)
@@ -150,7 +150,7 @@ def test_a_point_does_not_notice_its_company(eps):
 
 def test_shows_points_within_eps_and_leaves_the_others_where_they_were():
     model, x, y = plane()
-    closest = CarliniWagner(MINIMUM, steps=60, binary_search_steps=3)(model, x, y)
+    closest = CarliniWagner(MINIMUM, minimum_norm=True, steps=60, binary_search_steps=3)(model, x, y)
     minimum, found = MINIMUM.distance(closest, x), model(closest).argmax(1) != y
     eps = float(minimum.median())
     threat = ThreatModel("l2", eps)
@@ -159,6 +159,7 @@ def test_shows_points_within_eps_and_leaves_the_others_where_they_were():
     assert (threat.distance(x_adv, x) <= eps).all()
     assert torch.equal(model(x_adv).argmax(1) != y, broken)
     assert torch.equal(x_adv[~broken], x[~broken])
+    assert torch.equal(CarliniWagner(MINIMUM, steps=5)(model, x, y), x)  # also where nothing is
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
@@ -167,7 +168,7 @@ def test_constant_images_are_no_special_case(value):
     model = net()
     x = torch.full((2, 1, 8, 8), value)
     y = model(x).argmax(1)
-    x_adv = CarliniWagner(MINIMUM, steps=150, binary_search_steps=3)(model, x, y)
+    x_adv = CarliniWagner(MINIMUM, minimum_norm=True, steps=150, binary_search_steps=3)(model, x, y)
     assert (model(x_adv).argmax(1) != y).all()
     assert x_adv.min() >= 0
     assert x_adv.max() <= 1
@@ -180,10 +181,10 @@ def test_bounds_other_than_zero_and_one():
     shifted = nn.Sequential(nn.Identity(), model)
     shifted[0].register_forward_pre_hook(lambda _, inputs: ((inputs[0] + 1) / 4,))
     options = {"steps": 100, "binary_search_steps": 4}
-    wide = CarliniWagner(ThreatModel("l2", 0.0, (-1.0, 3.0)), **options)(shifted, 4 * x - 1, y)
+    wide = CarliniWagner(ThreatModel("l2", 0.0, (-1.0, 3.0)), minimum_norm=True, **options)(shifted, 4 * x - 1, y)
     assert wide.min() >= -1
     assert wide.max() <= 3
-    unit = CarliniWagner(MINIMUM, **options)(model, x, y)
+    unit = CarliniWagner(MINIMUM, minimum_norm=True, **options)(model, x, y)
     ratio = MINIMUM.distance(wide, 4 * x - 1).mean() / MINIMUM.distance(unit, x).mean()
     assert float(ratio) == pytest.approx(4, rel=0.05)
 
@@ -193,7 +194,7 @@ def test_misclassified_points_have_distance_zero_and_cost_next_to_nothing():
     calls = []
     model.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
     wrong = (y + 1) % 4
-    assert torch.equal(CarliniWagner(MINIMUM)(model, x, wrong), x)
+    assert torch.equal(CarliniWagner(MINIMUM, minimum_norm=True)(model, x, wrong), x)
     assert sum(calls) == 2 * len(x)
 
 
@@ -201,10 +202,10 @@ def test_counts_its_passes_and_stops_at_the_first_success():
     model, x, y = plane()
     calls = []
     model.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
-    CarliniWagner(MINIMUM, steps=20, binary_search_steps=3, abort_early=False)(model, x, y)
+    CarliniWagner(MINIMUM, minimum_norm=True, steps=20, binary_search_steps=3, abort_early=False)(model, x, y)
     assert sum(calls) == len(x) * (1 + 20 * 3)  # clean logits, and a look per step
     calls.clear()
-    CarliniWagner(MINIMUM, steps=20, binary_search_steps=3)(model, x, y)
+    CarliniWagner(MINIMUM, minimum_norm=True, steps=20, binary_search_steps=3)(model, x, y)
     assert sum(calls) < len(x) * (1 + 20 * 3)
     calls.clear()
     CarliniWagner(ThreatModel("l2", 0.3), steps=100, binary_search_steps=3, abort_early=False)(model, x, y)
@@ -213,7 +214,7 @@ def test_counts_its_passes_and_stops_at_the_first_success():
 
 def test_confidence_is_kept():
     model, x, y = plane()
-    x_adv = CarliniWagner(FREE, steps=100, binary_search_steps=4, confidence=0.3)(model, x, y)
+    x_adv = CarliniWagner(FREE, minimum_norm=True, steps=100, binary_search_steps=4, confidence=0.3)(model, x, y)
     found = FREE.distance(x_adv, x) > 0
     assert found.double().mean() > 0.9
     assert (margin(model(x_adv), y)[found] > 0.3).all()
@@ -225,7 +226,9 @@ def test_zero_gradients_do_no_harm():
             return torch.tensor([1.0, 0.0, 0.0]).expand(len(x), 3) + 0 * x.sum()
 
     x = torch.rand(3, 5)
-    assert torch.equal(CarliniWagner(MINIMUM, steps=5)(Flat(), x, torch.zeros(3, dtype=torch.long)), x)
+    assert torch.equal(
+        CarliniWagner(MINIMUM, minimum_norm=True, steps=5)(Flat(), x, torch.zeros(3, dtype=torch.long)), x
+    )
 
 
 def test_nonsense_is_refused():

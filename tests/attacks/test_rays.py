@@ -79,8 +79,8 @@ def test_finds_the_distance_to_the_boundary_of_a_linear_model(name):
 
 def test_sees_nothing_but_labels():
     model, x, y, truth = flat(UNIT, (1, 6, 6))
-    seen = RayS(ThreatModel("linf", 0.0), queries=300)(model, x, y)
-    blind = RayS(ThreatModel("linf", 0.0), queries=300)(Label(model), x, y)
+    seen = RayS(ThreatModel("linf", 0.0), minimum_norm=True, queries=300)(model, x, y)
+    blind = RayS(ThreatModel("linf", 0.0), minimum_norm=True, queries=300)(Label(model), x, y)
     assert torch.equal(seen, blind)
     eps = float(truth.median()) * 1.01
     x_adv = RayS(ThreatModel("linf", eps), queries=1000)(Label(model), x, y)
@@ -129,7 +129,7 @@ def test_gives_up_when_a_round_was_in_vain():
     model, x, y, _ = flat(FREE, (2,))
     calls = []
     model.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
-    RayS(ThreatModel("linf", 0.0, None))(model, x, y)
+    RayS(ThreatModel("linf", 0.0, None), minimum_norm=True)(model, x, y)
     assert sum(calls) < 100 * len(x)
 
 
@@ -146,7 +146,7 @@ def test_stops_within_eps_and_leaves_the_others_where_they_were():
     assert (threat.distance(x_adv, x) <= eps).all()
     assert torch.equal(x_adv[~broken], x[~broken])
     calls.clear()
-    RayS(ThreatModel("linf", 0.0), queries=1000)(model, x, y)
+    RayS(ThreatModel("linf", 0.0), minimum_norm=True, queries=1000)(model, x, y)
     assert spent < sum(calls)
 
 
@@ -168,7 +168,7 @@ def together(attack, model, x, y, size):
 @pytest.mark.parametrize("eps", [0.0, 0.05])
 def test_a_point_does_not_notice_its_company(eps):
     model, x, y = plane()
-    attack = RayS(ThreatModel("linf", eps), queries=50)
+    attack = RayS(ThreatModel("linf", eps), minimum_norm=not eps, queries=50)
     whole = together(attack, model, x, y, len(x))
     for size in (1, 7):
         for one, other in zip(together(attack, model, x, y, size), whole, strict=True):
@@ -191,7 +191,7 @@ def test_mode_is_restored_and_images_stay_in_bounds():
     buffers = {name: value.clone() for name, value in model.state_dict().items()}
     x = torch.cat([torch.full((3, 1, 6, 6), value) for value in (0.0, 0.5, 1.0)])
     y = torch.arange(9) % 4
-    x_adv = RayS(ThreatModel("linf", 0.0), queries=50)(model, x, y)
+    x_adv = RayS(ThreatModel("linf", 0.0), minimum_norm=True, queries=50)(model, x, y)
     boundary_distance(model, x, y, queries=5)
     assert model.training
     assert all(torch.equal(value, buffers[name]) for name, value in model.state_dict().items())

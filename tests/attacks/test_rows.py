@@ -112,7 +112,7 @@ def test_a_target_is_the_likeliest_other_class(attack, norm):
 @pytest.mark.parametrize("norm", NORMS)
 def test_fab_finds_the_distance_to_the_boundary_of_a_linear_model(norm, targets):
     model, x, y, distances = linear(norm, 4)
-    attack = FAB(ThreatModel(norm, 0.0, None), steps=30, targets=targets)  # nothing is close enough: to the end
+    attack = FAB(ThreatModel(norm, 0.0, None), steps=30, targets=targets, minimum_norm=True)
     points = Points(x, y, torch.arange(len(y)), model(x).detach())
     rows = attack.rows(points, Streams(0, index=points.index))
     for _ in range(attack.length(4)):
@@ -121,7 +121,11 @@ def test_fab_finds_the_distance_to_the_boundary_of_a_linear_model(norm, targets)
     assert float(ratio.min()) >= 1 - 1e-5
     # Untargeted, some stop at the overshoot of their first step.
     assert float(ratio.max()) < (1.01 if targets else 1.06)
-    assert torch.equal(rows.adv, x)  # what is not in the ball is not returned
+    assert (model(rows.adv).argmax(1) != y).all()
+    torch.testing.assert_close(attack.threat.distance(rows.adv, x), rows.state["closest"])
+    # Otherwise, what is not in the ball is not returned.
+    small = ThreatModel(norm, 0.5 * float(distances.min()), None)
+    assert torch.equal(FAB(small, steps=5, targets=targets)(model, x, y), x)
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from atoll.attacks.closest import ClosestAttack
 from atoll.attacks.objectives import margin
-from atoll.attacks.rows import Points, RowAttack, Rows, choose
+from atoll.attacks.rows import Points, Rows, choose
 from atoll.errors import InputError
 from atoll.streams import Streams
 from atoll.threat import ThreatModel, per_point
@@ -22,7 +23,7 @@ LARGEST = 1e10  # constants end here, as in the authors' code
 FRESH = {"move": 0, "mean": 0, "square": 0, "found": 0, "lowest": math.inf, "waited": 0}
 
 
-class CarliniWagner(RowAttack):
+class CarliniWagner(ClosestAttack):
     r"""Adam on the squared distance plus c times what is missing to a misclassification.
 
     .. math:: \|x' - x\|_2^2 + c \max\big(g_y(x') - \max_{j \ne y} g_j(x') + \kappa,\ 0\big)
@@ -30,10 +31,6 @@ class CarliniWagner(RowAttack):
     The constant is searched for every point by itself: tenfold up or down until both one that works and one that does
     not are known, then by bisection, each time from the clean point.  Within bounds, :math:`x'` is the tanh of what
     Adam moves.
-
-    ``closest`` in the state is the distance of the closest adversarial point ever seen.  A point is given up as soon as
-    that is within eps, and stays where it was if it never is.  With eps = 0 the search goes on to the end, and the
-    closest points are the result, however far they are.
 
     Costs at most ``steps * binary_search_steps`` forward and backward passes per point.
 
@@ -46,10 +43,11 @@ class CarliniWagner(RowAttack):
             linear, :math:`4 m / \|\nabla m\|^2` with m the max above at the clean point.
         confidence: :math:`\kappa`, how far another logit has to be above that of ``y``.
         abort_early: go on to the next constant when the loss has not fallen for a tenth of the steps.
+        minimum_norm: see ``ClosestAttack``.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-    >>> attack = CarliniWagner(ThreatModel("l2", 0.0), steps=100)
+    >>> attack = CarliniWagner(ThreatModel("l2", 0.5), steps=100, minimum_norm=True)
     >>> attack(model, torch.tensor([[0.6, 0.4]]), torch.tensor([0])).round(decimals=3)
     tensor([[0.5000, 0.5000]])
     """
@@ -64,8 +62,9 @@ class CarliniWagner(RowAttack):
         initial_const: float | None = None,
         confidence: float = 0.0,
         abort_early: bool = True,
+        minimum_norm: bool = False,
     ) -> None:
-        super().__init__(threat)
+        super().__init__(threat, minimum_norm=minimum_norm)
         if threat.norm != "l2":
             raise InputError(f"CarliniWagner: expected l2, got {threat.norm}")
         if steps < 1 or binary_search_steps < 1:
@@ -106,7 +105,7 @@ class CarliniWagner(RowAttack):
     def advance(self, model: nn.Module, rows: Rows) -> None:
         s, x = rows.state, rows.x
         # Rows that are through may have to wait until they are taken out; they must not change while they do.
-        under_way = (s["closest"] > self.threat.radius) & (rows.clock < self.length(0))
+        under_way = (s["closest"] > self.enough) & (rows.clock < self.length(0))
         point, slope = self._point(x, s["move"])
         point.requires_grad_()
         with torch.enable_grad():
@@ -116,10 +115,7 @@ class CarliniWagner(RowAttack):
         point, missing = point.detach(), missing.detach()
 
         distance = self.threat.distance(point, x)
-        closer = under_way & adversarial & (distance < s["closest"])
-        s["closest"] = torch.where(closer, distance, s["closest"])
-        rows.adv = choose(closer & (distance <= (self.threat.radius or math.inf)), point, rows.adv)
-        rows.success |= s["closest"] <= self.threat.radius
+        self.keep_closest(rows, point, under_way & adversarial)
 
         if self.initial_const is None:
             # Twice what moves a linear model's point to the boundary: the optimum is there for any larger constant.

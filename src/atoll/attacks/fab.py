@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.rows import Points, RowAttack, Rows
+from atoll.attacks.closest import ClosestAttack
+from atoll.attacks.rows import Points, Rows
 from atoll.errors import InputError
 from atoll.streams import Streams
 from atoll.threat import ThreatModel, per_point
@@ -17,13 +18,11 @@ ETA = 1.05  # overshoot across the linearised boundary
 BETA = 0.9  # step back towards the clean point from an adversarial iterate
 
 
-class FAB(RowAttack):
+class FAB(ClosestAttack):
     r"""Linearises the boundary to another class and steps onto it, from the iterate and from the clean point.
 
     With :math:`f = g_t - g_y` and its gradient w at the iterate, both points are projected (in the norm, within the
-    bounds) onto :math:`f + w \cdot (\cdot - x_k) = 0`, overshot by 1.05 and mixed.  ``closest`` in the state is the
-    distance of the closest adversarial point ever seen; the attack succeeds as soon as that is within eps, and leaves
-    points that stand where they were.
+    bounds) onto :math:`f + w \cdot (\cdot - x_k) = 0`, overshot by 1.05 and mixed.
 
     Costs ``steps + 1`` forward and backward passes per run for a point that stands; untargeted, with K classes, each of
     them has K - 1 backward passes, one for every boundary there is.
@@ -35,6 +34,7 @@ class FAB(RowAttack):
             which steps onto the closest of all linearised boundaries.
         restarts: runs (per target); the first begins at the clean point, later ones at random, half as far away as eps
             or the closest adversarial point so far.
+        minimum_norm: see ``ClosestAttack``.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -42,8 +42,10 @@ class FAB(RowAttack):
     tensor([[0.4950, 0.5050]])
     """
 
-    def __init__(self, threat: ThreatModel, *, steps: int = 100, targets: int = 9, restarts: int = 1) -> None:
-        super().__init__(threat)
+    def __init__(
+        self, threat: ThreatModel, *, steps: int = 100, targets: int = 9, restarts: int = 1, minimum_norm: bool = False
+    ) -> None:
+        super().__init__(threat, minimum_norm=minimum_norm)
         if min(steps, restarts) < 1 or targets < 0:
             raise InputError(
                 f"steps, restarts, targets: expected at least 1 (targets: 0), got {steps}, {restarts}, {targets}"
@@ -67,12 +69,7 @@ class FAB(RowAttack):
         f, w, adversarial = self._linearise(model, rows)
         s, threat, x, iterate = rows.state, self.threat, rows.x, rows.state["iterate"]
         delta = iterate - x
-        distance = threat.size(delta)
-        closer = adversarial & (distance < s["closest"])
-        s["closest"] = torch.where(closer, distance, s["closest"])
-        shown = closer & (distance <= threat.radius)
-        rows.adv[shown] = iterate[shown]
-        rows.success |= s["closest"] <= threat.radius
+        self.keep_closest(rows, iterate, adversarial)
 
         # By how much w has to rise to the plane, from the clean point and from the (possibly pulled back) iterate.
         slope = (w * delta).flatten(1).sum(1)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import evaluation_mode
-from atoll.attacks.rows import Points, RowAttack, Rows, choose
+from atoll.attacks.closest import ClosestAttack
+from atoll.attacks.rows import Points, Rows, choose
 from atoll.errors import InputError
 from atoll.streams import Streams
 from atoll.threat import Bounds, ThreatModel, per_point
@@ -17,7 +18,7 @@ TOLERANCE = 1e-3  # of a radius, relative
 FAR = 2.0**20  # radii end here where there are no bounds
 
 
-class RayS(RowAttack):
+class RayS(ClosestAttack):
     r"""Looks for the direction :math:`d \in \{-1, 1\}^n` whose ray :math:`x + r d` leaves the class soonest.
 
     The signs of one block of coordinates after another are flipped, from all of them down to single ones, and again.
@@ -25,15 +26,12 @@ class RayS(RowAttack):
     the new radius is searched: as most flips gain little, inwards in doubling steps, and then by bisection.  Sees
     nothing but predicted labels, so masked gradients or logits cannot fool it; draws no random numbers.
 
-    ``closest`` in the state is the distance of the closest adversarial point found.  A point is given up as soon as
-    that is within eps, and stays where it was if it never is.  With eps = 0 the search goes on until the queries are
-    spent or a whole round of flips was in vain, and the closest points are the result (see ``boundary_distance``).
-
-    Costs one forward pass per query.
+    A point that is not close enough costs ``queries`` forward passes, or fewer if a whole round of flips was in vain.
 
     Args:
         threat: linf; points on a ray are clipped to its bounds, and distances are those of the clipped points.
         queries: forward passes per point.
+        minimum_norm: see ``ClosestAttack``; ``boundary_distance`` is made of it.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -44,8 +42,8 @@ class RayS(RowAttack):
 
     needs_gradients = False
 
-    def __init__(self, threat: ThreatModel, *, queries: int = 10_000) -> None:
-        super().__init__(threat)
+    def __init__(self, threat: ThreatModel, *, queries: int = 10_000, minimum_norm: bool = False) -> None:
+        super().__init__(threat, minimum_norm=minimum_norm)
         if threat.norm != "linf":
             raise InputError(f"RayS: expected linf, got {threat.norm}")
         if queries < 1:
@@ -78,7 +76,7 @@ class RayS(RowAttack):
     def advance(self, model: nn.Module, rows: Rows) -> None:
         s, x = rows.state, rows.x
         # Rows that are through may have to wait until they are taken out; they must not be queried while they do.
-        under_way = (s["closest"] > self.threat.radius) & (rows.clock < self.queries)
+        under_way = (s["closest"] > self.enough) & (rows.clock < self.queries)
         inwards = torch.maximum((s["low"] + s["high"]) / 2, s["high"] - s["step"])
         radius = torch.where(s["searching"], inwards, s["high"])
         point = self.threat.clamp(x + per_point(radius, x) * s["attempt"])
@@ -89,10 +87,7 @@ class RayS(RowAttack):
 
         distance = self.threat.distance(point, x)
         little = torch.where(s["closest"].isinf(), math.inf, TOLERANCE * s["high"])  # the first radius may be far off
-        closer = broken & (distance < s["closest"])
-        s["closest"] = torch.where(closer, distance, s["closest"])
-        rows.adv = choose(closer & (distance <= (self.threat.radius or math.inf)), point, rows.adv)
-        rows.success = s["closest"] <= self.threat.radius
+        closer = self.keep_closest(rows, point, broken)
         s["direction"] = choose(broken, s["attempt"], s["direction"])
         s["helped"] = s["helped"] | closer
 
@@ -152,8 +147,8 @@ def boundary_distance(
     >>> [f"{d:.3f}" for d in distance]
     ['0.100', '0.000']
     """
-    threat = ThreatModel("linf", 0.0, bounds)  # nothing is close enough, so the search goes on to the end
-    x_adv = RayS(threat, queries=queries)(model, x, y)
+    threat = ThreatModel("linf", 0.0, bounds)
+    x_adv = RayS(threat, queries=queries, minimum_norm=True)(model, x, y)
     if not len(x):
         return x.new_zeros(0)
     with evaluation_mode(model), torch.no_grad():
