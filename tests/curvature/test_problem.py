@@ -91,7 +91,9 @@ def test_training_mode_is_refused_by_name():
     ],
 )
 def test_a_net_that_is_no_function_of_the_point_is_refused_by_name(layer, message):
-    net = nn.Sequential(nn.Linear(2, 4), layer, nn.ReLU(), nn.Linear(4, 3)).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 4), layer, nn.ReLU(), nn.Linear(4, 3)).eval()
     with pytest.raises(InputError, match=message):
         Problem(net, Standard(), torch.rand(20, 2), torch.arange(20) % 3)
 

@@ -100,10 +100,10 @@ class Square(RowAttack):
         else:
             side = (share * height * width).sqrt().round().clamp(1, max(1, min(height, width) - 1))
         in_rows, in_columns = _stretch(height, side.clamp_max(height), draw[:, 0]), _stretch(width, side, draw[:, 1])
-        # Adding 2 eps and projecting ends at x +- eps from wherever the pixel was, without a slow choice by pixel.
-        change = (draw[:, 2:, None, None] - 0.5).sign() * in_rows[:, None, :, None]
-        proposal = torch.addcmul(best, change, in_columns[:, None, None, :], value=2 * self.threat.radius)
-        return self.threat.project(proposal, x).view_as(rows.x)
+        # Adding 2 eps and clipping ends at +-eps from wherever the pixel was, without a slow choice by pixel.
+        radius, sign = self.threat.radius, (draw[:, 2:, None, None] - 0.5).sign()
+        delta = (best - x).addcmul_(sign * in_rows[:, None, :, None], in_columns[:, None, None, :], value=2 * radius)
+        return self.threat.clamp(delta.clamp_(-radius, radius).add_(x)).view_as(rows.x)
 
 
 def _stretch(length: int, side: Tensor, u: Tensor) -> Tensor:
