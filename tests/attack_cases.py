@@ -34,15 +34,27 @@ def linear(norm):
     return model, x, y, -margin(model(x), y).detach() / dual
 
 
-def plane():
+def plane(count=60, dtype=torch.float32):
     """A small net with a crooked boundary, and points of the unit square with the labels it gives them."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(2, 12), nn.ReLU(), nn.Linear(12, 4)).eval()
+        model = nn.Sequential(nn.Linear(2, 12), nn.ReLU(), nn.Linear(12, 4)).to(dtype).eval()
         model[0].weight.data *= 5
-        model[0].bias.data = -model[0].weight.data.sum(1) / 2 + 0.3 * torch.randn(12)
-    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0))
+        model[0].bias.data = -model[0].weight.data.sum(1) / 2 + 0.3 * torch.randn(12).to(dtype)
+    x = torch.rand(count, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
     return model, x, model(x).argmax(1)
+
+
+def one_after_the_other(points):
+    """A feed that gives points as they are asked for, and None at the end."""
+    position = [0]
+
+    def feed(count):
+        start = position[0]
+        position[0] += count
+        return points[slice(start, start + count)] if start < len(points) else None
+
+    return feed
 
 
 def images(count=40, classes=5):

@@ -14,6 +14,7 @@ from atoll.attacks.rows import Drive, Points
 from atoll.errors import InputError
 from atoll.streams import Streams
 from atoll.threat import ThreatModel
+from attack_cases import one_after_the_other, plane
 
 MINIMUM, FREE = ThreatModel("l2", 0.0), ThreatModel("l2", 0.0, None)
 
@@ -97,19 +98,8 @@ def test_is_at_least_as_good_as_foolbox(name, edges):
     assert float(distance.mean()) <= 1.01 * float(reference.mean())
 
 
-def plane():
-    """A small net with a crooked boundary, and points of the unit square with the labels it gives them."""
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(2, 12), nn.ReLU(), nn.Linear(12, 4)).double().eval()
-        model[0].weight.data *= 5
-        model[0].bias.data = -model[0].weight.data.sum(1) / 2 + 0.3 * torch.randn(12).double()
-    x = torch.rand(40, 2, generator=torch.Generator().manual_seed(0)).double()
-    return model, x, model(x).argmax(1)
-
-
 def test_finds_what_a_fine_grid_finds():
-    model, x, y = plane()
+    model, x, y = plane(40, torch.float64)
     ticks = torch.linspace(0, 1, 401)
     grid = torch.tensor(list(itertools.product(ticks.tolist(), repeat=2))).double()
     other = model(grid).argmax(1)[None] != y[:, None]
@@ -123,22 +113,17 @@ def test_finds_what_a_fine_grid_finds():
 
 def together(attack, model, x, y, size):
     """What comes out for each point when so many are under attack at a time and others take the place of leavers."""
-    points, position = Points(x, y, torch.arange(len(y)), model(x).detach()), [0]
-
-    def feed(count):
-        start = position[0]
-        position[0] += count
-        return points[slice(start, start + count)] if start < len(points) else None
+    points = Points(x, y, torch.arange(len(y)), model(x).detach())
 
     found, closest = x.clone(), torch.full_like(x[:, 0], math.nan)
-    for rows in Drive(attack, model, feed, lambda index: Streams(0, index=index), 4, size):
+    for rows in Drive(attack, model, one_after_the_other(points), lambda index: Streams(0, index=index), 4, size):
         found[rows.index], closest[rows.index] = rows.adv, rows.state["closest"]
     return found, closest
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.05])
 def test_a_point_does_not_notice_its_company(eps):
-    model, x, y = plane()
+    model, x, y = plane(40, torch.float64)
     x, y = x[:18], y[:18]
     attack = CarliniWagner(ThreatModel("l2", eps), minimum_norm=not eps, steps=12, binary_search_steps=3)
     found, closest = together(attack, model, x, y, len(x))
@@ -149,7 +134,7 @@ def test_a_point_does_not_notice_its_company(eps):
 
 
 def test_shows_points_within_eps_and_leaves_the_others_where_they_were():
-    model, x, y = plane()
+    model, x, y = plane(40, torch.float64)
     closest = CarliniWagner(MINIMUM, minimum_norm=True, steps=60, binary_search_steps=3)(model, x, y)
     minimum, found = MINIMUM.distance(closest, x), model(closest).argmax(1) != y
     eps = float(minimum.median())
@@ -190,7 +175,7 @@ def test_bounds_other_than_zero_and_one():
 
 
 def test_misclassified_points_have_distance_zero_and_cost_next_to_nothing():
-    model, x, y = plane()
+    model, x, y = plane(40, torch.float64)
     calls = []
     model.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
     wrong = (y + 1) % 4
@@ -199,7 +184,7 @@ def test_misclassified_points_have_distance_zero_and_cost_next_to_nothing():
 
 
 def test_counts_its_passes_and_stops_at_the_first_success():
-    model, x, y = plane()
+    model, x, y = plane(40, torch.float64)
     calls = []
     model.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
     CarliniWagner(MINIMUM, minimum_norm=True, steps=20, binary_search_steps=3, abort_early=False)(model, x, y)
@@ -213,7 +198,7 @@ def test_counts_its_passes_and_stops_at_the_first_success():
 
 
 def test_confidence_is_kept():
-    model, x, y = plane()
+    model, x, y = plane(40, torch.float64)
     x_adv = CarliniWagner(FREE, minimum_norm=True, steps=100, binary_search_steps=4, confidence=0.3)(model, x, y)
     found = FREE.distance(x_adv, x) > 0
     assert found.double().mean() > 0.9

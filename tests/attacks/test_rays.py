@@ -12,6 +12,7 @@ from atoll.attacks.rows import Drive, Points
 from atoll.errors import InputError
 from atoll.streams import Streams
 from atoll.threat import ThreatModel
+from attack_cases import one_after_the_other, plane
 
 FREE, UNIT = None, (0.0, 1.0)
 
@@ -47,17 +48,6 @@ class Label(nn.Module):
         return nn.functional.one_hot(logits.argmax(1), logits.shape[1]).float()
 
 
-def plane():
-    """A small net with a crooked boundary, and points of the unit square with the labels it gives them."""
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(2, 12), nn.ReLU(), nn.Linear(12, 4)).double().eval()
-        model[0].weight.data *= 5
-        model[0].bias.data = -model[0].weight.data.sum(1) / 2 + 0.3 * torch.randn(12).double()
-    x = torch.rand(40, 2, generator=torch.Generator().manual_seed(0)).double()
-    return model, x, model(x).argmax(1)
-
-
 # A new kind of input joins by one line: bounds, shape, queries, and how close to the truth the mean has to come.
 CASES = {
     "plane": (FREE, (2,), 100, 1.01),
@@ -90,7 +80,7 @@ def test_sees_nothing_but_labels():
 
 
 def test_finds_what_a_fine_grid_finds():
-    model, x, y = plane()
+    model, x, y = plane(40, torch.float64)
     grid = torch.tensor(list(itertools.product(torch.linspace(0, 1, 401).tolist(), repeat=2))).double()
     other = model(grid).argmax(1)[None] != y[:, None]
     truth = torch.where(other, torch.cdist(x, grid, p=math.inf), math.inf).amin(1)
@@ -152,22 +142,17 @@ def test_stops_within_eps_and_leaves_the_others_where_they_were():
 
 def together(attack, model, x, y, size):
     """What comes out for each point when so many are under attack at a time and others take the place of leavers."""
-    points, position = Points(x, y, torch.arange(len(y)), model(x).detach()), [0]
-
-    def feed(count):
-        start = position[0]
-        position[0] += count
-        return points[slice(start, start + count)] if start < len(points) else None
+    points = Points(x, y, torch.arange(len(y)), model(x).detach())
 
     found, closest, clock = x.clone(), torch.full((len(x),), math.nan).double(), torch.zeros(len(x)).long()
-    for rows in Drive(attack, model, feed, lambda index: Streams(0, index=index), 4, size):
+    for rows in Drive(attack, model, one_after_the_other(points), lambda index: Streams(0, index=index), 4, size):
         found[rows.index], closest[rows.index], clock[rows.index] = rows.adv, rows.state["closest"], rows.clock
     return found, closest, clock
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.05])
 def test_a_point_does_not_notice_its_company(eps):
-    model, x, y = plane()
+    model, x, y = plane(40, torch.float64)
     attack = RayS(ThreatModel("linf", eps), minimum_norm=not eps, queries=50)
     whole = together(attack, model, x, y, len(x))
     for size in (1, 7):
@@ -176,7 +161,7 @@ def test_a_point_does_not_notice_its_company(eps):
 
 
 def test_distances_of_points_that_are_wrong_and_of_points_that_cannot_be_wrong():
-    model, x, y = plane()
+    model, x, y = plane(40, torch.float64)
     assert torch.equal(boundary_distance(model, x, (y + 1) % 4), torch.zeros(40).double())
     sure = nn.Linear(2, 3).double()
     sure.weight.data.zero_()
@@ -222,6 +207,6 @@ def test_nonsense_is_refused():
     ):
         with pytest.raises(InputError, match=sentence):
             build()
-    model, x, y = plane()
+    model, x, y = plane(40, torch.float64)
     with pytest.raises(InputError, match="labels: expected classes"):
         boundary_distance(model, x, y + 4)

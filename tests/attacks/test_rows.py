@@ -20,7 +20,7 @@ from atoll.errors import InputError
 from atoll.models import SmallConvNet
 from atoll.streams import Streams
 from atoll.threat import ThreatModel
-from attack_cases import plane
+from attack_cases import one_after_the_other, plane
 
 NORMS = ("linf", "l2", "l1")
 
@@ -62,16 +62,13 @@ def broken(model, threat, x, y, x_adv):
 
 def run(attack, model, x, y, batch_size):
     """Candidates and claims of an attack whose batch is filled up as points leave."""
-    points, position = Points(x, y, torch.arange(len(y)), model(x).detach()), [0]
-
-    def feed(count):
-        start = position[0]
-        position[0] += count
-        return points[slice(start, start + count)] if start < len(points) else None
+    points = Points(x, y, torch.arange(len(y)), model(x).detach())
 
     found, success, seen = x.clone(), torch.zeros(len(y), dtype=torch.bool), []
     classes = points.logits.shape[1]
-    for rows in Drive(attack, model, feed, lambda index: Streams(0, "rows", index=index), classes, batch_size):
+    for rows in Drive(
+        attack, model, one_after_the_other(points), lambda index: Streams(0, "rows", index=index), classes, batch_size
+    ):
         found[rows.index], success[rows.index] = rows.adv, rows.success
         seen += rows.index.tolist()
     assert sorted(seen) == list(range(len(y)))  # every point comes out, once
