@@ -81,7 +81,9 @@ def fast(threat: ThreatModel) -> dict[str, Attack]:
     """About a tenth of the passes of ``standard``, and nearly its result.
 
     On the digits of the demo (360 points, linf 0.15): 76.11 % against 75.83 % with 0.092 of the passes for the robust
-    net, 7.50 % for both with 0.107 of the passes for the other.  Nearly all that ``standard`` breaks falls to targeted APGD, and there within the first steps of some target; so all
+    net, 7.50 % for both with 0.107 of the passes for the other.
+
+    Nearly all that ``standard`` breaks falls to targeted APGD, and there within the first steps of some target; so all
     targets get a short run.  A short Square remains as the alarm for masked gradients: where it breaks what APGD could
     not, the number is not to be trusted, and `standard` is due.
     """
