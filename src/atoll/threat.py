@@ -38,6 +38,15 @@ def per_point(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The dot product of each point of ``a`` with its counterpart.
+
+    >>> dot(torch.ones(2, 3), torch.arange(6.0).view(2, 3))
+    tensor([ 3., 12.])
+    """
+    return torch.bmm(a.flatten(1)[:, None], b.flatten(1)[:, :, None]).flatten()
+
+
 @dataclass(frozen=True)
 class ThreatModel:
     r"""Perturbations :math:`\|x' - x\|_p \le \epsilon` with :math:`x'` inside the bounds.
@@ -196,8 +205,9 @@ class ThreatModel:
         if self.bounds is None:
             room = torch.full_like(size, math.inf)
         else:
+            # The distance to the bound ahead, by few passes over memory, which are what this costs.
             low, high = self.bounds
-            room = (x.flatten(1) - (low + high) / 2).mul_(direction).sub_((high - low) / 2).neg_().clamp_min_(0)
+            room = torch.sub((low + high) / 2, x.flatten(1)).add_(direction, alpha=(high - low) / 2).abs_()
         if self.norm == "l1":
             move = _fill_in_turn(size, room, goal)
         elif self.norm == "l2":
@@ -229,14 +239,14 @@ def _fill_together(speed: Tensor, full: Tensor, goal: Tensor) -> Tensor:
     The sum is concave and piecewise linear in the level, so Newton's method comes from below and ends on the right
     piece after a few steps, without sorting.
     """
-    level = goal / full.sign().mul_(speed).sum(1, keepdim=True).clamp_min_(1e-20)
+    level = goal / dot(full.sign(), speed)[:, None].clamp_min_(1e-20)
     left, precision = torch.arange(len(goal), device=goal.device), 8 * torch.finfo(goal.dtype).eps
     still_speed, still_full = speed, full
     while True:
         here = level[left]
         scratch = torch.minimum(still_full, here)
-        short = goal[left] - scratch.mul_(still_speed).sum(1, keepdim=True)
-        rate = torch.sub(still_full, here, out=scratch).gt_(0).mul_(still_speed).sum(1, keepdim=True)
+        short = goal[left] - dot(scratch, still_speed)[:, None]
+        rate = dot(torch.gt(still_full, here, out=scratch), still_speed)[:, None]
         more = ((short > precision * goal[left]) & (rate > 0)).squeeze(1)
         if not more.any():
             return torch.minimum(full, level, out=full)

@@ -29,6 +29,7 @@ ATTACKS = {
     "apgd-ce": (APGD, NORMS),
     "apgd-dlr": (lambda threat, **options: APGD(threat, "dlr", **options), NORMS),
     "apgd-t": (lambda threat, **options: APGD(threat, targets=9, **options), NORMS),
+    "apgd-patience": (lambda threat, **options: APGD(threat, targets=9, patience=1, **options), ("linf", "l2")),
     "apgd-restarts": (lambda threat, **options: APGD(threat, restarts=2, **options), NORMS),
     "fab": (lambda threat, **options: FAB(threat, targets=0, **options), NORMS),
     "fab-t": (FAB, NORMS),
@@ -163,8 +164,7 @@ shapes = st.sampled_from([(1,), (2,), (5,), (1, 1, 1), (1, 1, 2), (2, 2, 1), (1,
 
 @settings(max_examples=150)
 @given(
-    name=st.sampled_from(sorted(ATTACKS)),
-    norm=st.sampled_from(NORMS),
+    case=st.sampled_from(CASES),
     eps=st.one_of(st.just(0.0), st.floats(1e-3, 3.0)),
     shape=shapes,
     bounds=st.sampled_from([(0.0, 1.0), (-1.0, 3.0), None]),
@@ -172,8 +172,8 @@ shapes = st.sampled_from([(1,), (2,), (5,), (1, 1, 1), (1, 1, 2), (2, 2, 1), (1,
     kind=st.sampled_from(["low", "high", "random"]),
     seed=st.integers(0, 10**6),
 )
-def test_output_is_always_inside_ball_and_bounds(name, norm, eps, shape, bounds, classes, kind, seed):
-    draw = torch.Generator().manual_seed(seed)
+def test_output_is_always_inside_ball_and_bounds(case, eps, shape, bounds, classes, kind, seed):
+    (name, norm), draw = case, torch.Generator().manual_seed(seed)
     low, high = bounds or (0.0, 1.0)
     value = {
         "low": torch.zeros(4, *shape),
@@ -225,6 +225,7 @@ def passes(attack, model, x, y):
         ({"restarts": 3}, "l2", 33, 1),
         ({"targets": 2}, "linf", 22, 1),
         ({"targets": 9, "restarts": 2}, "l1", 3 * 2 * 13, 1),  # four classes have three others
+        ({"targets": 2, "patience": 1.0}, "l2", 2 * 3, 1),  # given up at the first checkpoint, after two steps
         ({"eot": 4}, "linf", 44, 1),
         ({"fab": 2}, "linf", 22, 1),
         ({"fab": 9, "restarts": 2}, "l1", 66, 1),
@@ -436,6 +437,9 @@ def test_nonsense_is_refused():
         (lambda: APGD(ThreatModel(), restarts=0), "expected at least 1"),
         (lambda: APGD(ThreatModel(), eot=0), "expected at least 1"),
         (lambda: APGD(ThreatModel(), targets=-1), "expected at least 1"),
+        (lambda: APGD(ThreatModel(), "dlr", patience=-1), "patience: expected"),
+        (lambda: APGD(ThreatModel(), patience=3), "patience: expected a number >= 0, and linf or l2, and dlr or"),
+        (lambda: APGD(ThreatModel("l1", 1.0), "dlr", patience=3), "patience: expected"),
         (lambda: FAB(ThreatModel(), targets=-1), "expected at least 1"),
         (lambda: FAB(ThreatModel(), restarts=0), "expected at least 1"),
         (lambda: Square(ThreatModel(), queries=0), "queries >= 1"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.apgd_l1 import SparseSteps
 from atoll.attacks.objectives import OBJECTIVES, dlr_targeted
-from atoll.attacks.rows import Points, RowAttack, Rows
+from atoll.attacks.rows import Points, RowAttack, Rows, put
 from atoll.errors import InputError
 from atoll.streams import Streams
 from atoll.threat import ThreatModel, per_point
@@ -38,6 +38,9 @@ class APGD(RowAttack):
         targets: 0 for untargeted; otherwise so many classes are tried in turn, those with the largest clean logits
             first.
         restarts: runs, each from a random start of its own; with targets, runs per target.
+        patience: a run is given up at a checkpoint if so many times what it has gained since its start would not get
+            it across the boundary; None for never.  For linf and l2 with ``dlr`` or targets, whose objective is
+            positive only where the point has fallen.
         eot: passes that objective, gradient and prediction are averaged over, for models that answer at random.  One
             pass of those may be wrong by luck, so success is what the mean of the predicted probabilities says.
 
@@ -56,6 +59,7 @@ class APGD(RowAttack):
         steps: int = 100,
         targets: int = 0,
         restarts: int = 1,
+        patience: float | None = None,
         eot: int = 1,
     ) -> None:
         super().__init__(threat)
@@ -66,12 +70,15 @@ class APGD(RowAttack):
                 "steps, restarts, eot, targets: expected at least 1 (targets: 0),"
                 f" got {steps}, {restarts}, {eot}, {targets}"
             )
+        if patience is not None and (patience < 0 or threat.norm == "l1" or (objective == "ce" and not targets)):
+            raise InputError(f"patience: expected a number >= 0, and linf or l2, and dlr or targets, got {patience}")
         self.objective = objective
         self.steps = steps
         self.targets = targets
         self.restarts = restarts
+        self.patience = patience
         self.eot = eot
-        self.rule = SparseSteps(threat, steps) if threat.norm == "l1" else MomentumSteps(threat, steps)
+        self.rule = SparseSteps(threat, steps) if threat.norm == "l1" else MomentumSteps(threat, steps, patience)
 
     def length(self, classes: int) -> int:
         return max(1, min(self.targets, classes - 1)) * self.restarts * self.rule.looks
@@ -90,12 +97,16 @@ class APGD(RowAttack):
         s, look = rows.state, rows.clock % self.rule.looks
         rows.success |= wrong & self.rule.counts(look)
         better = (value > s["best_value"]) | self.rule.opens(look)
-        s["best"][better], s["best_gradient"][better] = rows.adv[better], gradient[better]
-        s["best_value"][better] = value[better]
+        put(s["best"], better, rows.adv)
+        put(s["best_gradient"], better, gradient)
+        s["best_value"] = torch.where(better, value, s["best_value"])
         following = self.rule.step(rows, look, value, gradient)
-        following[rows.success] = rows.adv[rows.success]
+        put(following, rows.success, rows.adv)
         rows.adv = following
         rows.clock += 1
+        if self.patience is not None:
+            to_the_end = self.rule.looks - 1 - look
+            rows.clock += torch.where(s["hopeless"] & ~rows.success, to_the_end, 0)
         self._restart(rows)
 
     def _look(self, model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,8 +147,9 @@ class APGD(RowAttack):
 class MomentumSteps:
     """Steps for linf and l2: momentum, and a step size that starts at 2 eps and is halved at checkpoints."""
 
-    def __init__(self, threat: ThreatModel, steps: int) -> None:
+    def __init__(self, threat: ThreatModel, steps: int, patience: float | None = None) -> None:
         self.threat = threat
+        self.patience = math.inf if patience is None else patience
         self.looks = steps + 1
         # For each number of steps done: the length of the window that ends there, 0 if none does.
         self.windows = torch.zeros(self.looks)
@@ -149,8 +161,9 @@ class MomentumSteps:
 
     def state(self, x: Tensor) -> dict[str, Tensor]:
         zeros = x.new_zeros(len(x))
-        names = ("step", "rises", "last_value", "checked_value")
-        return {"previous": x.clone(), "reduced": zeros.bool(), **{name: zeros.clone() for name in names}}
+        names = ("step", "rises", "first_value", "last_value", "checked_value")
+        flags = {name: zeros.bool() for name in ("reduced", "hopeless")}
+        return {"previous": x.clone(), **flags, **{name: zeros.clone() for name in names}}
 
     def opens(self, look: Tensor) -> Tensor:
         """Whether the best point before this look is to be forgotten."""
@@ -170,6 +183,8 @@ class MomentumSteps:
         halve = ends & stuck & ~rows.success
         s["step"] = torch.where(first, 2 * self.threat.radius, torch.where(halve, s["step"] / 2, s["step"]))
         s["reduced"] = torch.where(ends, halve, s["reduced"] | first)
+        s["first_value"] = torch.where(first, value, s["first_value"])
+        s["hopeless"] = ends & (s["best_value"] + self.patience * (s["best_value"] - s["first_value"]) < 0)
         s["checked_value"] = torch.where(ends | first, s["best_value"], s["checked_value"])
         s["rises"], s["last_value"] = torch.where(ends, 0.0, rises), value
         rows.adv[halve], gradient[halve] = s["best"][halve], s["best_gradient"][halve]
@@ -181,8 +196,7 @@ class MomentumSteps:
         momentum = s["previous"].sub_(current).mul_(keep - 1)
         following = self.threat.project(plain.sub_(current).mul_(keep).add_(momentum).add_(current), x)
         s["previous"] = current
-        last = look == self.looks - 1
-        following[last] = s["best"][last]
+        put(following, (look == self.looks - 1) | s["hopeless"], s["best"])
         return following
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from atoll.attacks.rows import RowAttack, Rows, choose
+from atoll.attacks.rows import RowAttack, Rows, put
 from atoll.threat import ThreatModel
 
 
@@ -28,11 +28,13 @@ class ClosestAttack(RowAttack):
         self.enough = 0.0 if minimum_norm else threat.radius  # close enough to stop
         self.reach = math.inf if minimum_norm else threat.radius  # close enough to be shown
 
-    def keep_closest(self, rows: Rows, candidates: Tensor, adversarial: Tensor) -> Tensor:
+    def keep_closest(
+        self, rows: Rows, candidates: Tensor, adversarial: Tensor, *, distance: Tensor | None = None
+    ) -> Tensor:
         """Note the candidates that are closer than any before them; returns which ones are."""
-        distance = self.threat.distance(candidates, rows.x)
+        distance = self.threat.distance(candidates, rows.x) if distance is None else distance
         closer = adversarial & (distance < rows.state["closest"])
         rows.state["closest"] = torch.where(closer, distance, rows.state["closest"])
-        rows.adv = choose(closer & (distance <= self.reach), candidates, rows.adv)
+        put(rows.adv, closer & (distance <= self.reach), candidates)
         rows.success |= rows.state["closest"] <= self.enough
         return closer

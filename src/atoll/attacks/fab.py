@@ -11,7 +11,7 @@ from atoll.attacks.closest import ClosestAttack
 from atoll.attacks.rows import Points, Rows
 from atoll.errors import InputError
 from atoll.streams import Streams
-from atoll.threat import ThreatModel, per_point
+from atoll.threat import ThreatModel, dot, per_point
 
 ALPHA_MAX = 0.1  # how far the next iterate is drawn to the clean point
 ETA = 1.05  # overshoot across the linearised boundary
@@ -69,10 +69,10 @@ class FAB(ClosestAttack):
         f, w, adversarial = self._linearise(model, rows)
         s, threat, x, iterate = rows.state, self.threat, rows.x, rows.state["iterate"]
         delta = iterate - x
-        self.keep_closest(rows, iterate, adversarial)
+        self.keep_closest(rows, iterate, adversarial, distance=threat.size(delta))
 
         # By how much w has to rise to the plane, from the clean point and from the (possibly pulled back) iterate.
-        slope = (w * delta).flatten(1).sum(1)
+        slope = dot(w, delta)
         pull = torch.where(adversarial, BETA, 1.0).to(x.dtype)
         point = delta.mul_(per_point(pull, x)).add_(x)
         d_point = threat.to_hyperplane(point, w, (1 - pull) * slope - f)

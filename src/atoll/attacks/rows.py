@@ -199,3 +199,10 @@ class Drive:
 def choose(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """``yes`` in the rows where ``mask``, ``no`` in the others."""
     return torch.where(per_point(mask, yes), yes, no)
+
+
+def put(into: Tensor, mask: Tensor, values: Tensor) -> None:
+    """Rows of ``values`` take the place of those of ``into`` where ``mask``; mostly few, so only those are touched."""
+    chosen = mask.nonzero().squeeze(1)
+    if len(chosen):
+        into[chosen] = values[chosen]

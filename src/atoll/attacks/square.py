@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.objectives import margin
-from atoll.attacks.rows import Points, RowAttack, Rows
+from atoll.attacks.rows import Points, RowAttack, Rows, put
 from atoll.attacks.square_windows import move_mass, tiles
 from atoll.errors import InputError
 from atoll.streams import Streams
@@ -47,6 +47,7 @@ class Square(RowAttack):
         self.queries = queries
         self.p_init = p_init
         self.horizon = horizon
+        self._ends = {"low": -threat.radius, "high": threat.radius}
 
     def length(self, classes: int) -> int:
         return self.queries
@@ -67,11 +68,14 @@ class Square(RowAttack):
             # Vertical stripes: what filters of convolutions are most sensitive to (section 3.2).
             stripes = streams.rademacher(x.shape[1], 1, x.shape[3], dtype=x.dtype)
             start = self.threat.clamp(x + self.threat.radius * stripes)
+            # Where a pixel may go at most: kept, because half of the cost beside the model was to find it again.
+            ends = {name: self.threat.clamp(points.x + r) for name, r in self._ends.items()}
         else:
-            start = tiles(self.threat, x, streams)
+            start, ends = tiles(self.threat, x, streams), {}
         return start.view_as(points.x), {
             "best": points.x.clone(),
             "best_value": torch.full((len(points),), -math.inf, dtype=x.dtype, device=x.device),
+            **ends,
         }
 
     @torch.no_grad()
@@ -79,13 +83,13 @@ class Square(RowAttack):
         logits = model(rows.adv)
         s, value, wrong = rows.state, margin(logits, rows.y), logits.argmax(1) != rows.y
         better = (value > s["best_value"]) | wrong
-        s["best"][better], s["best_value"][better] = rows.adv[better], value[better]
+        put(s["best"], better, rows.adv)
+        s["best_value"] = torch.where(better, value, s["best_value"])
         rows.success |= wrong
         rows.clock += 1
         proposal = self._propose(rows)
         # Rows that are done keep the best they have seen; a success is the best there is.
-        done = rows.success | (rows.clock >= self.queries)
-        proposal[done] = s["best"][done]
+        put(proposal, rows.success | (rows.clock >= self.queries), s["best"])
         rows.adv = proposal
 
     def _propose(self, rows: Rows) -> Tensor:
@@ -100,10 +104,10 @@ class Square(RowAttack):
         else:
             side = (share * height * width).sqrt().round().clamp(1, max(1, min(height, width) - 1))
         in_rows, in_columns = _stretch(height, side.clamp_max(height), draw[:, 0]), _stretch(width, side, draw[:, 1])
-        # Adding 2 eps and clipping ends at +-eps from wherever the pixel was, without a slow choice by pixel.
-        radius, sign = self.threat.radius, (draw[:, 2:, None, None] - 0.5).sign()
-        delta = (best - x).addcmul_(sign * in_rows[:, None, :, None], in_columns[:, None, None, :], value=2 * radius)
-        return self.threat.clamp(delta.clamp_(-radius, radius).add_(x)).view_as(rows.x)
+        # Adding 3 eps and clipping ends at +-eps from wherever the pixel was, without a slow choice by pixel.
+        sign, far = (draw[:, 2:, None, None] - 0.5).sign(), 3 * self.threat.radius
+        moved = torch.addcmul(best, sign * in_rows[:, None, :, None], in_columns[:, None, None, :], value=far)
+        return moved.view_as(rows.x).clamp_(*(rows.state[name] for name in self._ends))
 
 
 def _stretch(length: int, side: Tensor, u: Tensor) -> Tensor:
