@@ -79,8 +79,9 @@ class FAB(ClosestAttack):
         d_x = threat.to_hyperplane(x, w, slope - f)
         far, near = threat.size(d_point), threat.size(d_x)
         alpha = per_point((far / (far + near).clamp_min(1e-12)).clamp_max(ALPHA_MAX), x)
-        from_point, from_x = d_point.mul_(ETA).add_(point), d_x.mul_(ETA).add_(x)
-        s["iterate"] = threat.clamp(from_point.lerp_(from_x, alpha))
+        for start, d in ((point, d_point), (x, d_x)):
+            torch.add(start, d, alpha=ETA, out=d)
+        s["iterate"] = threat.clamp(d_point.lerp_(d_x, alpha))
         rows.clock += 1
         self._restart(rows)
 
