@@ -24,8 +24,10 @@ from atoll.training.methods import (
     CutMix,
     EarlyStopping,
     Lookahead,
+    MeasureWCI,
     Mixup,
     TrH,
+    WCISchedule,
 )
 from atoll.training.trainer import Settings, Trainer
 
@@ -45,6 +47,8 @@ METHODS = {
     "s2o-text": lambda: S2O(reading="text"),
     "rat": RAT,
     "rat-exact": lambda: RAT(terms="exact"),
+    "measure-wci": lambda: MeasureWCI(points=12, gap=True),
+    "wci-schedule": lambda: WCISchedule(threshold=0.5, start=0.3, points=12),
 }
 
 

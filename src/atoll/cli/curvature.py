@@ -36,14 +36,13 @@ from atoll.curvature import (
     weight_landscape,
 )
 from atoll.curvature.gauss_newton import diagonal
-from atoll.data.base import to_float
+from atoll.data.base import sample
 from atoll.distributed import default_device, is_main, process_group
 from atoll.errors import InputError
 from atoll.files import write_json
 from atoll.recipe import build_part
 from atoll.registry import members
 from atoll.run import Run, Which, open_run
-from atoll.streams import generator
 from atoll.threat import ThreatModel
 from atoll.training.losses.base import Loss
 
@@ -124,13 +123,11 @@ class Stage:
 
 
 def _points(run: Run, name: str, options: argparse.Namespace) -> tuple[Tensor, Tensor]:
-    """Random points of a split, because some data sets are sorted by class."""
+    """Random points of a split."""
     split = run.data.split(name)
     if not len(split):
         raise InputError(f"--split: the run holds no points back for {name}")
-    draw = generator("curvature", name, options.seed)
-    rows = torch.randperm(len(split), generator=draw)[: options.points].sort().values
-    return to_float(split.fetch(rows)), split.labels[rows]
+    return sample(split, options.points, "curvature", name, options.seed)
 
 
 def _problem(

@@ -326,6 +326,19 @@ class Data(ABC):
         return to_float(chosen.fetch(index)), chosen.labels[index]
 
 
+def sample(split: Split, count: int, *names: object) -> tuple[Tensor, Tensor]:
+    """Random points of a split (all, if it has no more than ``count``) as floats, and their labels, in its order.
+
+    Which ones depends on ``names`` only.  Some data sets are sorted by class, so the first ones would not do.
+
+    >>> split = MemorySplit(torch.zeros(5, 1), torch.arange(5))
+    >>> torch.equal(sample(split, 3, 0)[1], sample(split, 3, 0)[1]), len(sample(split, 9, 0)[1])
+    (True, 5)
+    """
+    rows = torch.randperm(len(split), generator=generator(*names))[:count].sort().values
+    return to_float(split.fetch(rows)), split.labels[rows]
+
+
 def to_float(images: Tensor) -> Tensor:
     """Stored images to floats in [0, 1]; data that are floats already keep their precision.
 

@@ -10,6 +10,7 @@ from atoll.training.methods.s2o import S2O
 from atoll.training.methods.sam import SAM
 from atoll.training.methods.swa import SWA
 from atoll.training.methods.trh import TrH
+from atoll.training.methods.wci import MeasureWCI, WCISchedule
 
 __all__ = [
     "AWP",
@@ -21,8 +22,10 @@ __all__ = [
     "CutMix",
     "EarlyStopping",
     "Lookahead",
+    "MeasureWCI",
     "Method",
     "Mixup",
     "Step",
     "TrH",
+    "WCISchedule",
 ]

@@ -16,7 +16,7 @@ Methods are called in the order in which they are listed; a method that keeps st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -65,7 +65,8 @@ class Method:
 
     def after_step(self, trainer: Trainer, step: Step) -> None: ...
 
-    def after_epoch(self, trainer: Trainer, metrics: Mapping[str, float]) -> None: ...
+    def after_epoch(self, trainer: Trainer, metrics: MutableMapping[str, float]) -> None:
+        """On all processes; what is added to the metrics is recorded with them."""
 
     def averages(self) -> dict[str, dict[str, Tensor]]:
         """Other weights for the model, by name, as state dicts; evaluated and saved beside the trained ones."""
