@@ -155,6 +155,7 @@ def test_words():
     assert verdict(5.0, clip=4.6, guessing=2.3).startswith("vacuous")
     assert verdict(3.0, clip=4.6, guessing=2.3).startswith("next to vacuous")
     assert verdict(0.4, clip=4.6, guessing=2.3).startswith("not vacuous")
+    assert all("no proof" in verdict(bound, clip=4.6, guessing=2.3) for bound in (0.4, 3.0, 5.0))
 
 
 def test_nonsense_is_refused():

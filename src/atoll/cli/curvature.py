@@ -226,10 +226,6 @@ def _show(result: dict[str, Any]) -> None:
             f" {bound['linear']:.4g}, Catoni {bound['catoni']:.4g}, square root {bound['square_root']:.4g};"
             f" {bound['words']}"
         )
-    # A reader must not take for a guarantee what holds for these perturbations only.
-    lines.append(
-        "these bounds hold the perturbations fixed and take the Monte Carlo mean as exact: estimates, no proof"
-    )
     if "gap" in result:
         gap = result["gap"]
         lines.append(f"robust gap, test minus train: error {_pm(gap['error'])}, loss {_pm(gap['loss'])}")

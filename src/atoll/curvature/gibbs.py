@@ -117,7 +117,7 @@ def pac_bayes(
     """Bounds for the optimal spherical posterior and, given the Hessian's diagonal, for the optimal diagonal one.
 
     Prior and temperature are chosen among ``SIGMAS`` and ``TEMPERATURES`` for the smallest bound to second order; a
-    union bound pays for the choice.  Adversarial inputs are treated as given, and the Monte Carlo mean as exact.
+    union bound pays for the choice.  What the numbers do not prove is in their ``words``.
 
     Args:
         problem: the loss at training points.
@@ -182,18 +182,24 @@ def pac_bayes(
 
 
 def verdict(bound: float, *, clip: float, guessing: float) -> str:
-    """What a bound on a loss in [0, clip] says.
+    """What a bound on a loss in [0, clip] says, and that it is no proof.
 
-    >>> verdict(5.0, clip=4.6, guessing=2.3)
+    >>> says, _, caveat = verdict(5.0, clip=4.6, guessing=2.3).partition(" (")
+    >>> says
     'vacuous: 5 is more than 4.6, which the clipped loss cannot exceed anyway'
-    >>> verdict(0.5, clip=4.6, guessing=2.3)
+    >>> caveat
+    'an estimate, no proof: perturbations are held fixed, the Monte Carlo mean is taken for exact)'
+    >>> verdict(0.5, clip=4.6, guessing=2.3).partition(" (")[0]
     'not vacuous: the expected loss is at most 0.5, guessing costs 2.3'
     """
     if bound >= clip:
-        return f"vacuous: {bound:.3g} is more than {clip:.3g}, which the clipped loss cannot exceed anyway"
-    if bound >= guessing:
-        return f"next to vacuous: {bound:.3g} is more than {guessing:.3g}, the loss of guessing"
-    return f"not vacuous: the expected loss is at most {bound:.3g}, guessing costs {guessing:.3g}"
+        says = f"vacuous: {bound:.3g} is more than {clip:.3g}, which the clipped loss cannot exceed anyway"
+    elif bound >= guessing:
+        says = f"next to vacuous: {bound:.3g} is more than {guessing:.3g}, the loss of guessing"
+    else:
+        says = f"not vacuous: the expected loss is at most {bound:.3g}, guessing costs {guessing:.3g}"
+    # A reader must not take for a guarantee what holds for these perturbations only.
+    return f"{says} (an estimate, no proof: perturbations are held fixed, the Monte Carlo mean is taken for exact)"
 
 
 def _classes(problem: Problem) -> int:
