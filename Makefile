@@ -55,6 +55,7 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PEERS)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
 	$(PEERS)/bin/python -m pip install --quiet --constraint constraints.txt \
 		adversarial-robustness-toolbox==1.20.1 multiprocess==0.70.19
+	$(PEERS)/bin/python -m pip install --quiet --no-deps pyhessian==0.1
 	@touch $@
 
 clean:  ## remove .venv and caches; runs stay

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +16,9 @@ from atoll.data import MemorySplit
 from atoll.data.base import Split, SubSplit
 from atoll.threat import ThreatModel
 from benchmarks.measure import Row
+from benchmarks.peers import run_peer
 from benchmarks.robust_models import robust_model
 
-# The other implementation lives in an environment of its own (`make bench` builds it).
-PEER = Path(".venv-bench/bin/python")
 ROBUST = ["mnist-at", "mnist-trades", "digits-preact"]
 POINTS = {"mnist-at": 1000, "mnist-trades": 1000, "digits-preact": 150}
 AGAINST = {"mnist-at": 200, "digits-preact": 60}  # points of the comparison with the other implementation
@@ -76,9 +73,7 @@ def peer_rows() -> Iterator[Row]:
         ours = evaluate(model, MemorySplit(x, y), suite("standard", run.threat), cascade=True)
         with tempfile.TemporaryDirectory() as folder:
             save_file({"x": x, "y": y}, Path(folder) / "points.safetensors")
-            command = [str(PEER), "-m", "benchmarks.peers.art_autoattack", str(run.folder), folder]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-        theirs = json.loads(done.stdout.splitlines()[-1])
+            theirs = run_peer("art_autoattack", run.folder, folder)
         seconds = sum(attack.seconds for attack in ours.attacks)
         passes = f"passes {calls(ours):,} against {theirs['forward'] + theirs['backward']:,}"
         note = f"{100 * ours.robust.value:.2f} % against {100 * theirs['robust']:.2f} %, {count} points; {passes}"

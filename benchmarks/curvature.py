@@ -1,10 +1,5 @@
 """All traces of PreActResNet-18 to 5 % of its WCI: against a loop over layers, PyHessian, an epoch, a training step.
 
-PyHessian is compared if it can be imported:
-
-    pip install --no-deps --target build/pyhessian pyhessian
-    PYTHONPATH=build/pyhessian python -m benchmarks curvature
-
 Slow rivals are not run to the end: a few random vectors give seconds and variance per vector, and with them the seconds
 until the error is reached.
 """
@@ -12,12 +7,13 @@ until the error is reached.
 from __future__ import annotations
 
 import functools
-import importlib.util
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from safetensors.torch import save_file
 
 from atoll.attacks import PGD
 from atoll.curvature import Problem, traces, wci
@@ -29,6 +25,7 @@ from atoll.threat import ThreatModel
 from atoll.training.losses import AT
 from atoll.training.trainer import Settings, Trainer
 from benchmarks.measure import Row, peak_memory, seconds
+from benchmarks.peers import run_peer
 from benchmarks.training_step import Noise
 
 WIDTH = 64  # that of ResNet-18
@@ -86,17 +83,14 @@ def _layer_product(layer: int) -> float:
 
 def pyhessian(vectors: int = 8) -> float:
     """Seconds until PyHessian's trace of the whole net has the error."""
-    from pyhessian import hessian  # type: ignore[import-not-found]
-
     p = problem()
     assert p.x_adv is not None
-    batch = [(p.x_adv[i], p.y[i]) for i in torch.arange(POINTS).split(p.micro_batch)]
-    known = hessian(p.model, nn.CrossEntropyLoss(), dataloader=batch, cuda=False)
-    found: list[float] = []
-    time = seconds(lambda: found.extend(known.trace(maxIter=vectors, tol=0.0)))
-    p.model.zero_grad(set_to_none=True)
-    spread = float(torch.tensor(found).std()) / traces(p).total.value
-    return time / vectors * max(1.0, (spread / ERROR) ** 2)
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(p.model.state_dict(), Path(folder) / "model.safetensors")
+        save_file({"x": p.x_adv, "y": p.y}, Path(folder) / "points.safetensors")
+        theirs = run_peer("pyhessian_trace", folder, WIDTH, p.micro_batch, vectors)
+    spread = float(torch.tensor(theirs["traces"]).std()) / traces(p).total.value
+    return float(theirs["seconds"]) / vectors * max(1.0, (spread / ERROR) ** 2)
 
 
 def training_step() -> Callable[[], object]:
@@ -133,9 +127,9 @@ def run() -> Iterator[Row]:
     found = wci(p, relative_error=ERROR)
     note = f"{time:.1f} s, {found.traces.probes} vectors, error {100 * found.index.relative_error:.1f} %"
     yield Row("loop over layers / all traces at once, time at 5 % of WCI", loop_over_layers() / time, 10, True, note)
-    if importlib.util.find_spec("pyhessian"):
-        time = seconds(lambda: traces(p, relative_error=ERROR))
-        yield Row("all traces / PyHessian's one trace, time at 5 %", time / pyhessian(), 1.0, note=f"{time:.1f} s")
+    time, theirs = seconds(lambda: traces(p, relative_error=ERROR)), pyhessian()
+    note = f"{time:.1f} s against {theirs:.1f} s"
+    yield Row("all traces / PyHessian's one trace, time at 5 %", time / theirs, 1.0, note=note)
     step, index = training_step(), index_step()
     step(), index()
     share = DEFAULT_POINTS * seconds(index) / (EPOCH * seconds(step))
