@@ -6,6 +6,7 @@ from atoll.curvature.estimate import Estimate
 from atoll.curvature.gap import Gap, robust_gap
 from atoll.curvature.gibbs import Bounds, gibbs_risk, pac_bayes
 from atoll.curvature.landscape import Landscape, input_landscape, weight_landscape
+from atoll.curvature.moments import Moments, moments
 from atoll.curvature.problem import Problem
 from atoll.curvature.spectrum import Density, all_eigenvalues, density, top_eigenvalues
 from atoll.curvature.top_layer import top_layer
@@ -22,6 +23,7 @@ __all__ = [
     "Fit",
     "Gap",
     "Landscape",
+    "Moments",
     "Problem",
     "Traces",
     "all_eigenvalues",
@@ -31,6 +33,7 @@ __all__ = [
     "gibbs_risk",
     "hessian",
     "input_landscape",
+    "moments",
     "pac_bayes",
     "robust_gap",
     "top_eigenvalues",

@@ -13,26 +13,29 @@ LIMIT = 20_000  # parameters: in float32 the matrix takes 1.6 GB then
 _ROWS = 32  # at a time
 
 
-def hessian(problem: Problem) -> Tensor:
-    """All second derivatives of the mean loss, ``(parameters, parameters)``: as many products as there are rows.
+def hessian(problem: Problem, rows: Tensor | None = None) -> Tensor:
+    """All second derivatives of the mean loss, ``(parameters, parameters)``, or some rows: a product for each row.
 
     >>> from atoll.training.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
     >>> _ = model.weight.data.zero_()
     >>> hessian(Problem(model, Standard(), torch.ones(1, 1), torch.tensor([0]))).tolist()
     [[0.25, -0.25], [-0.25, 0.25]]
+    >>> hessian(Problem(model, Standard(), torch.ones(1, 1), torch.tensor([0])), torch.tensor([1])).tolist()
+    [[-0.25, 0.25]]
     """
     if problem.size > LIMIT:
         raise InputError(f"model: a dense Hessian is for at most {LIMIT:,} parameters, this net has {problem.size:,}")
-    total = torch.zeros(problem.size, problem.size, dtype=problem.parameters[0].dtype, device=problem.device)
+    rows = torch.arange(problem.size) if rows is None else rows
+    total = torch.zeros(len(rows), problem.size, dtype=problem.parameters[0].dtype, device=problem.device)
     for index in shared(len(problem), problem.micro_batch):
         slope = torch.cat([part.reshape(-1) for part in problem.slope(index)])
-        for rows in torch.split(torch.arange(problem.size, device=problem.device), _ROWS):
-            chosen = torch.nn.functional.one_hot(rows, problem.size).to(slope.dtype)
+        for chosen, sums in zip(rows.to(problem.device).split(_ROWS), total.split(_ROWS), strict=True):
+            vectors = torch.nn.functional.one_hot(chosen, problem.size).to(slope.dtype)
             parts = torch.autograd.grad(
-                slope, problem.parameters, chosen, retain_graph=True, is_grads_batched=True, materialize_grads=True
+                slope, problem.parameters, vectors, retain_graph=True, is_grads_batched=True, materialize_grads=True
             )
-            total[rows] += torch.cat([part.reshape(len(rows), -1) for part in parts], 1)
+            sums += torch.cat([part.reshape(len(chosen), -1) for part in parts], 1)
     return all_sum(total) / len(problem)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from atoll.curvature.linearity import nonlinearity
 from atoll.curvature.problem import Problem, Vector, derivative, flatten, shared
 from atoll.distributed import all_sum
 from atoll.streams import Streams
@@ -69,6 +70,27 @@ def exact_gauss_newton(problem: Problem, index: Tensor) -> Tensor:
         for j in range(eigenvalues.shape[1]):
             total += eigenvalues[0, j] * _squared_norms(_pull(problem, logits, vectors[:, :, j]))
     return total
+
+
+def block_factor(problem: Problem, layer: int) -> tuple[Tensor, Tensor]:
+    r"""Rows f and signs s such that one layer's block is :math:`\frac1N \sum_a s_a f_a f_a^T`: a row for each point and
+    logit, by a backward pass.  Every process makes all of them.
+    """
+    parameter = problem.parameters[layer]
+    rows, signs = [], []
+    for point in torch.arange(len(problem)).split(1):
+        logits, eigenvalues, vectors = _factors(problem, point)
+        for value, u in zip(eigenvalues[0], vectors[0].T, strict=True):
+            (pulled,) = derivative([logits], [parameter], [u[None].to(logits.dtype)], retain_graph=True)
+            rows.append(value.abs().sqrt() * pulled.double().flatten())
+            signs.append(value.sign())
+    return torch.stack(rows), torch.stack(signs)
+
+
+@torch.enable_grad()
+def net_nonlinearity(problem: Problem) -> str | None:
+    """The operation because of which layers' blocks may not be the Hessian's; None if they are."""
+    return nonlinearity(all_logits(problem.outputs(torch.tensor([0]))[0]))
 
 
 def logit_hessian(loss: Loss, out: Outputs, y: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from atoll.curvature.dense import blocks, hessian
 from atoll.curvature.estimate import Estimate
-from atoll.curvature.gauss_newton import all_logits, exact_gauss_newton, sketch
+from atoll.curvature.gauss_newton import exact_gauss_newton, net_nonlinearity, sketch
 from atoll.curvature.hutchinson import hutchinson
-from atoll.curvature.linearity import nonlinearity
 from atoll.curvature.problem import Problem, shared
 from atoll.data.base import in_order
 from atoll.distributed import all_sum, rank, world_size
@@ -126,7 +125,7 @@ def traces(
         raise InputError(f"group: expected at least 1, got {group}")
     if estimator == "exact":
         return _exact(problem, on_progress)
-    bend = _nonlinearity(problem)
+    bend = net_nonlinearity(problem)
     reason = f"{bend} is not piecewise linear" if bend else "the net is piecewise linear in each parameter"
     if estimator == "auto":
         estimator = "hutchinson" if bend else "gauss_newton"
@@ -156,11 +155,6 @@ def traces(
         probes = min(max_probes, max(probes + 1, math.ceil(wanted)))
 
 
-@torch.enable_grad()
-def _nonlinearity(problem: Problem) -> str | None:
-    return nonlinearity(all_logits(problem.outputs(torch.tensor([0]))[0]))
-
-
 def _group_size(estimator: str, points: int, relative_error: float) -> int:
     """How many points share a random vector: small groups have less variance, large ones faster passes.
 
@@ -181,7 +175,7 @@ def _summary(problem: Problem, samples: Tensor, estimator: str, reason: str) -> 
 
 
 def _exact(problem: Problem, on_progress: OnProgress | None) -> Traces:
-    bend = _nonlinearity(problem)
+    bend = net_nonlinearity(problem)
     if bend is None:
         name, reason = "exact_gauss_newton", "the net is piecewise linear in each parameter"
         values = torch.zeros(len(problem.names), dtype=torch.float64, device=problem.device)
