@@ -11,6 +11,7 @@ from atoll.curvature import (
     Problem,
     density,
     hessian,
+    moments,
     pac_bayes,
     robust_gap,
     top_eigenvalues,
@@ -35,6 +36,7 @@ def measure() -> dict[str, torch.Tensor]:
     bounds = pac_bayes(p, sketch.total.value, pairs=2)[0]
     gap = robust_gap(p.model, (p.x, p.y), (p.x[:3], p.y[:3]), attack, batch_size=2)
     numbers = [wci(p, "exact").index.value, top_layer(p), bounds.catoni, bounds.noisy.value, gap.loss.value]
+    numbers += [moments(p)[""].sum, moments(p)[""].std]
     return {
         "adversarial": p.x_adv,
         "values": p.values(),

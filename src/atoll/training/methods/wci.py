@@ -55,7 +55,7 @@ class MeasureWCI(Method):
             raise InputError(f"gap: expected a loss with an attack, got {type(trainer.loss).__name__}")
         like = next(trainer.model.parameters())
         with evaluation_mode(trainer.model):
-            check_deterministic(trainer.model, self.sample(trainer, "train")[0][:16].to(like))
+            check_deterministic(trainer.model, sample(trainer.data.train, 16, trainer.seed, "wci")[0].to(like))
 
     def due(self, trainer: Trainer) -> bool:
         """Whether there is a measurement at the end of this epoch."""
@@ -91,15 +91,15 @@ class MeasureWCI(Method):
 
 
 class WCISchedule(MeasureWCI):
-    r"""The schedule's learning rate, lowered where curvature is high ("Understanding Adversarially Robust
-    Generalization via Weight-Curvature Index", section 4):
+    r"""The schedule's learning rate, lowered in proportion where the Weight-Curvature Index is above a threshold.
 
     .. math:: \eta = \eta_\mathrm{schedule}\, \min\Big(1, \frac{\tau}{\overline{\mathrm{WCI}}}\Big), \qquad
               \overline{\mathrm{WCI}} \leftarrow s\,\overline{\mathrm{WCI}} + (1 - s)\,\mathrm{WCI}.
 
-    The paper's algorithm is lost; this is what its prose fixes: a threshold, above which the rate falls inversely with
-    curvature.  Its schedule underneath is ``OneDrop``: 0.1, and 0.01 after half of the run, when the rule sets in.  A
-    method and not a ``Schedule``, because those are functions of time alone.
+    After "Understanding Adversarially Robust Generalization via Weight-Curvature Index", section 4, whose algorithm is
+    lost; its prose fixes this much: a threshold, above which the rate falls inversely with curvature.  The schedule
+    underneath is ``OneDrop`` there: 0.1, and 0.01 after half of the run, when the rule sets in.  A method and not a
+    ``Schedule``, because those are functions of time alone.
 
     Args:
         threshold: :math:`\tau`, up to which the rate is the schedule's.  The paper takes 100 for its PreAct ResNet-18;
