@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t
 
 from atoll.curvature import Estimate, Fit, analyse, fit
 from atoll.run import Run, open_run
@@ -64,7 +65,7 @@ def correlations(runs: dict[str, list[Run]], gap: str) -> dict[str, Fit]:
         "all seeds and epochs": found.pooled,
         CHANGES: fit(np.diff(index).ravel(), np.diff(gaps).ravel()),
         BETWEEN: fit(*((part - part.mean(0)).ravel() for part in (index, gaps))),
-        LAST: fit(*last.T),
+        LAST: fit(*np.unique(last, axis=0).T),  # a rule that never acts is its schedule once more
     }
 
 
@@ -117,13 +118,18 @@ def robust(runs: list[Run], which: str) -> list[float]:
     return [100 * run.result[which]["robust"]["value"] for run in runs if run.result is not None]
 
 
+def half_width(one: Estimate) -> float:
+    """Of the 95 % interval of a mean over seeds (Student's t)."""
+    return float(t.ppf(0.975, len(SEEDS) - 1)) * one.standard_error
+
+
 def beating(apart: dict[str, Estimate], ours: str) -> str:
-    beaten = [name for name, one in apart.items() if one.value > 2 * one.standard_error]
-    better = [name for name, one in apart.items() if one.value < -2 * one.standard_error]
+    beaten = [name for name, one in apart.items() if one.value > half_width(one)]
+    better = [name for name, one in apart.items() if one.value < -half_width(one)]
     held = len(beaten) == len(apart)
     return (
         f"- The rule ({ours}) beats the other learning rates: this {'held' if held else 'did not hold'}."
-        f" By more than two standard errors it is better than {'; '.join(beaten) or 'none'}, and worse than"
+        f" With an interval that excludes 0 it is better than {'; '.join(beaten) or 'none'}, and worse than"
         f" {'; '.join(better) or 'none'}."
     )
 
@@ -169,9 +175,9 @@ def page(runs: dict[str, list[Run]], tau: float, ours: str, picture: str) -> lis
         f" ({PILOT}) that is not among those reported. `onedrop` is the schedule under the rule, without it.",
         "",
         *accuracies(runs),
-        f"| {ours}, last, minus | robust accuracy, points |",
-        "| --- | --- |",
-        *(f"| {name} | {one} |" for name, one in apart.items()),
+        f"| {ours}, last, minus | robust accuracy, points, seed by seed | 95 % interval |",
+        "| --- | --- | --- |",
+        *(f"| {n} | {a} | [{a.value - half_width(a):.2g}, {a.value + half_width(a):.2g}] |" for n, a in apart.items()),
         "",
         f"![WCI, gaps, robust test error and learning rate]({picture})",
         "",
@@ -179,7 +185,8 @@ def page(runs: dict[str, list[Run]], tau: float, ours: str, picture: str) -> lis
         "",
         "Over the epochs of the piecewise runs, as in the paper. WCI and gap both rise while a net is trained, and"
         " neighbouring epochs are alike, so r is large and p small for any two such numbers; the last three rows are"
-        " those that time alone cannot make. Only in the last row is every pair a run of its own.",
+        " those that time alone cannot make. Only in the last row is every pair a run of its own; all other intervals"
+        " are too narrow.",
         "",
         *(line for title, one in found.items() for line in correlation_table(one, title)),
         "## Whether the paper's claims held here",
