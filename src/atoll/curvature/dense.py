@@ -30,7 +30,7 @@ def hessian(problem: Problem, rows: Tensor | None = None) -> Tensor:
     total = torch.zeros(len(rows), problem.size, dtype=problem.parameters[0].dtype, device=problem.device)
     for index in shared(len(problem), problem.micro_batch):
         slope = torch.cat([part.reshape(-1) for part in problem.slope(index)])
-        for chosen, sums in zip(rows.to(problem.device).split(_ROWS), total.split(_ROWS), strict=True):
+        for chosen, sums in zip(torch.split(rows.to(problem.device), _ROWS), torch.split(total, _ROWS), strict=True):
             vectors = torch.nn.functional.one_hot(chosen, problem.size).to(slope.dtype)
             parts = torch.autograd.grad(
                 slope, problem.parameters, vectors, retain_graph=True, is_grads_batched=True, materialize_grads=True

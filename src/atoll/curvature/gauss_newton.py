@@ -78,7 +78,7 @@ def block_factor(problem: Problem, layer: int) -> tuple[Tensor, Tensor]:
     """
     parameter = problem.parameters[layer]
     rows, signs = [], []
-    for point in torch.arange(len(problem)).split(1):
+    for point in torch.split(torch.arange(len(problem)), 1):
         logits, eigenvalues, vectors = _factors(problem, point)
         for value, u in zip(eigenvalues[0], vectors[0].T, strict=True):
             (pulled,) = derivative([logits], [parameter], [u[None].to(logits.dtype)], retain_graph=True)

@@ -43,11 +43,11 @@ def moments(problem: Problem) -> dict[str, Moments]:
     (2, 0.5, 0.25)
     """
     sizes = [p.numel() for p in problem.parameters]
-    spans = torch.arange(problem.size).split(sizes)
+    spans = torch.split(torch.arange(problem.size), sizes)
     skipped = sizes.index(max(sizes)) if len(sizes) > 1 and net_nonlinearity(problem) is None else None
     asked = [k for k in range(len(sizes)) if k != skipped]
-    found = hessian(problem, torch.cat([spans[k] for k in asked])).double().split([sizes[k] for k in asked])
-    rows = dict(zip(asked, found, strict=True))
+    found = hessian(problem, torch.cat([spans[k] for k in asked])).double()
+    rows = dict(zip(asked, torch.split(found, [sizes[k] for k in asked]), strict=True))
     blocks: dict[str, Moments] = {}
     beside = 0.0  # squares outside of the blocks
     for k, name in enumerate(problem.names):
