@@ -163,8 +163,8 @@ def page(runs: dict[str, list[Run]], tau: float, ours: str, picture: str) -> lis
     return [
         "# WCI and robust overfitting",
         "",
-        f"AT (PGD-10, linf 0.2) of a small ConvNet on 1,000 images of MNIST, 40 epochs, {len(SEEDS)} seeds; book"
-        " `mnist-wci`. WCI and the gap (test minus training, 512 points each, the training's attack) every other epoch."
+        f"AT (PGD-10, linf 0.2) of a small ConvNet on 1,000 images of MNIST, 32 epochs, {len(SEEDS)} seeds; book"
+        " `mnist-wci`. WCI and the gap (test minus training, 256 points each, the training's attack) every other epoch."
         " Robust accuracy is that under PGD-20 on all 10,000 test images, in %; mean ± standard error over seeds.",
         "",
         "    python -m benchmarks.results.wci runs/wci docs/results/wci.md",
