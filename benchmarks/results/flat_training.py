@@ -35,9 +35,9 @@ def train(folder: Path, row: str, seed: int, overrides: list[str]) -> None:
     subprocess.run([*command, "--out", str(folder)], env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
-def attack(folder: Path, weights: str, which: str) -> float:
-    """Robust accuracy by the fast AutoAttack on some test points; finished evaluations are kept, as trainings are."""
-    command = [sys.executable, "-m", "atoll", "attack", str(folder), "--attacks", "fast", "--points", str(POINTS)]
+def attack(folder: Path, weights: str, which: str, attacks: str = "fast", points: int = POINTS) -> float:
+    """Robust accuracy on some test points; finished evaluations are kept, as trainings are."""
+    command = [sys.executable, "-m", "atoll", "attack", str(folder), "--attacks", attacks, "--points", str(points)]
     command += ["--checkpoint", which, "--weights", weights, "--batch-size", "250", "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
