@@ -8,6 +8,7 @@ Finished runs and measurements are kept, so the command can be interrupted.
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -96,23 +97,30 @@ def page(series: dict[str, list[Series]], accuracy: dict[str, list[float]], pict
 
 
 def verdict(series: dict[str, list[Series]]) -> list[str]:
-    """Whether the top layer's trace does at least nine tenths of what the full one does, seed by seed."""
+    """Whether the top layer's trace does at least nine tenths of what the full one does."""
+    names = ("standard", "top", "full")
     lines = [
-        "| after epoch | trace without, top, full | share of full's reduction that top reaches |",
-        "|" + " --- |" * 3,
-    ]
-    for epoch in EPOCHS[1:]:
-        k = EPOCHS.index(epoch)
-        traces = [[run[" sum"][k] for run in series[row]] for row in ("standard", "top", "full")]
-        shares = [(s - t) / (s - f) for s, t, f in zip(*traces, strict=True)]
-        lines.append(f"| {epoch} | {', '.join(str(mean(values)) for values in traces)} | {mean(shares)} |")
-    held = mean(shares).value >= 0.9
-    lines += [
+        "Trace of the whole net, median over seeds (smallest to largest), since single runs jump:",
         "",
-        f"The paper's claim, that top-layer regularization lowers the whole net's trace nearly as well as full,"
-        f" {'held' if held else 'did not hold'} here (nearly: at least 0.9 of the reduction after epoch {EPOCHS[-1]}).",
+        f"| after epoch | {' | '.join(names)} | top's reduction / full's |",
+        "|" + " --- |" * 5,
     ]
-    return lines
+    for k, epoch in list(enumerate(EPOCHS))[1:]:
+        traces = [[run[" sum"][k] for run in series[name]] for name in names]
+        cells = [f"{statistics.median(each):.3g} ({min(each):.3g} to {max(each):.3g})" for each in traces]
+        standard, top, full = map(statistics.median, traces)
+        share = (standard - top) / (standard - full)
+        lines.append(f"| {epoch} | {' | '.join(cells)} | {share:.2f} |")
+    lower = sum(a > b for a, b in zip(traces[0], traces[1], strict=True))
+    word = "held" if share >= 0.9 else "held in part" if lower == len(SEEDS) else "did not hold"
+    return [
+        *lines,
+        "",
+        f"The paper's claim, that top-layer regularization lowers the whole net's trace nearly as well as full, {word}:"
+        f" after epoch {EPOCHS[-1]} top is below standard in {lower} of {len(SEEDS)} seeds, by"
+        f" {100 * (1 - top / standard):.0f} % in the median against {100 * (1 - full / standard):.0f} % for full."
+        ' ("Nearly" is taken as nine tenths of the reduction.)',
+    ]
 
 
 def main(runs: Path, out: Path) -> None:

@@ -160,7 +160,8 @@ def page(runs: dict[str, list[Run]], robust: Robust, picture: str) -> list[str]:
         "",
         f"AT (PGD-10, linf 0.2) of a small ConvNet on 1,000 images of MNIST, 32 epochs, {len(SEEDS)} seeds; book"
         " `mnist-wci`. WCI and the gap (test minus training, 256 points each, the training's attack) every other epoch."
-        f" Robust accuracy is that under PGD-20 on the first {POINTS:,} test images, in %; mean ± standard error over seeds.",
+        f" Robust accuracy is that under PGD-20 on the first {POINTS:,} test images, in %; mean ± standard error over"
+        " seeds.",
         "",
         "    python -m benchmarks.results.wci runs/wci docs/results/wci.md",
         "",
