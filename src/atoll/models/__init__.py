@@ -1,8 +1,10 @@
 """Classifiers: inputs in [0, 1], normalisation inside, ``features`` then ``head``."""
 
+from atoll.models.activations import MinMax
 from atoll.models.base import Classifier, InputRange, Normalize
 from atoll.models.convnet import ConvNet4C3F, ConvNet6C2F, SmallConvNet
 from atoll.models.hybrid import HybridViT
+from atoll.models.liresnet import LiResNet
 from atoll.models.mlp import MLP
 from atoll.models.mobilenet import MobileNetV2
 from atoll.models.preact_resnet import PreActResNet
@@ -20,6 +22,8 @@ __all__ = [
     "ConvNet6C2F",
     "HybridViT",
     "InputRange",
+    "LiResNet",
+    "MinMax",
     "MobileNetV2",
     "Normalize",
     "PreActResNet",

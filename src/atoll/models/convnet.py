@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from torch import nn
 
+from atoll.models.activations import ACTIVATIONS, Activation, expect_pairs
 from atoll.models.base import Classifier, InputRange, choose, expect_image, expect_positive
+from atoll.models.initialization import Initialization, initialize
 from atoll.threat import Bounds
-
-# One activation is one name here and one entry below.
-Activation = Literal["relu", "gelu", "softplus"]
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "softplus": nn.Softplus}
 
 Layer = tuple[int, int, int]  # channels, kernel size, stride
 
@@ -36,6 +33,7 @@ class PlainConvNet(Classifier):
         dense: Sequence[int],
         activation: Activation = "relu",
         batch_norm: bool = False,
+        initialization: Initialization = "default",
         input_range: InputRange = "[0,1]",
         bounds: Bounds | None = (0.0, 1.0),
     ) -> None:
@@ -43,6 +41,7 @@ class PlainConvNet(Classifier):
         channels, height, width = expect_image(input_shape, type(self).__name__, at_least=4)
         super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
         act = choose(ACTIVATIONS, activation, "activation")
+        expect_pairs(activation, *(out for out, _, _ in convolutions), *dense)
         layers: list[nn.Module] = []
         for out, kernel, stride in convolutions:
             expect_positive(channels=out, kernel=kernel, stride=stride)
@@ -58,6 +57,7 @@ class PlainConvNet(Classifier):
             features = out
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(features, num_classes)
+        initialize(self, initialization)
 
 
 class ConvNet4C3F(PlainConvNet):
@@ -73,6 +73,7 @@ class ConvNet4C3F(PlainConvNet):
         num_classes: int,
         *,
         activation: Activation = "relu",
+        initialization: Initialization = "default",
         input_range: InputRange = "[0,1]",
         bounds: Bounds | None = (0.0, 1.0),
     ) -> None:
@@ -82,6 +83,7 @@ class ConvNet4C3F(PlainConvNet):
             convolutions=[(32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 4, 2)],
             dense=[512, 512],
             activation=activation,
+            initialization=initialization,
             input_range=input_range,
             bounds=bounds,
         )
@@ -100,6 +102,7 @@ class ConvNet6C2F(PlainConvNet):
         num_classes: int,
         *,
         activation: Activation = "relu",
+        initialization: Initialization = "default",
         input_range: InputRange = "[0,1]",
         bounds: Bounds | None = (0.0, 1.0),
     ) -> None:
@@ -109,6 +112,7 @@ class ConvNet6C2F(PlainConvNet):
             convolutions=[(32, 3, 1), (32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 3, 1), (64, 4, 2)],
             dense=[512],
             activation=activation,
+            initialization=initialization,
             input_range=input_range,
             bounds=bounds,
         )
@@ -122,6 +126,7 @@ class SmallConvNet(PlainConvNet):
         hidden: width of the dense layer, and so the number of features.
         activation: nonlinearity after every layer but the head.
         batch_norm: normalise after every convolution.
+        initialization: ``default`` or ``orthogonal``.
 
     >>> import torch
     >>> SmallConvNet((1, 8, 8), 10, widths=(4, 8))(torch.zeros(2, 1, 8, 8)).shape
@@ -137,6 +142,7 @@ class SmallConvNet(PlainConvNet):
         hidden: int = 64,
         activation: Activation = "relu",
         batch_norm: bool = False,
+        initialization: Initialization = "default",
         input_range: InputRange = "[0,1]",
         bounds: Bounds | None = (0.0, 1.0),
     ) -> None:
@@ -147,6 +153,7 @@ class SmallConvNet(PlainConvNet):
             dense=[hidden],
             activation=activation,
             batch_norm=batch_norm,
+            initialization=initialization,
             input_range=input_range,
             bounds=bounds,
         )

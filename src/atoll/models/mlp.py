@@ -8,12 +8,14 @@ from itertools import pairwise
 
 from torch import nn
 
-from atoll.models.base import Classifier, InputRange
+from atoll.models.activations import ACTIVATIONS, Activation, expect_pairs
+from atoll.models.base import Classifier, InputRange, choose
+from atoll.models.initialization import Initialization, initialize
 from atoll.threat import Bounds
 
 
 class MLP(Classifier):
-    """Fully connected ReLU net (TrH, section 5: hidden layers 100-100).
+    """Fully connected net (TrH, section 5: hidden layers 100-100, ReLU).
 
     >>> import torch
     >>> MLP((2,), 2, hidden=(8, 8))(torch.zeros(3, 2)).shape
@@ -26,13 +28,18 @@ class MLP(Classifier):
         num_classes: int,
         *,
         hidden: Sequence[int] = (100, 100),
+        activation: Activation = "relu",
+        initialization: Initialization = "default",
         input_range: InputRange = "[0,1]",
         bounds: Bounds | None = (0.0, 1.0),
     ) -> None:
         super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        act = choose(ACTIVATIONS, activation, "activation")
+        expect_pairs(activation, *hidden)
         widths = [math.prod(input_shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for wide_in, wide_out in pairwise(widths):
-            layers += [nn.Linear(wide_in, wide_out), nn.ReLU()]
+            layers += [nn.Linear(wide_in, wide_out), act()]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], num_classes)
+        initialize(self, initialization)

@@ -1,0 +1,18 @@
+"""Certificates of robustness: radii within which a prediction provably cannot change."""
+
+from atoll.certify.certificate import Certificate, Certifier
+from atoll.certify.gloro import GloRo
+from atoll.certify.lipschitz import Lipschitz, lipschitz
+from atoll.certify.norms import conv_norm, dense_norm
+from atoll.certify.power import LipschitzEstimate
+
+__all__ = [
+    "Certificate",
+    "Certifier",
+    "GloRo",
+    "Lipschitz",
+    "LipschitzEstimate",
+    "conv_norm",
+    "dense_norm",
+    "lipschitz",
+]

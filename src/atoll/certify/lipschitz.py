@@ -1,0 +1,204 @@
+"""Proven Lipschitz constants of whole networks in l2, layer by layer, and what rounding does in a forward pass."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from atoll.certify.layers import Shape, channel_scale, linear_map, nonlinear
+from atoll.certify.norms import BUDGET, Norm
+from atoll.errors import InputError
+from atoll.models.liresnet import Residual
+
+UNITS = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}  # unit roundoff
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A layer, and the shape of its input."""
+
+    name: str
+    module: nn.Module
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Branch:
+    """``x + inner(x)``."""
+
+    inner: tuple[Leaf | Branch, ...]
+
+
+Node = Leaf | Branch
+
+
+@torch.no_grad()
+def unfold(module: nn.Module, shape: Shape, name: str = "") -> tuple[tuple[Node, ...], Shape]:
+    """The layers of a network in their order, and the shape of its output.
+
+    >>> nodes, shape = unfold(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten()), (1, 5, 5))
+    >>> [(node.name, node.shape) for node in nodes], shape
+    ([('0', (1, 5, 5)), ('1', (2, 3, 3)), ('2', (2, 3, 3))], (18,))
+    """
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        found: list[Node] = []
+        for child, layer in module.named_children():
+            nodes, shape = unfold(layer, shape, f"{name}.{child}" if name else child)
+            found += nodes
+        return tuple(found), shape
+    if type(module) is Residual:
+        nodes, _ = unfold(module.branch, shape, f"{name}.branch" if name else "branch")
+        return (Branch(nodes),), shape
+    parameter = next(module.parameters(), torch.zeros(()))
+    with torch.random.fork_rng(devices=[]):
+        out = module(torch.zeros(2, *shape, dtype=parameter.dtype, device=parameter.device))
+    return (Leaf(name, module, shape),), tuple(out.shape[1:])
+
+
+@dataclass(frozen=True)
+class Bound:
+    r"""What is known of a map f and of its computation :math:`\hat f`, in l2.
+
+    Args:
+        lipschitz: :math:`\|f(x) - f(y)\| \le L \|x - y\|`.
+        offset: :math:`\|f(0)\| \le \beta`.
+        relative: with ``absolute``, :math:`\|\hat f(x) - f(x)\| \le \rho \|x\| + \sigma`.
+        absolute: see ``relative``.
+    """
+
+    lipschitz: float = 1.0
+    offset: float = 0.0
+    relative: float = 0.0
+    absolute: float = 0.0
+
+    def then(self, after: Bound) -> Bound:
+        """This map, and another one after it."""
+        a = after
+        gain = a.lipschitz + a.relative  # what happens to the error that is already there
+        return Bound(
+            a.lipschitz * self.lipschitz,
+            a.lipschitz * self.offset + a.offset,
+            gain * self.relative + a.relative * self.lipschitz,
+            gain * self.absolute + a.relative * self.offset + a.absolute,
+        )
+
+    def residual(self, unit: float) -> Bound:
+        """``x + f(x)``."""
+        total, offset = 1 + self.lipschitz, self.offset
+        relative, absolute = self.relative * (1 + unit), self.absolute * (1 + unit)
+        return Bound(total, offset, relative + unit * total, absolute + unit * offset)
+
+
+@dataclass(frozen=True)
+class LayerBound:
+    """One line of the table: a layer's name and kind, its bound, how it was proven, and the seconds that took."""
+
+    name: str
+    kind: str
+    lipschitz: float
+    how: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Lipschitz:
+    """A network's bound and the layers it is made of."""
+
+    bound: Bound
+    layers: tuple[LayerBound, ...]
+
+
+def lipschitz(
+    network: nn.Module,
+    shape: Shape,
+    *,
+    budget: float = BUDGET,
+    dtype: torch.dtype | None = None,
+    on_layer: Callable[[LayerBound], None] | None = None,
+) -> Lipschitz:
+    """A proven Lipschitz constant in evaluation mode: the product over the layers, 1 + K for a residual branch.
+
+    Args:
+        network: made of ``nn.Sequential``, ``Residual`` and layers that have a bound.
+        shape: of one input.
+        budget: operations that the proof of one layer may take; more makes bounds of large convolutions tighter.
+        dtype: in which the network computes, for the error of rounding; its own if not given.
+        on_layer: told of every layer that is done.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> _ = net[0].weight.data.copy_(torch.diag(torch.tensor([3.0, 4.0])))
+    >>> round(lipschitz(net, (2,)).bound.lipschitz, 2)
+    4.0
+    """
+    parameter = next(network.parameters(), torch.zeros(()))
+    dtype = dtype or parameter.dtype
+    if dtype not in UNITS:
+        raise InputError(f"model: expected float32 or float64 weights, got {dtype}")
+    # In float64 the layers are what their float32 weights say, without the rounding of a merged kernel.
+    exact = copy.deepcopy(network).double().cpu().eval()
+    nodes, _ = unfold(exact, shape)
+    layers: list[LayerBound] = []
+
+    def follow(nodes: Sequence[Node]) -> Bound:
+        bound = Bound()
+        for node in nodes:
+            if isinstance(node, Branch):
+                bound = bound.then(follow(node.inner).residual(UNITS[dtype]))
+            else:
+                layer, proven = _layer(node, UNITS[dtype], budget)
+                layers.append(proven)
+                if on_layer is not None:
+                    on_layer(proven)
+                bound = bound.then(layer)
+        return bound
+
+    return Lipschitz(follow(nodes), tuple(layers))
+
+
+@torch.no_grad()
+def _layer(leaf: Leaf, unit: float, budget: float) -> tuple[Bound, LayerBound]:
+    began = time.monotonic()
+    module, kind = leaf.module, type(leaf.module).__name__
+    zero = module(torch.zeros(1, *leaf.shape, dtype=torch.float64))
+    offset = float(zero.norm()) * (1 + 1e-12)
+    try:
+        linear, scale, other = linear_map(module), channel_scale(module), nonlinear(module, leaf.shape)
+        if linear is not None:
+            norm = linear.norm(leaf.shape, budget)
+            # Two more roundings for the bias, two for the factors of a linear residual.
+            spread = gamma(linear.terms + 4, unit) * linear.spread
+            bound = Bound(norm.value, offset, spread, gamma(linear.terms + 4, unit) * offset)
+        elif scale is not None:
+            norm = Norm(float(scale.abs().max()) * (1 + 1e-15), "exact")
+            # Mean, variance, factor and shift, in whatever order; the mean's part is not small if the shift undoes it.
+            shift = max(offset, _mean(module) * norm.value * math.sqrt(zero.numel()))
+            bound = Bound(norm.value, offset, gamma(8, unit) * norm.value, gamma(8, unit) * 2 * shift)
+        elif other is not None:
+            norm = Norm(other.constant, "known")
+            rounding = gamma(other.roundings, unit)
+            jump = other.jump * math.sqrt(zero.numel())
+            bound = Bound(norm.value, offset, rounding * norm.value, rounding * offset + jump)
+        else:
+            raise InputError("no Lipschitz constant is known for this kind of layer")
+    except InputError as error:
+        raise InputError(f"{leaf.name or 'network'} ({kind}) cannot be certified: {error}") from None
+    return bound, LayerBound(leaf.name, kind, norm.value, norm.how, time.monotonic() - began)
+
+
+def _mean(module: nn.Module) -> float:
+    """The largest number that a layer with factors subtracts from a channel."""
+    mean = getattr(module, "running_mean", None) if not hasattr(module, "mean") else module.mean
+    return 0.0 if mean is None else float(mean.abs().max())  # type: ignore[operator]
+
+
+def gamma(terms: int, unit: float) -> float:
+    """The relative error of a sum of products, in any order (Higham, 2002, section 3.1)."""
+    if terms * unit >= 1:
+        raise InputError(f"{terms:,} terms are too many to add up in this precision")
+    return terms * unit / (1 - terms * unit)

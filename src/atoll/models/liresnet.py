@@ -1,0 +1,144 @@
+"""LiResNet: residual blocks that are linear, so that their norm is known and not only bounded (Hu et al., 2023)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll.models.activations import MinMax, expect_pairs
+from atoll.models.base import Classifier, InputRange, choose, expect_image, expect_positive
+from atoll.models.initialization import Initialization, initialize
+from atoll.threat import Bounds
+
+Block = Literal["linear", "conventional", "plain"]
+
+
+class LinearResidual(nn.Module):
+    r""":math:`y = x + \beta\,\mathrm{conv}(x) / \sqrt{L}` with a 3x3 convolution and a factor for each channel.
+
+    >>> LinearResidual(4, depth=6)(torch.zeros(2, 4, 5, 5)).shape
+    torch.Size([2, 4, 5, 5])
+    """
+
+    def __init__(self, channels: int, depth: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.beta = nn.Parameter(torch.ones(channels))
+        self.scale = 1 / math.sqrt(depth)
+
+    @property
+    def kernel(self) -> Tensor:
+        """The whole map as one convolution: the identity is a kernel with a one in the middle."""
+        kernel = self.conv.weight * (self.scale * self.beta)[:, None, None, None]
+        identity = torch.zeros_like(kernel)
+        identity[:, :, 1, 1] = torch.eye(len(kernel)).to(kernel)
+        return kernel + identity
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual: Tensor = self.conv(x)
+        return x + residual * (self.scale * self.beta)[:, None, None]
+
+
+class Residual(nn.Module):
+    """``x + branch(x)``.
+
+    >>> Residual(nn.Identity())(torch.ones(1))
+    tensor([2.])
+    """
+
+    def __init__(self, branch: nn.Module) -> None:
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual: Tensor = self.branch(x)
+        return x + residual
+
+
+class ChannelScale(nn.Module):
+    """A learnt factor for each channel."""
+
+    def __init__(self, channels: int, start: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((channels,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight[:, None, None]
+
+
+class UnitLinear(nn.Linear):
+    """Last-layer normalisation (Singla et al., 2022): a dense layer whose rows have norm 1.
+
+    >>> UnitLinear(3, 2).unit_weight.norm(dim=1).detach()
+    tensor([1., 1.])
+    """
+
+    @property
+    def unit_weight(self) -> Tensor:
+        return F.normalize(self.weight, dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.unit_weight, self.bias)
+
+
+def _block(kind: Block, width: int, depth: int) -> nn.Module:
+    if kind == "linear":
+        return LinearResidual(width, depth)
+    if kind == "plain":
+        return nn.Conv2d(width, width, 3, padding=1)
+    # The factor starts at zero, which the thesis finds to work best (C.2).
+    inner = [nn.Conv2d(width, width, 3, padding=1), MinMax(), nn.Conv2d(width, width, 3, padding=1)]
+    return Residual(nn.Sequential(*inner, ChannelScale(width, 0.0)))
+
+
+class LiResNet(Classifier):
+    """Stem, ``depth`` blocks each followed by MinMax, neck, normalised head (thesis, C.1.2): LiResNet LxW.
+
+    The stem makes maps of 16x16 of images of 32 (5x5, stride 2), 64 (7x7, stride 4) and 224 pixels (14x14, stride 14).
+
+    Args:
+        depth: blocks.
+        width: channels.
+        features: width of the dense layer of the neck (thesis: 4096 for ImageNet).
+        block: ``linear`` (LiResNet), ``conventional`` (``x + beta conv(MinMax(conv(x)))``) or ``plain`` (one
+            convolution, the thesis's ConvNet).
+        initialization: of convolutions and dense layers.
+
+    >>> LiResNet((3, 32, 32), 10, depth=6, width=128).num_parameters
+    9831690
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        depth: int = 12,
+        width: int = 256,
+        features: int = 2048,
+        block: Block = "linear",
+        initialization: Initialization = "default",
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        # Below eight pixels the stem leaves less than the neck's kernel.
+        channels, height, side = expect_image(input_shape, type(self).__name__, at_least=7)
+        expect_positive(depth=depth, width=width, features=features)
+        expect_pairs("minmax", width, features)
+        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        choose({"linear": 0, "conventional": 0, "plain": 0}, block, "block")
+        small = min(height, side)
+        kernel, stride, padding = (5, 2, 2) if small < 64 else (7, 4, 3) if small < 224 else (14, 14, 0)
+        height, side = ((n + 2 * padding - kernel) // stride + 1 for n in (height, side))
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, kernel, stride, padding), MinMax()]
+        for _ in range(depth):
+            layers += [_block(block, width, depth), MinMax()]
+        layers += [nn.Conv2d(width, 2 * width, 4, 4), MinMax(), nn.Flatten()]
+        layers += [nn.Linear(2 * width * (height // 4) * (side // 4), features), MinMax()]
+        self.body = nn.Sequential(*layers)
+        self.head = UnitLinear(features, num_classes)
+        initialize(self, initialization)
