@@ -21,5 +21,9 @@ class CheckpointError(AtollError):
     """A checkpoint cannot be written, read, or does not belong to this model."""
 
 
+class UnsoundError(AtollError):
+    """A certificate was broken by an attack: a bug of Atoll; the point is kept."""
+
+
 class TrainingError(AtollError):
     """Training cannot go on (NaN, lost worker, full disk); the last good checkpoint is intact."""

@@ -72,5 +72,26 @@ def plot_curves(runs: Run | Mapping[str, Run]) -> Figure:
     return figure
 
 
+def plot_certified(curves: Mapping[str, tuple[Tensor, Tensor]], marks: Sequence[float] = ()) -> Figure:
+    """Certified accuracy against the radius, of one model or several, with the radii of interest marked.
+
+    >>> radius, accuracy = torch.linspace(0, 1, 3), torch.tensor([0.9, 0.5, 0.0])
+    >>> len(plot_certified({"model": (radius, accuracy)}, [0.5]).axes[0].lines)
+    2
+    """
+    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    axis = figure.subplots()
+    for name, (radius, accuracy) in curves.items():
+        axis.plot(radius.numpy(), 100 * accuracy.numpy(), label=name)
+    for mark in marks:
+        axis.axvline(mark, color="grey", linestyle=":", linewidth=1)
+    axis.set_xlabel("radius (l2)")
+    axis.set_ylabel("certified accuracy in %")
+    axis.set_ylim(0, 100)
+    for text in axis.legend(fontsize=8).get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
 def _name(label: Tensor, names: Sequence[str] | None) -> str:
     return names[int(label)] if names is not None else str(int(label))

@@ -49,7 +49,7 @@ def members(kind: str) -> dict[str, type]:
     """The classes of a kind by short name.
 
     >>> sorted(members("loss"))
-    ['ALP', 'AT', 'MART', 'Standard', 'TRADES']
+    ['ALP', 'AT', 'EMMA', 'FixedMarginCE', 'GloRoCE', 'GloRoTRADES', 'LipschitzMargin', 'MART', 'Standard', 'TRADES']
     """
     parent, package = base(kind), importlib.import_module(KINDS[kind].package)
     return {

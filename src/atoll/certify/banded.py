@@ -69,7 +69,9 @@ class Banded:
         if not self.parts.any():
             return 0.0
         failed, proven, best = 0.0, math.inf, math.inf
-        square, step = self.largest() ** 2 * (1 + tolerance), tolerance
+        # A kernel may touch nothing but padding: then the map is zero, and anything above zero can be proven.
+        least = 1e-18 * float(self.parts.abs().square().sum())
+        square, step = max(least, self.largest() ** 2 * (1 + tolerance)), tolerance
         while True:
             defect = self._defect(square)
             if defect is None:

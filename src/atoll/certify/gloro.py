@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from atoll.attacks.base import evaluation_mode
 from atoll.certify.certificate import Certificate
 from atoll.certify.layers import linear_map
-from atoll.certify.lipschitz import UNITS, Bound, LayerBound, gamma, lipschitz
+from atoll.certify.lipschitz import UNITS, Bound, LayerBound, body_of, gamma, lipschitz
 from atoll.certify.norms import BUDGET
 from atoll.errors import InputError
 from atoll.models.base import Classifier
@@ -115,19 +115,15 @@ class GloRo:
         model: Classifier, *, budget: float = BUDGET, on_layer: Callable[[LayerBound], None] | None = None
     ) -> GloRo:
         """With proven constants; a sentence names the layer if there is one without."""
-        if type(model).forward is not Classifier.forward or type(model).features is not Classifier.features:
-            raise InputError(f"{type(model).__name__} cannot be certified: expected normalize, body and head, in turn")
         if linear_map(model.head) is None:
             raise InputError(f"head ({type(model.head).__name__}) cannot be certified: expected a linear layer")
         dtype = next(model.parameters()).dtype
-        body = nn.Sequential()
-        body.add_module("normalize", model.normalize)
-        body.add_module("body", model.body)
-        found = lipschitz(body, model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
+        found = lipschitz(body_of(model), model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
         return GloRo(model, _pairs(model, found.bound, UNITS[dtype]), found.layers)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Certificate:
+        x = x.to(next(self.model.parameters()).dtype)
         with evaluation_mode(self.model):
             logits = self.model(x)
         size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torch import nn
 from atoll.certify.layers import Shape, channel_scale, linear_map, nonlinear
 from atoll.certify.norms import BUDGET, Norm
 from atoll.errors import InputError
+from atoll.models.base import Classifier
 from atoll.models.liresnet import Residual
 
 UNITS = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}  # unit roundoff
@@ -59,6 +61,13 @@ def unfold(module: nn.Module, shape: Shape, name: str = "") -> tuple[tuple[Node,
     with torch.random.fork_rng(devices=[]):
         out = module(torch.zeros(2, *shape, dtype=parameter.dtype, device=parameter.device))
     return (Leaf(name, module, shape),), tuple(out.shape[1:])
+
+
+def body_of(model: Classifier) -> nn.Sequential:
+    """What a classifier does before its head, as layers in their order."""
+    if type(model).forward is not Classifier.forward or type(model).features is not Classifier.features:
+        raise InputError(f"{type(model).__name__} cannot be certified: expected normalize, body and head, in turn")
+    return nn.Sequential(OrderedDict(normalize=model.normalize, body=model.body))
 
 
 @dataclass(frozen=True)

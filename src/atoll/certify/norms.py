@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.certify.banded import Banded
@@ -18,7 +20,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Norm:
-    """An upper bound and how it was proven: ``exact`` (to a thousandth), ``strip`` or ``torus``; see ``conv_norm``."""
+    """An upper bound and how it was proven: ``exact`` (to a thousandth), ``strip`` or ``torus``."""
 
     value: float
     how: str
@@ -38,15 +40,8 @@ def conv_norm(
 ) -> Norm:
     """The norm of a convolution with zero padding, for inputs of a known size; the tightest bound within the budget.
 
-    ``exact``: the operator itself, which is block-banded once it is cut into rows of pixels.  Where kernels do not
-    overlap it is the norm of the kernel as one matrix.
-
-    ``strip``: the map is a part of the same convolution on a strip that is closed to a ring from left to right, with as
-    much room that nothing meets itself around the ring; that one falls into one narrow banded map for each frequency
-    of the ring, and its norm is at least that of its part.
-
-    ``torus``: closed in both directions, one small matrix for each frequency.  Still never above the norm on the
-    infinite grid, which takes the supremum over all frequencies, not only over those of this torus.
+    Where kernels do not overlap it is the norm of the kernel as one matrix.  Otherwise one of ``OPERATORS``: the
+    convolution itself, or a larger map that it is a part of, and that is easier to take apart.
 
     Args:
         weight: ``(out, in, height, width)``.
@@ -59,28 +54,70 @@ def conv_norm(
     True
     """
     weight = _exact(weight)
-    kernel = weight.shape[2:]
-    if all(k <= s for k, s in zip(kernel, stride, strict=True)):
+    if any(n + 2 * p < k for n, p, k in zip(size, padding, weight.shape[2:], strict=True)):
+        raise InputError(f"size: expected at least that of the kernel, {tuple(weight.shape[2:])}, got {size}")
+    if all(k <= s for k, s in zip(weight.shape[2:], stride, strict=True)):
         return dense_norm(weight.flatten(1))
-    out = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, padding, kernel, stride, strict=True)]
-    if min(out) < 1:
-        raise InputError(f"conv: expected an input at least as large as the kernel, got {size} for {tuple(kernel)}")
-    rows = {"rows_in": size[0], "rows_out": out[0], "stride": stride[0], "padding": padding[0]}
+    layout = Layout(size, stride, padding)
+    for how, operator in OPERATORS.items():
+        # Without memory first: the exact operator of a wide layer would take gigabytes.
+        if operator(weight.to("meta"), layout).flops <= budget or how == "torus":
+            return Norm(operator(weight, layout).norm(), how)
+    raise AssertionError
 
-    whole = (size[1], out[1], stride[1], padding[1])
-    # The parts are not made before it is clear that they are wanted: they may be large.
-    shape = (1, kernel[0], out[1] * weight.shape[0], size[1] * weight.shape[1])
-    if Banded(torch.empty(shape, dtype=torch.float64, device="meta"), **rows).flops <= budget:
-        return Norm(Banded(_columns(weight, *whole), **rows).norm(), "exact")
-    ring, taps = _ring(weight, 3, *whole)
-    strip = Banded(ring.permute(4, 2, 0, 1, 3).flatten(3), **rows, terms=taps)
-    if strip.flops <= budget:
-        return Norm(strip.norm(), "strip")
-    # Both directions: the columns' frequencies become the batch, then the rows'.
-    torus, more = _ring(weight, 2, size[0], out[0], stride[0], padding[0])  # out, in, phase, width, frequency
-    both, _ = _ring(torus, 2, *whole)  # out, in, phase, frequency, phase, frequency
-    small = both.permute(3, 5, 0, 1, 2, 4).flatten(0, 1).flatten(2)
-    return Norm(Banded(small[:, None], terms=taps * more).norm(), "torus")
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a convolution finds its inputs: their size, stride and padding, down and across."""
+
+    size: Pair
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+
+    def out(self, kernel: torch.Size, axis: int) -> int:
+        return (self.size[axis] + 2 * self.padding[axis] - kernel[axis]) // self.stride[axis] + 1
+
+    def banded(self, parts: Tensor, kernel: torch.Size, terms: int = 1) -> Banded:
+        """The map between rows, given its parts."""
+        return Banded(parts, self.size[0], self.out(kernel, 0), self.stride[0], self.padding[0], terms)
+
+
+def exact(weight: Tensor, layout: Layout) -> Banded:
+    """The convolution itself, which is block-banded once it is cut into rows of pixels."""
+    channels_out, channels_in, height, width = weight.shape
+    size, out, kernel = layout.size[1], layout.out(weight.shape[2:], 1), weight.shape[2:]
+    parts = weight.new_zeros(height, out, channels_out, size, channels_in)
+    for i in range(out):
+        for tap in range(width):
+            place = layout.stride[1] * i + tap - layout.padding[1]
+            if 0 <= place < size:
+                parts[:, i, :, place] = weight[:, :, :, tap].permute(2, 0, 1)
+    return layout.banded(parts.flatten(3, 4).flatten(1, 2)[None], kernel)
+
+
+def strip(weight: Tensor, layout: Layout) -> Banded:
+    """The convolution on a strip that is closed to a ring from left to right, with one banded map per frequency.
+
+    There is as much room that nothing meets itself around the ring, so the convolution is a part of this map, and its
+    norm is not larger.
+    """
+    ring, terms = _ring(weight, 1, layout)  # out, in, height, phase, frequency
+    return layout.banded(ring.permute(4, 2, 0, 1, 3).flatten(3), weight.shape[2:], terms)
+
+
+def torus(weight: Tensor, layout: Layout) -> Banded:
+    """Closed in both directions, with one small matrix per frequency.
+
+    Never above the norm on the infinite grid, which takes all frequencies, not only those of this torus.
+    """
+    half, rows = _ring(weight, 0, layout)  # out, in, width, phase, frequency
+    both, columns = _ring(half, 1, layout)  # out, in, phase, frequency, phase, frequency
+    parts = both.permute(3, 5, 0, 1, 2, 4).flatten(0, 1).flatten(2)
+    return Banded(parts[:, None], terms=rows * columns)
+
+
+# From the tightest to the cheapest.
+OPERATORS: dict[str, Callable[[Tensor, Layout], Banded]] = {"exact": exact, "strip": strip, "torus": torus}
 
 
 def _exact(weight: Tensor) -> Tensor:
@@ -91,37 +128,28 @@ def _exact(weight: Tensor) -> Tensor:
     return weight
 
 
-def _columns(weight: Tensor, size: int, out: int, stride: int, padding: int) -> Tensor:
-    """The rows of a kernel as matrices from rows of the input to rows of the output, ``(1, taps, out, in)``."""
-    channels_out, channels_in, height, width = weight.shape
-    parts = weight.new_zeros(height, out, channels_out, size, channels_in)
-    for i in range(out):
-        for tap in range(width):
-            place = stride * i + tap - padding
-            if 0 <= place < size:
-                parts[:, i, :, place] = weight[:, :, :, tap].permute(2, 0, 1)
-    return parts.flatten(3, 4).flatten(1, 2)[None]
-
-
-def _ring(weight: Tensor, dim: int, size: int, out: int, stride: int, padding: int) -> tuple[Tensor, int]:
-    r"""A convolution along one dimension as matrices for the frequencies of a ring, and the terms in each.
+def _ring(weight: Tensor, axis: int, layout: Layout) -> tuple[Tensor, int]:
+    r"""A convolution along one axis as matrices for the frequencies of a ring, and the number of terms in each.
 
     A stride s is a stride 1 on s interleaved inputs (phases): input :math:`s J + a - p`, tap :math:`s q + a`, output j
     meet where :math:`J = j + q`.  Inputs are non-zero for J from ``first`` to ``last``; on a ring of m places j + q and
     J may meet only if they are equal, so m is larger than any difference between the two.  The map is then a part of
     the circulant, and not above its norm.
 
-    Returns the kernel with that dimension moved to the end and turned into (phase, frequency); of the frequencies of
-    real weights only those that are not each other's complex conjugates.
+    Returns the kernel with its first remaining axis moved to the end and turned into (phase, frequency); of the
+    frequencies of real weights only those that are not each other's complex conjugates.
     """
+    dim = 2 if axis == 0 or weight.is_complex() else 3
+    size, stride, padding = layout.size[axis], layout.stride[axis], layout.padding[axis]
     taps = math.ceil(weight.shape[dim] / stride)
+    out = (size + 2 * padding - weight.shape[dim]) // stride + 1
     first, last = padding // stride, (size - 1 + padding) // stride
     m = max(last, out + taps - 2 - first) + 1
     w = weight.movedim(dim, -1)
-    w = torch.nn.functional.pad(w, (0, taps * stride - w.shape[-1]))
+    w = F.pad(w, (0, taps * stride - w.shape[-1]))
     w = w.reshape(*w.shape[:-1], taps, stride).mT  # ..., phase, q
     # Angles are reduced in integers, so that sine and cosine are right to the last bits.
     count = m if weight.is_complex() else m // 2 + 1
     turns = torch.outer(torch.arange(taps), torch.arange(count)) % m
     angle = (2 * math.pi / m) * turns.double()
-    return w.to(torch.complex128) @ torch.complex(angle.cos(), angle.sin()), taps
+    return w.to(torch.complex128) @ torch.complex(angle.cos(), angle.sin()).to(w.device), taps

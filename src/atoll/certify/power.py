@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import evaluation_mode
 from atoll.certify.layers import LinearMap, channel_scale, linear_map, nonlinear
-from atoll.certify.lipschitz import Branch, Leaf, Node, unfold
+from atoll.certify.lipschitz import Branch, Leaf, Node, body_of, unfold
 from atoll.errors import InputError
 from atoll.models.base import Classifier
 from atoll.streams import generator
@@ -22,6 +22,9 @@ class LipschitzEstimate(nn.Module):
 
     The vectors are buffers of this module, not of the model: a model's file holds weights only.
 
+    A call returns that matrix and, with the head's own norm in place of the distances, the constant of the vector of
+    all logits.
+
     Args:
         model: a classifier with a linear head whose layers have Lipschitz constants.
         iterations: of power iteration at every call.
@@ -29,21 +32,23 @@ class LipschitzEstimate(nn.Module):
     >>> from atoll.models import MLP
     >>> model = MLP((2,), 2, hidden=())
     >>> _ = model.head.weight.data.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
-    >>> LipschitzEstimate(model)().detach()
-    tensor([[0., 5.],
-            [5., 0.]])
+    >>> pairs, whole = LipschitzEstimate(model, iterations=50)()
+    >>> pairs.detach(), whole.detach()
+    (tensor([[0., 5.],
+            [5., 0.]]), tensor(4.))
     """
 
     def __init__(self, model: Classifier, *, iterations: int = 5) -> None:
         super().__init__()
         self.iterations = iterations
-        self._head = (model.head,)  # in tuples, so that the model is not a part of this module
         if linear_map(model.head) is None:
             raise InputError(f"model: expected a linear head, got {type(model.head).__name__}")
         with evaluation_mode(model):
-            self._nodes, _ = unfold(nn.Sequential(model.normalize, model.body), model.input_shape)
+            # In tuples, so that the model does not become a part of this module.
+            self._nodes, features = unfold(body_of(model), model.input_shape)
+        self._head = (Leaf("head", model.head, features),)
         device = next(model.parameters()).device
-        for leaf in _leaves(self._nodes):
+        for leaf in _leaves((*self._nodes, *self._head)):
             try:
                 known = linear_map(leaf.module)
                 if known is None and channel_scale(leaf.module) is None and nonlinear(leaf.module, leaf.shape) is None:
@@ -55,12 +60,25 @@ class LipschitzEstimate(nn.Module):
                 v = torch.randn(1, *leaf.shape, generator=generator("power iteration", leaf.name))
                 self.register_buffer(_buffer(leaf), (v / v.norm()).to(device, known.weight.dtype))
 
-    def forward(self, move: bool = True) -> Tensor:
-        """The matrix of constants; the vectors stay where they are without ``move``."""
-        with torch.autocast(next(self.buffers(), torch.zeros(())).device.type, enabled=False):
-            head = linear_map(self._head[0])
-            assert head is not None
-            return self._product(self._nodes, move) * pair_distances(head.weight)
+    def forward(self, move: bool = True) -> tuple[Tensor, Tensor]:
+        """All pairs, and the whole; the vectors stay where they are without ``move``."""
+        (head,) = self._head
+        with torch.autocast(self.get_buffer(_buffer(head)).device.type, enabled=False):
+            linear = linear_map(head.module)
+            assert linear is not None
+            body = self._product(self._nodes, move)
+            return body * pair_distances(linear.weight), body * self._layer(head, move)
+
+    @torch.no_grad()
+    def converged(self, calls: int = 20) -> Tensor:
+        """The matrix after more iterations, which leave no trace: for looking, not for training."""
+        before = {name: vector.clone() for name, vector in self.named_buffers()}
+        for _ in range(calls - 1):
+            self()
+        pairs: Tensor = self()[0]
+        for name, vector in self.named_buffers():
+            vector.copy_(before[name])
+        return pairs
 
     def _product(self, nodes: tuple[Node, ...], move: bool) -> Tensor:
         total = torch.ones(())
@@ -79,7 +97,8 @@ class LipschitzEstimate(nn.Module):
             norm: Tensor = linear.apply(v.clone()).norm()
             return norm
         if scale is not None:
-            return scale.abs().max()
+            largest: Tensor = scale.abs().max()
+            return largest
         known = nonlinear(leaf.module, leaf.shape)
         assert known is not None
         return torch.tensor(known.constant)

@@ -24,7 +24,7 @@ from atoll.attacks.evaluate import WRONG, Evaluation, evaluate
 from atoll.attacks.rays import boundary_distance
 from atoll.attacks.suites import VERSIONS, named, suite
 from atoll.attacks.transfer import Transfer
-from atoll.cli.output import console, percent, print_json, print_table, progress_bar
+from atoll.cli.output import console, interval, percent, print_json, print_table, progress_bar
 from atoll.data.base import Split, SubSplit, to_float
 from atoll.distributed import all_sum, barrier, default_device, is_main, process_group, rank, world_size
 from atoll.errors import InputError
@@ -172,12 +172,12 @@ def _show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> No
         return
     for folder, result in results.items():
         clean = result["clean"]
-        rows = [["clean", percent(clean), _interval(clean), "-", "-", "-"]]
+        rows = [["clean", percent(clean), interval(clean), "-", "-", "-"]]
         for attack in result["attacks"]:
-            found = [attack["name"], percent(attack["accuracy"]), _interval(attack["accuracy"])]
+            found = [attack["name"], percent(attack["accuracy"]), interval(attack["accuracy"])]
             found += [f"{attack['broken']:,} of {attack['attacked']:,}"]
             rows.append([*found, f"{attack['forward'] + attack['backward']:,}", f"{attack['seconds']:.1f}"])
-        rows.append(["worst case", percent(result["robust"]), _interval(result["robust"]), "-", "-", "-"])
+        rows.append(["worst case", percent(result["robust"]), interval(result["robust"]), "-", "-", "-"])
         threat = f"{result['threat']['norm']} {result['threat']['eps']}"
         columns = ["attack", "accuracy %", "95 %", "broken", "passes", "seconds"]
         print_table(f"{folder}: {result['points']:,} {options.split} points, {threat}", columns, rows)
@@ -190,8 +190,3 @@ def _show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> No
     if len(results) > 1:
         rows = [[folder, percent(result["clean"]), percent(result["robust"])] for folder, result in results.items()]
         print_table("Worst case", ["run", "clean %", "robust %"], rows)
-
-
-def _interval(accuracy: dict[str, Any]) -> str:
-    low, high = accuracy["interval"]
-    return f"{100 * low:.1f}-{100 * high:.1f}"

@@ -92,7 +92,7 @@ def describe(metrics: Mapping[str, Any]) -> str:
     """Metrics of an epoch in one line."""
     parts = []
     for name, value in metrics.items():
-        if name.endswith(("_clean", "_robust")):
+        if name.endswith(("_clean", "_robust", "_vra_estimate")):
             parts.append(f"{name.replace('_', ' ')} {100 * value:5.2f} %")
         elif name == "train_loss":
             parts.append(f"loss {value:.4f}")
@@ -102,3 +102,9 @@ def describe(metrics: Mapping[str, Any]) -> str:
 def percent(accuracy: Mapping[str, Any]) -> str:
     """``87.50 ± 1.58`` from an accuracy's JSON."""
     return f"{100 * accuracy['value']:.2f} ± {100 * accuracy['standard_error']:.2f}"
+
+
+def interval(accuracy: Mapping[str, Any]) -> str:
+    """``84.2-90.3`` from an accuracy's JSON."""
+    low, high = accuracy["interval"]
+    return f"{100 * low:.1f}-{100 * high:.1f}"

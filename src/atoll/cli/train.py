@@ -78,13 +78,16 @@ def stop_on_signals(trainer: Trainer) -> None:
 def show(out: Path, result: dict[str, Any]) -> None:
     attack = result["attack"] or "none"
     rows = []
+    columns = {"clean": "clean", "robust": f"robust ({attack})"}
+    if "vra" in result["last"]:
+        columns["vra"] = "verified"
     averages = {name: found for name, found in result.items() if isinstance(found, dict) and "last" in found}
     for weights, found in {"": result, **averages}.items():
         for which in ("best", "last"):
             if which in found:
                 row = found[which]
-                robust = percent(row["robust"]) if "robust" in row else "-"
-                rows.append([f"{which} {weights}".strip(), str(row["epoch"]), percent(row["clean"]), robust])
+                shown = [percent(row[name]) if name in row else "-" for name in columns]
+                rows.append([f"{which} {weights}".strip(), str(row["epoch"]), *shown])
     marked = " (best was chosen on the test set)" if result["selected_on"] == "test" else ""
-    print_table(f"Test accuracy in %{marked}", ["checkpoint", "epoch", "clean", f"robust ({attack})"], rows)
+    print_table(f"Test accuracy in %{marked}", ["checkpoint", "epoch", *columns.values()], rows)
     console.print(f"everything is in {out}", markup=False, soft_wrap=True)

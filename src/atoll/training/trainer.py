@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,9 @@ from atoll.attacks.base import Attack
 from atoll.attacks.evaluate import evaluate
 from atoll.attacks.objectives import Objective
 from atoll.attacks.pgd import PGD
+from atoll.certify.evaluate import certify
+from atoll.certify.gloro import Constants, GloRo
+from atoll.certify.power import LipschitzEstimate
 from atoll.data.base import Batch, Data, Split, batches, shuffled
 from atoll.distributed import (
     all_sum,
@@ -68,6 +72,7 @@ class Settings:
         keep: how many of the newest checkpoints stay; the best always does.
         keep_epochs: epochs whose checkpoints stay as well.
         log_every: steps between records of the loss.
+        power_iterations: of each step, for losses that use Lipschitz constants.
         sync_batch_norm: share batch-norm statistics between processes, so that results do not depend on their number.
     """
 
@@ -85,10 +90,11 @@ class Settings:
     keep: int = 2
     keep_epochs: Sequence[int] = ()
     log_every: int = 50
+    power_iterations: int = 5
     sync_batch_norm: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "evaluate_every", "keep", "log_every"):
+        for name in ("epochs", "batch_size", "accumulate", "evaluate_every", "keep", "log_every", "power_iterations"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
         for name in ("validation_steps", "test_steps", "workers", "checkpoint_minutes"):
@@ -101,17 +107,23 @@ class Settings:
 class Passes(nn.Module):
     """The clean and the adversarial pass of one step as one module, which is what DistributedDataParallel wraps.
 
-    Each pass has a batch of its own, so batch norm never mixes clean and adversarial statistics.
+    Each pass has a batch of its own, so batch norm never mixes clean and adversarial statistics.  Lipschitz constants
+    are computed here as well, because their gradients belong to the same step.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, lipschitz: LipschitzEstimate | None = None) -> None:
         super().__init__()
         self.model = model
+        self.lipschitz = lipschitz
 
-    def forward(self, x: Tensor | None, x_adv: Tensor | None) -> Outputs:
+    def forward(self, x: Tensor | None, x_adv: Tensor | None, eps: float = 0.0, move: bool = True) -> Outputs:
         features, logits = self._pass(x)
         adv_features, adv_logits = self._pass(x_adv)
-        return Outputs(logits, features, adv_logits, adv_features)
+        out = Outputs(logits, features, adv_logits, adv_features)
+        if self.lipschitz is not None:
+            pairs, whole = self.lipschitz(move)
+            out.reach, out.reach_all = eps * pairs, eps * whole
+        return out
 
     def _pass(self, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         if x is None:
@@ -208,7 +220,8 @@ class Trainer:
         if self.settings.sync_batch_norm:
             model = synchronise_batch_norm(model, self.device)
         self.model = model
-        self.passes: nn.Module = Passes(model)
+        self.lipschitz = self._lipschitz_estimate()
+        self.passes: nn.Module = Passes(model, self.lipschitz)
         if world_size() > 1:
             self.passes = DistributedDataParallel(self.passes)
         make_optimizer = optimizer or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=5e-4))
@@ -266,7 +279,7 @@ class Trainer:
         self._set_learning_rate()
         self.optimizer.zero_grad()  # already here, so that old gradients take no memory while the attack runs
         self.model.train()
-        step = Step(batch.x, batch.y, batch.index, self.step, self.position)
+        step = Step(batch.x, batch.y, batch.index, self.step, self.position, eps=self.threat.radius)
         for method in self.methods:
             method.before_attack(self, step)
         if self.attack is not None:
@@ -298,7 +311,8 @@ class Trainer:
             with sync or nullcontext():
                 with self._autocast():
                     clean = self.loss.uses_clean if plain else self.uses_clean
-                    part.out = self.passes(part.x if clean else None, part.x_adv)
+                    # One step, one estimate: the parts of a batch share the constants, too.
+                    part.out = self.passes(part.x if clean else None, part.x_adv, part.eps, move=number == 0)
                 part.terms = self.loss.values(part.out, part.y)
                 for method in () if plain else self.methods:
                     method.on_loss(self, part)
@@ -429,11 +443,13 @@ class Trainer:
 
     @property
     def selection_metric(self) -> str:
-        """Robust accuracy where the training is robust, clean accuracy where it is not."""
+        """Verified or robust accuracy where the training is robust, clean accuracy where it is not."""
         return self._metric(self._selected)
 
     @property
     def _selected(self) -> str:
+        if self.lipschitz is not None:
+            return "vra_estimate"
         return "robust" if self.attack and self.settings.validation_steps else "clean"
 
     def _metric(self, name: str, weights: str = "raw") -> str:
@@ -463,14 +479,28 @@ class Trainer:
         finally:
             self.model.load_state_dict(own)
 
-    def evaluate(self, split: Split, steps: int) -> dict[str, Accuracy]:
-        """Clean accuracy and, for ``steps > 0``, accuracy under PGD with that many steps."""
+    def evaluate(self, split: Split, steps: int, *, proven: bool = False) -> dict[str, Accuracy]:
+        """Clean accuracy and, for ``steps > 0``, accuracy under PGD with that many steps.
+
+        Where the loss uses Lipschitz constants also the verified robust accuracy: ``vra`` if they are to be proven,
+        which takes seconds to a minute, and otherwise ``vra_estimate``, by power iteration.
+        """
         attacks = {"robust": PGD(self.threat, steps=steps)} if steps else {}
         size = math.ceil(self.settings.batch_size / world_size())
         found = evaluate(
             self.model, split, attacks, batch_size=size, seed="evaluation", device=self.device, check=False
         )
-        return found.accuracy
+        if self.lipschitz is None:
+            return found.accuracy
+        assert isinstance(self.model, Classifier)
+        # Proofs are about the network in float64, as with `atoll certify`.
+        exact = copy.deepcopy(self.model).double() if proven else None
+        certifier = GloRo.proven(exact) if exact is not None else self._estimated(self.lipschitz)
+        certified = certify(certifier, split, batch_size=size, device=self.device)
+        return found.accuracy | {"vra" if proven else "vra_estimate": certified.verified(self.threat.radius)}
+
+    def _estimated(self, lipschitz: LipschitzEstimate) -> GloRo:
+        return GloRo(self.model, Constants.estimated(lipschitz.converged()))
 
     def _test(self) -> dict[str, Any]:
         """Test results of the last and the best weights, raw and averaged; leaves the model with the last raw ones."""
@@ -504,7 +534,7 @@ class Trainer:
         return result
 
     def _tested(self, epoch: int) -> dict[str, Any]:
-        accuracy = self.evaluate(self.data.test, self.settings.test_steps)
+        accuracy = self.evaluate(self.data.test, self.settings.test_steps, proven=True)
         return {"epoch": epoch, **{name: a.to_json() for name, a in accuracy.items()}}
 
     def _record(self, kind: str, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -550,6 +580,7 @@ class Trainer:
             "sums": self.sums.values,
             "best": {weights: vars(best) for weights, best in self.best.items()},
             "finished": self.finished,
+            "lipschitz": dict(self.lipschitz.state_dict()) if self.lipschitz is not None else {},
         }
 
     def _resume(self) -> None:
@@ -574,6 +605,8 @@ class Trainer:
         self.sums = Sums({name: value.to(self.device) for name, value in state["sums"].items()})
         self.best = {weights: Best(**best) for weights, best in state["best"].items()}
         self.finished = state["finished"]
+        if self.lipschitz is not None:
+            self.lipschitz.load_state_dict(state["lipschitz"])
 
     # --- faults -------------------------------------------------------------------------------------------------
 
@@ -587,6 +620,17 @@ class Trainer:
                 f"batch_size: expected a multiple of {world_size()} processes x {settings.accumulate} accumulated"
                 f" parts, got {settings.batch_size}"
             )
+
+    def _lipschitz_estimate(self) -> LipschitzEstimate | None:
+        """Where the loss asks for Lipschitz constants; a sentence if this model or threat has none."""
+        if not self.loss.uses_lipschitz:
+            return None
+        name = type(self.loss).__name__
+        if self.threat.norm != "l2":
+            raise InputError(f"threat.norm: {name} certifies l2, got {self.threat.norm}")
+        if not isinstance(self.model, Classifier):
+            raise InputError(f"{name}: expected a Classifier with a linear head, got {type(self.model).__name__}")
+        return LipschitzEstimate(self.model, iterations=self.settings.power_iterations)
 
     def _diagnosis(self, terms: Mapping[str, float]) -> str:
         """One sentence on what is not finite, and what to do."""
@@ -611,4 +655,4 @@ def _cat_outputs(parts: Sequence[Outputs]) -> Outputs:
         tensors = [getattr(part, name) for part in parts]
         return None if tensors[0] is None else torch.cat([t.detach() for t in tensors])
 
-    return Outputs(cat("logits"), cat("features"), cat("adv_logits"), cat("adv_features"))
+    return Outputs(*(cat(name) for name in ("logits", "features", "adv_logits", "adv_features")))

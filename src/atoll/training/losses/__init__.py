@@ -3,6 +3,18 @@
 from atoll.training.losses.alp import ALP
 from atoll.training.losses.at import AT
 from atoll.training.losses.base import LogitCurvature, Loss, Outputs, Term, autograd_curvature
+from atoll.training.losses.emma import EMMA
+from atoll.training.losses.fixed_margin import FixedMarginCE
+from atoll.training.losses.gloro_ce import GloRoCE
+from atoll.training.losses.gloro_trades import GloRoTRADES
+from atoll.training.losses.lipschitz_margin import LipschitzMargin
+from atoll.training.losses.lipschitz_terms import (
+    AbstainCrossEntropy,
+    Abstention,
+    DynamicMargin,
+    FixedMargin,
+    GlobalMargin,
+)
 from atoll.training.losses.mart import MART
 from atoll.training.losses.standard import Standard
 from atoll.training.losses.terms import KL, CrossEntropy, Margin, Pairing, WeightedKL
@@ -11,10 +23,20 @@ from atoll.training.losses.trades import TRADES
 __all__ = [
     "ALP",
     "AT",
+    "EMMA",
     "KL",
     "MART",
     "TRADES",
+    "AbstainCrossEntropy",
+    "Abstention",
     "CrossEntropy",
+    "DynamicMargin",
+    "FixedMargin",
+    "FixedMarginCE",
+    "GloRoCE",
+    "GloRoTRADES",
+    "GlobalMargin",
+    "LipschitzMargin",
     "LogitCurvature",
     "Loss",
     "Margin",

@@ -6,7 +6,7 @@ Notation, per example: logits g (clean) and g' (adversarial), p = softmax(g), q 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -18,12 +18,18 @@ from atoll.errors import InputError
 
 @dataclass
 class Outputs:
-    """What one training pass computed; the clean or the adversarial half is None where nobody asked for it."""
+    """What one training pass computed; parts that nobody asked for are None.
+
+    ``reach`` is eps K, for every pair (j, i) of classes: the most by which logit j minus logit i can fall within eps;
+    ``reach_all`` is the same for all logits together, as a vector in l2.
+    """
 
     logits: Tensor | None = None
     features: Tensor | None = None
     adv_logits: Tensor | None = None
     adv_features: Tensor | None = None
+    reach: Tensor | None = None
+    reach_all: Tensor | None = None
 
     @property
     def g(self) -> Tensor:
@@ -36,6 +42,22 @@ class Outputs:
         """Adversarial logits."""
         assert self.adv_logits is not None, "this term needs an adversarial pass: set an objective"
         return self.adv_logits
+
+    @property
+    def eps_k(self) -> Tensor:
+        """eps K for all pairs of classes."""
+        return _known(self.reach)
+
+    @property
+    def eps_k_all(self) -> Tensor:
+        """eps K for the vector of all logits."""
+        return _known(self.reach_all)
+
+
+def _known(reach: Tensor | None) -> Tensor:
+    if reach is None:  # methods and measurements that make outputs of their own
+        raise InputError("this loss needs Lipschitz constants, which only the plain training pass computes")
+    return reach
 
 
 @dataclass
@@ -90,7 +112,7 @@ def autograd_curvature(term: Term, out: Outputs, y: Tensor) -> LogitCurvature:
     given = {name: g for name, g in (("clean", out.logits), ("adversarial", out.adv_logits)) if g is not None}
     # Logits that come without a graph (evaluation) still need one here.
     leaves = {name: g if g.requires_grad else g.detach().requires_grad_() for name, g in given.items()}
-    out = Outputs(leaves.get("clean"), out.features, leaves.get("adversarial"), out.adv_features)
+    out = replace(out, logits=leaves.get("clean"), adv_logits=leaves.get("adversarial"))
     with torch.enable_grad():
         total = term.value(out, y).sum()
         first = dict(zip(leaves, _grad(total, list(leaves.values())), strict=True))
@@ -118,11 +140,13 @@ def _grad(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 class Loss:
     """A robust loss: named terms with weights, and the objective its adversarial inputs maximise.
 
-    ``objective`` is None for losses without an attack; ``uses_clean`` says whether a clean pass is needed.
+    ``objective`` is None for losses without an attack; ``uses_clean`` says whether a clean pass is needed,
+    ``uses_lipschitz`` whether the network's Lipschitz constants are (the threat model's norm is then l2).
     """
 
     objective: ClassVar[Objective | None] = None
     uses_clean: ClassVar[bool] = True
+    uses_lipschitz: ClassVar[bool] = False
 
     def __init__(self, **terms: tuple[float, Term]) -> None:
         self.terms = terms

@@ -3,6 +3,7 @@
 from atoll.training.methods.awp import AWP, AWPT
 from atoll.training.methods.base import Method, Step
 from atoll.training.methods.early_stopping import EarlyStopping
+from atoll.training.methods.eps_ramp import EpsRamp
 from atoll.training.methods.lookahead import Lookahead
 from atoll.training.methods.mixing import CutMix, Mixup
 from atoll.training.methods.rat import RAT
@@ -21,6 +22,7 @@ __all__ = [
     "SWA",
     "CutMix",
     "EarlyStopping",
+    "EpsRamp",
     "Lookahead",
     "MeasureWCI",
     "Method",

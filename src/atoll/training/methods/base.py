@@ -39,6 +39,7 @@ class Step:
     number: int  # of this step in the whole run, from 0
     epoch: float  # fractional
     x_adv: Tensor | None = None
+    eps: float = 0.0  # radius that a loss with Lipschitz constants certifies in this step
     out: Outputs = field(default_factory=Outputs)
     terms: dict[str, Tensor] = field(default_factory=dict)  # weighted, per example or already a mean
 

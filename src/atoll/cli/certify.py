@@ -1,0 +1,180 @@
+"""Certify trained models: predictions with a radius (l2) within which they provably cannot change.
+
+atoll certify runs/digits-gloro
+atoll certify runs/mnist-gloro --eps 0.3,1.58 --points 1000
+atoll certify runs/mnist-gloro --no-attack
+
+Certified points are attacked at their radius; if one falls, the command fails.  Results are kept in RUN/certificates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from safetensors.torch import save
+
+from atoll.attacks.suites import VERSIONS, named, suite
+from atoll.certify.evaluate import attack_certified, certify, empirical, relative_cost
+from atoll.certify.gloro import GloRo
+from atoll.certify.norms import BUDGET
+from atoll.cli.output import console, interval, percent, print_json, print_table, progress_bar
+from atoll.data.base import SubSplit, to_float
+from atoll.distributed import default_device, is_main, process_group
+from atoll.errors import InputError
+from atoll.files import write_atomic, write_json
+from atoll.plots import plot_certified
+from atoll.run import Run, Which, open_run
+from atoll.threat import ThreatModel
+
+HELP = "provable robustness of trained models"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
+    parser.add_argument("--eps", help="l2 radii such as 0.3,36/255 (default: as trained)")
+    parser.add_argument("--points", type=int, help="only the first so many (default: all)")
+    parser.add_argument(
+        "--attacks",
+        default="APGD-CE",
+        help=f"for the empirical robust accuracy: {', '.join(VERSIONS)}, or names (default: APGD-CE)",
+    )
+    parser.add_argument("--check", type=int, default=500, metavar="N", help="certified points attacked (default: 500)")
+    parser.add_argument("--attack", action=argparse.BooleanOptionalAction, default=True, help="attack at all")
+    parser.add_argument(
+        "--precision",
+        default="float64",
+        choices=["float64", "float32"],
+        help="of the certified network (default: float64); in float32 all that rounding can do is subtracted",
+    )
+    parser.add_argument("--budget", type=float, default=BUDGET, help=f"operations per layer's proof ({BUDGET:g})")
+    parser.add_argument("--checkpoint", default="best", help="best, last, or a step (default: best)")
+    parser.add_argument("--weights", default="raw", help="raw, or an average such as swa (default: raw)")
+    parser.add_argument("--split", default="test", choices=["train", "validation", "test"])
+    parser.add_argument("--batch-size", type=int, default=256, help="points at a time (default: 256)")
+    parser.add_argument("--out", type=Path, help="folder for the results (default: RUN/certificates)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trust", action="store_true", help="allow runs to name classes outside Atoll")
+
+
+def run(options: argparse.Namespace) -> int:
+    for name in ("points", "batch_size", "check"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+    which: Which = int(options.checkpoint) if options.checkpoint.isdecimal() else options.checkpoint
+    if which not in ("best", "last") and not isinstance(which, int):
+        raise InputError(f"--checkpoint: expected best, last or a step, got {options.checkpoint!r}")
+    if options.out is not None and len(options.runs) > 1:
+        raise InputError("--out: expected one run, got several")
+    results = {}
+    with process_group(), progress_bar("points") as bar:
+        bar.disable = bar.disable or not is_main()
+        for folder in options.runs:
+            results[str(folder)] = _certify(open_run(folder, trust=options.trust), which, options, bar)
+    if is_main():
+        _show(results, options)
+    return 0
+
+
+def _radii(run: Run, options: argparse.Namespace) -> list[float]:
+    if options.eps is not None:
+        return [ThreatModel("l2", word).radius for word in options.eps.split(",")]
+    if run.threat.norm != "l2":
+        raise InputError(f"--eps: {run.folder} was trained against {run.threat.norm}; say which l2 radii are meant")
+    return [run.threat.radius]
+
+
+def _certify(run: Run, which: Which, options: argparse.Namespace, bar: Progress) -> dict[str, Any]:
+    radii, device = _radii(run, options), default_device()
+    split = run.data.split(options.split)
+    if options.points is not None:
+        split = SubSplit(split, torch.arange(min(options.points, len(split))))
+    if not len(split):
+        raise InputError(f"--split: the run holds no points back for {options.split}")
+    model = run.model(which, options.weights).to(device)
+    task = bar.add_task(str(run.folder), total=None, note="norms")
+
+    def progress(what: str, done: float, total: int) -> None:
+        bar.update(task, completed=int(done), total=total, note=what)
+
+    # What is certified, and what is attacked: the model in its own precision is faster.
+    certified = copy.deepcopy(model).double() if options.precision == "float64" else model
+    certifier = GloRo.proven(
+        certified, budget=options.budget, on_layer=lambda layer: bar.update(task, note=f"norm of {layer.name}")
+    )
+    certification = certify(certifier, split, batch_size=options.batch_size, device=device, on_progress=progress)
+    folder = options.out or run.folder / "certificates"
+    result = {
+        "run": str(run.folder),
+        "checkpoint": run.checkpoint_path(which, options.weights).name,
+        "weights": options.weights,
+        "split": options.split,
+        "points": len(split),
+        "precision": options.precision,
+        "seed": options.seed,
+        "folder": str(folder),
+        "torch": torch.__version__,
+        "layers": [vars(layer) for layer in certifier.layers],
+        "lipschitz": float(certifier.constants.lipschitz.max()),
+        **certification.to_json(radii),
+    }
+    x = to_float(split.fetch(torch.arange(min(options.batch_size, len(split))))).to(device)
+    result["relative_cost"] = relative_cost(certifier, certified, x.to(next(certified.parameters()).dtype))
+    if is_main():  # before the attacks, which take longest
+        found = {name: getattr(certification, name) for name in ("prediction", "radius", "label")}
+        write_atomic(folder / "certificates.safetensors", save(found))
+        plot_certified({run.folder.name: certification.curve()}, radii).savefig(folder / "curve.png", dpi=120)
+    if options.attack:
+        check = attack_certified(
+            model, certifier, split, certification, bounds=run.data.bounds, points=options.check, seed=options.seed,
+            device=device, folder=folder, on_progress=progress,
+        )  # fmt: skip
+        result["check"] = vars(check)
+        result["empirical"] = []
+        for eps in radii:
+            threat = ThreatModel("l2", eps, run.data.bounds)
+            version = options.attacks in VERSIONS
+            attacks = suite(options.attacks, threat) if version else named(options.attacks.split(","), threat)
+            accuracy = empirical(
+                model, split, certification, attacks, eps, batch_size=options.batch_size, seed=options.seed,
+                device=device, on_progress=progress,
+            )  # fmt: skip
+            result["empirical"].append({"eps": eps, "attacks": options.attacks, **accuracy.to_json()})
+    bar.remove_task(task)
+    if is_main():
+        write_json(folder / "certification.json", result)
+    return result
+
+
+def _show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
+    if options.json:
+        print_json(results)
+        return
+    for folder, result in results.items():
+        layers = [layer for layer in result["layers"] if layer["how"] != "known"]
+        rows = [[layer["name"], layer["kind"], f"{layer['lipschitz']:.4f}", layer["how"]] for layer in layers]
+        print_table(f"{folder}: Lipschitz constants", ["layer", "kind", "at most", "proof"], rows)
+        rows = [["clean", "-", percent(result["clean"]), interval(result["clean"])]]
+        for verified in result["verified"]:
+            rows.append(["verified", f"{verified['eps']:.4g}", percent(verified), interval(verified)])
+        for found in result.get("empirical", []):
+            rows.append([found["attacks"], f"{found['eps']:.4g}", percent(found), interval(found)])
+        title = f"{folder}: {result['points']:,} {result['split']} points, l2, {result['precision']}"
+        print_table(title, ["", "eps", "accuracy %", "95 %"], rows)
+        lines = [
+            f"median certified radius {result['median_radius']:.4g}; certifying takes"
+            f" {result['relative_cost']:.2f} times as long as predicting"
+        ]
+        if "check" in result:
+            check = result["check"]
+            lines.append(
+                f"{check['attacked']:,} of {check['certified']:,} certified points were attacked at their radius"
+                f" ({check['passes']:,} passes, {check['seconds']:.0f} s): none fell"
+            )
+        lines.append(f"certificates and results: {result['folder']}")
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
