@@ -1,0 +1,128 @@
+"""Radii against brute force in the plane, and against exact distances of linear models."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from atoll.certify import GloRo
+from atoll.certify.gloro import Constants, abstain_logit, radius
+from atoll.errors import InputError
+from atoll.models import MLP, LiResNet, PreActResNet, ViT
+
+
+def plane(activation="minmax", seed=0, scale=3.0):
+    """A net on the plane with a crooked boundary."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = MLP((2,), 3, hidden=(8, 8), activation=activation, bounds=None).double()
+        for layer in model.body:
+            if isinstance(layer, nn.Linear):
+                layer.weight.data *= scale
+                layer.bias.data *= scale
+        x = 4 * torch.rand(30, 2, dtype=torch.float64) - 2
+    return model, x
+
+
+@torch.no_grad()
+def nearest_change(model, x, reach, rings=200, directions=720):
+    """The distance of the closest point with another prediction on a fine polar grid; infinity if there is none."""
+    angle = torch.arange(directions, dtype=torch.float64) * (2 * math.pi / directions)
+    circle = torch.stack([angle.cos(), angle.sin()], 1)
+    found = []
+    for point in x:
+        top, nearest = model(point[None]).argmax(), math.inf
+        for distance in torch.linspace(0, reach, rings + 1, dtype=torch.float64)[1:]:
+            if (model(point + distance * circle).argmax(1) != top).any():
+                nearest = float(distance)
+                break
+        found.append(nearest)
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("activation", ["minmax", "relu", "softplus"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_nothing_changes_within_the_radius(activation, seed):
+    model, x = plane(activation, seed)
+    certificate = GloRo.proven(model)(x)
+    nearest = nearest_change(model, x, 2.0)
+    assert nearest.isfinite().any()  # the search does find changes
+    assert (certificate.radius > 0).all()
+    assert (certificate.radius <= nearest).all()
+
+
+def test_a_linear_model_is_certified_to_its_exact_distance():
+    model = MLP((3,), 4, hidden=()).double()
+    x = torch.rand(50, 3, dtype=torch.float64)
+    found = GloRo.proven(model)(x)
+    w, f = model.head.weight, model(x)
+    for point in range(50):
+        j = int(f[point].argmax())
+        truth = min(float((f[point, j] - f[point, i]) / (w[j] - w[i]).norm()) for i in range(4) if i != j)
+        assert found.radius[point] == pytest.approx(truth, rel=1e-9)
+        assert found.radius[point] < truth  # rounding is on the safe side
+    single = GloRo.proven(model.float())(x.float())
+    assert (single.radius <= found.radius).all()
+    assert (single.radius > found.radius - 1e-4).all()
+
+
+logits = st.lists(st.floats(-5, 5), min_size=2, max_size=5)
+
+
+@given(f=logits, eps=st.floats(0.01, 2), seed=st.integers(0, 100))
+def test_definition_17(f, eps, seed):
+    """The prediction stands against the abstain logit exactly where the radius reaches eps."""
+    f = torch.tensor([f], dtype=torch.float64)
+    w = torch.randn(f.shape[1], 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    k = torch.cdist(w, w)
+    found = float(radius(f, torch.ones(1), Constants.estimated(k)))
+    gap = float(f.max() - abstain_logit(f, eps * k))
+    if abs(gap) > 1e-9:
+        assert (gap > 0) == (found > eps)
+
+
+def test_ties_and_constant_differences():
+    k = Constants.estimated(torch.tensor([[0.0, 0.0], [0.0, 0.0]]))
+    assert radius(torch.tensor([[1.0, 1.0]]), torch.ones(1), k).tolist() == [0]
+    assert radius(torch.tensor([[1.0, 0.5]]), torch.ones(1), k).tolist() == [math.inf]
+    answer = GloRo(nn.Linear(2, 2), Constants.estimated(torch.ones(2, 2)))(torch.zeros(1, 2)).answer(1e9)
+    assert answer.tolist() == [-1]
+
+
+def test_models_that_cannot_be_certified_say_why():
+    for model, sentence in (
+        (PreActResNet((3, 8, 8), 3, width=4), "body.1 (PreActBlock) cannot be certified"),
+        (ViT((3, 8, 8), 3, patch_size=4, width=8, depth=1, heads=2), "cannot be certified"),
+    ):
+        with pytest.raises(InputError) as info:
+            GloRo.proven(model)
+        assert sentence in str(info.value)
+    model = MLP((2,), 3)
+    model.head = nn.Sequential(model.head)
+    with pytest.raises(InputError, match=r"head \(Sequential\) cannot be certified: expected a linear layer"):
+        GloRo.proven(model)
+    with pytest.raises(InputError, match="expected float32 or float64 weights, got torch.bfloat16"):
+        GloRo.proven(MLP((2,), 3).bfloat16())
+
+    class Twice(MLP):
+        def features(self, x):
+            return 2 * super().features(x)
+
+    with pytest.raises(InputError, match="Twice cannot be certified"):
+        GloRo.proven(Twice((2,), 3))
+
+
+def test_a_normalised_head_counts_as_it_is_used():
+    model = LiResNet((1, 8, 8), 3, depth=1, width=4, features=8)
+    before = GloRo.proven(model).constants.lipschitz
+    model.head.weight.data *= 10
+    torch.testing.assert_close(GloRo.proven(model).constants.lipschitz, before, rtol=1e-6, atol=0)
+
+
+def test_layers_have_a_table():
+    found = GloRo.proven(LiResNet((1, 8, 8), 3, depth=1, width=4, features=8))
+    assert [layer.name for layer in found.layers][:3] == ["normalize", "body.0", "body.1"]
+    assert {layer.how for layer in found.layers} == {"exact", "known"}

@@ -1,0 +1,88 @@
+"""Power iteration: from below, to the truth, with the truth's gradient."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from atoll.certify.gloro import GloRo
+from atoll.certify.power import LipschitzEstimate, pair_distances
+from atoll.errors import InputError
+from atoll.models import MLP, LiResNet, PreActResNet, SmallConvNet
+
+
+def model(kind="small"):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if kind == "small":
+            return SmallConvNet((1, 8, 8), 3, widths=(4, 8), hidden=8, activation="minmax").double()
+        net = LiResNet((1, 8, 8), 3, depth=2, width=4, features=8, block=kind).double()
+        for parameter in net.parameters():
+            parameter.data += 0.1 * torch.randn(parameter.shape)
+        return net
+
+
+@pytest.mark.parametrize("kind", ["small", "linear", "conventional", "plain"])
+def test_estimates_rise_to_the_proven_bound_and_stay_below_it(kind):
+    net = model(kind)
+    proven = GloRo.proven(net).constants.lipschitz
+    estimate = LipschitzEstimate(net, iterations=1)
+    off = ~torch.eye(3, dtype=torch.bool)
+    ratios = [(estimate()[0].detach() / proven)[off] for _ in range(300)]
+    assert all((ratio <= 1).all() for ratio in ratios)
+    assert ratios[0].max() < 0.9  # a certificate built on a few steps would be false
+    assert ratios[-1].min() > 0.995
+
+
+def dense(conv, shape):
+    n = torch.Size(shape).numel()
+    return F.conv2d(torch.eye(n).double().view(n, *shape), conv.weight, None, conv.stride, conv.padding).flatten(1)
+
+
+def test_gradient_is_that_of_dense_singular_values():
+    net = model()
+    pairs, whole = LipschitzEstimate(net, iterations=3000)()
+    body = net.body
+    norms = [dense(body[0], (1, 8, 8)), dense(body[2], (4, 4, 4)), body[5].weight]
+    product = torch.stack([torch.linalg.matrix_norm(m, 2) for m in norms]).prod()
+    truth = torch.cdist(net.head.weight, net.head.weight) * product
+    torch.testing.assert_close(pairs, truth, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(whole, torch.linalg.matrix_norm(net.head.weight, 2) * product, rtol=1e-6, atol=1e-9)
+    parameters = [body[0].weight, body[2].weight, body[5].weight, net.head.weight]
+    for ours, theirs in ((pairs[0, 1], truth[0, 1]), (pairs.sum(), 2 * truth[[0, 0, 1], [1, 2, 2]].sum())):
+        gradients = [torch.autograd.grad(value, parameters, retain_graph=True) for value in (ours, theirs)]
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_vectors_are_kept_from_call_to_call_and_outside_the_model():
+    net = model()
+    before = set(net.state_dict())
+    estimate = LipschitzEstimate(net)
+    assert set(net.state_dict()) == before
+    assert len(list(estimate.parameters())) == 0
+    start = {name: v.clone() for name, v in estimate.state_dict().items()}
+    estimate(move=False)
+    assert all(torch.equal(v, start[name]) for name, v in estimate.state_dict().items())
+    converged = estimate.converged(50)
+    assert all(torch.equal(v, start[name]) for name, v in estimate.state_dict().items())
+    first, second = estimate()[0], estimate()[0]
+    assert (first < second)[0, 1]
+    assert (second < converged)[0, 1]
+    again = LipschitzEstimate(net)
+    again.load_state_dict(estimate.state_dict())
+    assert torch.equal(again()[0], estimate()[0])
+
+
+def test_distances_between_equal_rows_have_a_gradient():
+    weight = torch.zeros(3, 2, requires_grad=True)
+    pair_distances(weight).sum().backward()
+    assert weight.grad.isfinite().all()
+
+
+def test_models_without_constants_are_refused():
+    with pytest.raises(InputError, match=r"body.1 \(PreActBlock\) cannot be trained with a Lipschitz bound"):
+        LipschitzEstimate(PreActResNet((3, 8, 8), 3, width=4))
+    net = MLP((2,), 3)
+    net.head = torch.nn.Sequential(net.head)
+    with pytest.raises(InputError, match="expected a linear head, got Sequential"):
+        LipschitzEstimate(net)
