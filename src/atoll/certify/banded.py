@@ -17,7 +17,8 @@ from torch import Tensor
 from atoll.streams import generator
 
 UNIT = 2.0**-53  # unit roundoff of float64
-FREQUENCIES = 8  # that are looked at closely for the largest singular value
+FREQUENCIES = 8  # that are looked at closely for the largest singular value,
+COARSE = 12  # after so many Lanczos steps for all of them
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Banded:
             if proven == math.inf:
                 step *= 4
                 square = failed * (1 + step)
-            elif failed == 0 or proven <= failed * (1 + 2 * tolerance):
+            elif failed == 0 or proven <= failed * (1 + 4 * tolerance):
                 return math.sqrt(best) * (1 + 4 * UNIT)
             else:  # the estimate was too low, and the steps up from it may have been too long
                 square = (failed + proven) / 2
@@ -89,24 +90,34 @@ class Banded:
     def largest(self, steps: int = 60) -> float:
         """The largest singular value, from below, by Lanczos; only a proof makes it a bound.
 
+        A few steps for every frequency tell which of them deserve more.
+        """
+        chosen = self
+        if len(self.parts) > FREQUENCIES:
+            chosen = replace(self, parts=self.parts[self._lanczos(COARSE).topk(FREQUENCIES).indices])
+        return math.sqrt(max(0.0, float(chosen._lanczos(steps).max())))
+
+    def _lanczos(self, steps: int) -> Tensor:
+        """An eigenvalue of the Gram matrix of each frequency, close to the largest.
+
         Lanczos vectors are not made orthogonal again: that costs copies of the largest value, which do no harm.
         """
-        chosen = self._promising()
-        v = _start(chosen.parts, chosen.rows_in, chosen.parts.shape[3])
-        diagonal, beside, previous, length = [], [], torch.zeros_like(v), 0.0
-        for _ in range(steps):
-            w = chosen.transposed(chosen.apply(v)) - length * previous
-            diagonal.append(float((v.conj() * w).sum().real))
-            w = w - diagonal[-1] * v
-            length = float(w.abs().square().sum().sqrt())
-            if length <= 1e-9 * diagonal[0]:
-                break
-            beside.append(length)
+        draw = generator("largest singular value")
+        shape = (len(self.parts), self.rows_in, self.parts.shape[3])
+        v = torch.randn(*shape, generator=draw, dtype=torch.float64).to(self.parts)
+        v = v / _length(v)
+        previous, length = torch.zeros_like(v), v.new_zeros(len(v), 1, 1)
+        matrix = torch.zeros(len(v), steps, steps, dtype=torch.float64)
+        for step in range(steps):
+            w = self.transposed(self.apply(v)) - length * previous
+            middle = (v.conj() * w).sum((1, 2), keepdim=True)
+            w = w - middle * v
+            length = _length(w)
+            matrix[:, step, step] = middle.real[:, 0, 0]
+            if step + 1 < steps:
+                matrix[:, step, step + 1] = matrix[:, step + 1, step] = length.real[:, 0, 0]
             previous, v = v, w / length
-        matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-        for sign in (-1, 1):
-            matrix += torch.diag(torch.tensor(beside[: len(diagonal) - 1], dtype=torch.float64), sign)
-        return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(matrix)[-1])))
+        return torch.linalg.eigvalsh(matrix)[:, -1]
 
     def apply(self, x: Tensor) -> Tensor:
         """The map of ``(frequencies, rows_in, inputs)``."""
@@ -121,8 +132,8 @@ class Banded:
         x = y.new_zeros(len(y), self.rows_in, self.parts.shape[3])
         for tap in range(self.taps):
             source, target = self._meet(tap)
-            x[:, source] += y[:, target] @ self.parts[:, tap].conj()
-        return x
+            x[:, source] += y[:, target].conj() @ self.parts[:, tap]
+        return x.conj()
 
     def _meet(self, tap: int) -> tuple[slice, slice]:
         """The input and output rows that meet in a tap."""
@@ -132,17 +143,6 @@ class Banded:
             return slice(0, 0), slice(0, 0)
         start = self.stride * first + tap - self.padding
         return slice(start, start + self.stride * (last - first) + 1, self.stride), slice(first, last + 1)
-
-    def _promising(self) -> Banded:
-        """The frequencies where a few power iterations rise most."""
-        if len(self.parts) <= FREQUENCIES:
-            return self
-        v = _start(self.parts, self.rows_in, self.parts.shape[3])
-        for _ in range(6):
-            v = self.transposed(self.apply(v))
-            size = v.flatten(1).norm(dim=1)
-            v = v / size.clamp_min(1e-300)[:, None, None]
-        return replace(self, parts=self.parts[size.topk(FREQUENCIES).indices])
 
     # --- the Gram matrix ----------------------------------------------------------------------------------------
 
@@ -233,7 +233,6 @@ class Banded:
         return 4 * UNIT * longest * rows * size * square
 
 
-def _start(parts: Tensor, rows: int, size: int) -> Tensor:
-    draw = generator("largest singular value")
-    v = torch.randn(len(parts), rows, size, generator=draw, dtype=torch.float64).to(parts)
-    return v / v.abs().square().sum().sqrt()
+def _length(v: Tensor) -> Tensor:
+    """The norm of each frequency's vector; where nothing is left of it, any number that can be divided by."""
+    return v.abs().square().sum((1, 2), keepdim=True).sqrt().clamp_min(1e-200).to(v.dtype)

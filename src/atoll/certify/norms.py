@@ -92,7 +92,7 @@ def exact(weight: Tensor, layout: Layout) -> Banded:
             place = layout.stride[1] * i + tap - layout.padding[1]
             if 0 <= place < size:
                 parts[:, i, :, place] = weight[:, :, :, tap].permute(2, 0, 1)
-    return layout.banded(parts.flatten(3, 4).flatten(1, 2)[None], kernel)
+    return layout.banded(parts.flatten(3, 4).flatten(1, 2)[None].contiguous(), kernel)
 
 
 def strip(weight: Tensor, layout: Layout) -> Banded:
@@ -102,7 +102,7 @@ def strip(weight: Tensor, layout: Layout) -> Banded:
     norm is not larger.
     """
     ring, terms = _ring(weight, 1, layout)  # out, in, height, phase, frequency
-    return layout.banded(ring.permute(4, 2, 0, 1, 3).flatten(3), weight.shape[2:], terms)
+    return layout.banded(ring.permute(4, 2, 0, 1, 3).flatten(3).contiguous(), weight.shape[2:], terms)
 
 
 def torus(weight: Tensor, layout: Layout) -> Banded:
@@ -113,7 +113,7 @@ def torus(weight: Tensor, layout: Layout) -> Banded:
     half, rows = _ring(weight, 0, layout)  # out, in, width, phase, frequency
     both, columns = _ring(half, 1, layout)  # out, in, phase, frequency, phase, frequency
     parts = both.permute(3, 5, 0, 1, 2, 4).flatten(0, 1).flatten(2)
-    return Banded(parts[:, None], terms=rows * columns)
+    return Banded(parts[:, None].contiguous(), terms=rows * columns)
 
 
 # From the tightest to the cheapest.
