@@ -13,7 +13,20 @@ from atoll.attacks import PGD
 from atoll.data import Data, MemorySplit, Splits
 from atoll.models import SmallConvNet
 from atoll.threat import ThreatModel
-from atoll.training.losses import ALP, AT, MART, TRADES, Loss, Standard
+from atoll.training.losses import (
+    ALP,
+    AT,
+    EMMA,
+    MART,
+    TRADES,
+    FixedMarginCE,
+    GloRoCE,
+    GloRoTRADES,
+    LipschitzMargin,
+    Loss,
+    Outputs,
+    Standard,
+)
 from atoll.training.methods import (
     AWP,
     AWPT,
@@ -23,6 +36,7 @@ from atoll.training.methods import (
     SWA,
     CutMix,
     EarlyStopping,
+    EpsRamp,
     Lookahead,
     MeasureWCI,
     Mixup,
@@ -33,6 +47,14 @@ from atoll.training.trainer import Settings, Trainer
 
 # A new loss or method joins every test of the trainer (resume, processes, accumulation) by one line.
 LOSSES = {"standard": Standard, "at": AT, "trades": TRADES, "alp": ALP, "mart": MART}
+# Losses of logits and Lipschitz constants; they have no attack and no curvature in logit space alone.
+CERTIFIED = {
+    "gloro-ce": GloRoCE,
+    "gloro-trades": lambda: GloRoTRADES(lambda_t=1.5),
+    "emma": EMMA,
+    "fixed-margin": FixedMarginCE,
+    "lipschitz-margin": LipschitzMargin,
+}
 METHODS = {
     "lookahead": lambda: Lookahead(k=2),
     "early-stopping": lambda: EarlyStopping(patience=50),
@@ -94,10 +116,10 @@ def tiny_trainer(
     return Trainer(
         model,
         data,
-        LOSSES[loss](),
-        ThreatModel("linf", 0.1),
+        (LOSSES | CERTIFIED)[loss](),
+        ThreatModel("l2" if loss in CERTIFIED else "linf", 0.1),
         attack=lambda threat, objective: PGD(threat, objective, steps=3),
-        methods=[METHODS[name]() for name in methods],
+        methods=[EpsRamp() if name == "eps-ramp" else METHODS[name]() for name in methods],
         optimizer=optimizer or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
         settings=Settings(**defaults | settings),
         folder=folder,
@@ -150,3 +172,29 @@ def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor
         "ALP": -q_y.log() + weight * ((p - q) ** 2).sum(1),
         "MART": -q_y.log() - (1 - others).log() + weight * (1 - p_y) * kl,
     }[type(loss).__name__]
+
+
+def naive_certified(loss: Loss, out: Outputs, y: torch.Tensor) -> torch.Tensor:
+    """The same for losses with Lipschitz constants, one example at a time."""
+    values = []
+    for f, label in zip(out.logits, y.tolist(), strict=True):
+        classes, top = range(len(f)), int(f.argmax())
+        abstain = torch.stack([f[i] + out.reach[top, i] for i in classes if i != top]).max()
+        rest = f.exp().sum()
+        gains = {
+            "EMMA": [((f[label] - f[i]) / out.reach[label, i]).clamp(0, 1).detach() * out.reach[label, i] if i != label
+                     else 0.0 for i in classes],
+            "FixedMarginCE": [out.reach[label, i] for i in classes],
+            "LipschitzMargin": [0.0 if i == label else 2**0.5 * out.reach_all for i in classes],
+        }  # fmt: skip
+        name = type(loss).__name__
+        if name == "GloRoCE":
+            values.append(-(f[label].exp() / (rest + abstain.exp())).log())
+        elif name == "GloRoTRADES":
+            weight = loss.terms["abstain"][0]
+            abstains = abstain.exp() / (rest + abstain.exp())
+            values.append(-(f[label].exp() / rest).log() - weight * (1 - abstains).log())
+        else:
+            total = sum((f[i] + gain).exp() for i, gain in enumerate(gains[name]))
+            values.append(-(f[label].exp() / total).log())
+    return torch.stack(values)

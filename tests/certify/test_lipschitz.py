@@ -10,7 +10,7 @@ from torch import nn
 from atoll.certify.layers import GELU_SLOPE, linear_map
 from atoll.certify.lipschitz import Bound, lipschitz
 from atoll.errors import InputError
-from atoll.models import LiResNet, MinMax, MLP, Normalize, SmallConvNet
+from atoll.models import MLP, LiResNet, MinMax, Normalize, SmallConvNet
 from atoll.models.hybrid import HybridViT
 from atoll.models.liresnet import ChannelScale, LinearResidual, Residual, UnitLinear
 

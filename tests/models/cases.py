@@ -14,6 +14,7 @@ from atoll.models import (
     ConvNet4C3F,
     ConvNet6C2F,
     HybridViT,
+    LiResNet,
     MobileNetV2,
     PreActResNet,
     SmallConvNet,
@@ -51,6 +52,12 @@ MODELS = [
     Case("6c2f-softplus", ConvNet6C2F, (3, 8, 8), {"activation": "softplus"}),
     Case("small", SmallConvNet, (1, 8, 8), {"widths": (4, 8)}),
     Case("small-bn-gelu", SmallConvNet, (1, 8, 8), {"batch_norm": True, "activation": "gelu"}),
+    Case("small-minmax", SmallConvNet, (1, 8, 8), {"activation": "minmax", "initialization": "orthogonal"}),
+    Case("liresnet", LiResNet, (3, 8, 8), {"depth": 2, "width": 4, "features": 8}),
+    Case(
+        "liresnet-conventional", LiResNet, (1, 9, 8), {"depth": 2, "width": 4, "features": 8, "block": "conventional"}
+    ),
+    Case("liresnet-plain", LiResNet, (3, 64, 64), {"depth": 1, "width": 2, "features": 4, "block": "plain"}),
     Case("preact18", PreActResNet, (3, 8, 8), {"width": 4, "input_range": "centered"}),
     Case("preact34-odd", PreActResNet, (1, 9, 12), {"width": 2, "depth": 34}),
     Case("wrn-10-1", WideResNet, (3, 8, 8), {"depth": 10, "widen_factor": 1, "dropout": 0.1}),

@@ -24,6 +24,7 @@ from atoll.models import (
     ConvNet4C3F,
     ConvNet6C2F,
     HybridViT,
+    LiResNet,
     MobileNetV2,
     PreActResNet,
     SmallConvNet,
@@ -31,8 +32,8 @@ from atoll.models import (
     ViT,
     WideResNet,
 )
+from atoll.models.activations import ACTIVATIONS, Activation
 from atoll.models.base import INPUT_RANGES, InputRange
-from atoll.models.convnet import ACTIVATIONS, Activation
 from models.cases import MODELS, TINY_VIT, Case
 
 every_model = pytest.mark.parametrize("case", MODELS, ids=str)
@@ -242,11 +243,21 @@ BAD_OPTIONS: list[tuple[type[Classifier], tuple[int, ...], dict[str, Any], str]]
         SmallConvNet,
         (1, 8, 8),
         {"activation": "tanh"},
-        "activation: expected one of relu, gelu, softplus, got 'tanh'",
+        "activation: expected one of relu, gelu, softplus, minmax, got 'tanh'",
     ),
     (SmallConvNet, (1, 8, 8), {"widths": (4, 0)}, "at least 1"),
     (SmallConvNet, (1, 8, 8), {"hidden": 0}, "at least 1"),
     (SmallConvNet, (1, 3, 8), {}, "at least 4"),
+    (
+        SmallConvNet,
+        (1, 8, 8),
+        {"activation": "minmax", "widths": (4, 5)},
+        "minmax pairs channels and needs even widths",
+    ),
+    (LiResNet, (3, 6, 8), {}, "at least 7"),
+    (LiResNet, (3, 8, 8), {"width": 7}, "even widths"),
+    (LiResNet, (3, 8, 8), {"depth": 0}, "depth"),
+    (LiResNet, (3, 8, 8), {"block": "dense"}, "block: expected one of linear, conventional, plain"),
     (PreActResNet, (3, 7, 8), {}, "at least 8"),
     (PreActResNet, (3, 8, 8), {"depth": 50}, "depth: expected one of 18, 34"),
     (PreActResNet, (3, 8, 8), {"width": 0}, "width"),
@@ -299,6 +310,8 @@ def test_tables_and_literals_list_the_same() -> None:
 COUNTS: list[tuple[type[Classifier], tuple[int, ...], int, dict[str, Any], int]] = [
     (ConvNet4C3F, (1, 28, 28), 10, {}, 1_974_762),
     (ConvNet6C2F, (3, 32, 32), 10, {}, 2_250_378),
+    (LiResNet, (3, 32, 32), 10, {"depth": 6, "width": 128}, 9_831_690),
+    (LiResNet, (3, 32, 32), 10, {"depth": 18, "width": 256}, 29_547_786),
     (PreActResNet, (3, 32, 32), 10, {}, 11_172_170),
     (PreActResNet, (3, 32, 32), 10, {"depth": 34}, 21_280_330),
     (WideResNet, (3, 32, 32), 10, {}, 46_160_474),
@@ -349,6 +362,7 @@ any_size = st.tuples(st.integers(1, 4), st.integers(8, 40), st.integers(8, 40))
         Case("small", SmallConvNet, (), {"widths": (4, 4, 4)}),
         Case("6c2f", ConvNet6C2F, ()),
         Case("preact", PreActResNet, (), {"width": 2}),
+        Case("liresnet", LiResNet, (), {"depth": 1, "width": 2, "features": 4}),
         Case("wrn", WideResNet, (), {"depth": 10, "widen_factor": 1}),
         Case("vgg", VGG, (), {"width": 2}),
         Case("mobilenet", MobileNetV2, (), {"width_multiplier": 0.1}),

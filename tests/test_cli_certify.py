@@ -1,0 +1,115 @@
+"""``atoll certify`` as a user runs it."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from atoll.certify import GloRo
+from atoll.certify.gloro import Constants
+from atoll.cli import main
+from atoll.run import open_run
+from support import SMALL, run_command
+
+GLORO = [
+    "digits-gloro", "data.limit=256", "model.widths=[4,8]", "model.hidden=16", "trainer.epochs=4",
+    "trainer.test_steps=0",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "gloro"
+    assert main(["train", *GLORO, "--out", str(folder), "--json"]) == 0
+    return folder
+
+
+def result(capsys, *words):
+    assert main(["certify", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_training_reports_the_estimate_and_proves_the_result(trained):
+    run = open_run(trained)
+    epochs = [record for record in run.metrics if record["kind"] == "epoch"]
+    assert all("validation_vra_estimate" in record for record in epochs)
+    best = max(epochs, key=lambda record: record["validation_vra_estimate"])
+    assert run.result["best"]["epoch"] == best["epoch"]
+    assert set(run.result["last"]) == {"epoch", "clean", "vra"}
+
+
+def test_table_json_certificates_and_picture(trained, capsys):
+    words = [str(trained), "--points", "60", "--eps", "1/10,0.5", "--check", "10", "--attacks", "PGD-3"]
+    assert main(["certify", *words]) == 0
+    table = capsys.readouterr().out
+    for word in ("body.0", "exact", "verified", "PGD-3", "none fell", "95 %", "certificates"):
+        assert word in table
+    found = result(capsys, *words)[str(trained)]
+    assert [v["eps"] for v in found["verified"]] == [0.1, 0.5]
+    assert found["check"]["attacked"] == 10
+    assert found["verified"][0]["correct"] <= found["empirical"][0]["correct"] <= found["clean"]["correct"]
+    folder = trained / "certificates"
+    assert json.loads((folder / "certification.json").read_text()) == found
+    assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    stored = load_file(folder / "certificates.safetensors")
+    assert stored["radius"].dtype == torch.float64
+    assert (
+        int(((stored["prediction"] == stored["label"]) & (stored["radius"] >= 0.1)).sum())
+        == found["verified"][0]["correct"]
+    )
+
+
+def test_the_result_of_training_is_that_of_the_command(trained, capsys):
+    found = result(capsys, trained, "--no-attack")[str(trained)]
+    assert "check" not in found
+    assert found["verified"][0]["correct"] == open_run(trained).result["best"]["vra"]["correct"]
+
+
+def test_float32_certifies_a_little_less(trained, capsys, tmp_path):
+    words = (trained, "--no-attack", "--eps", "0.3", "--out", tmp_path)
+    single, double = (result(capsys, *words, "--precision", p)[str(trained)] for p in ("float32", "float64"))
+    assert 0.9 * double["median_radius"] < single["median_radius"] < double["median_radius"]
+
+
+def test_a_false_certificate_fails_the_command(trained, capsys, monkeypatch):
+    right = GloRo.proven
+
+    def wrong(model, **options):
+        found = right(model, **options)
+        return GloRo(model, Constants.estimated(0.1 * found.constants.lipschitz), found.layers)
+
+    monkeypatch.setattr(GloRo, "proven", staticmethod(wrong))
+    assert main(["certify", str(trained), "--points", "40"]) == 1
+    assert "a certificate is false" in capsys.readouterr().err
+    assert (trained / "certificates" / "broken.safetensors").exists()
+
+
+def test_two_processes_share_the_points(trained):
+    words = ("certify", str(trained), "--points", "41", "--json", "--check", "5", "--attacks", "PGD-2")
+    one, two = (json.loads(run_command(*words, processes=p, check=True).stdout)[str(trained)] for p in (1, 2))
+    assert one["clean"] == two["clean"]
+    assert one["verified"] == two["verified"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--points", "0"], "--points: expected at least 1"),
+        (["--eps", "x"], "eps: expected a number or a fraction"),
+        (["--attacks", "magic"], "attack: expected one of FGSM"),
+        (["--checkpoint", "first"], "--checkpoint: expected best, last or a step"),
+    ],
+)
+def test_nonsense_is_one_sentence(trained, capsys, words, sentence):
+    assert main(["certify", str(trained), "--check", "1", "--points", "4", *words]) == 1
+    assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_models_that_cannot_be_certified_say_why(tmp_path, capsys):
+    words = [*SMALL, "model={class_path: PreActResNet, init_args: {width: 2}}", "trainer.epochs=1", "attack.steps=1"]
+    assert main(["train", *words, "--out", str(tmp_path / "run"), "--json"]) == 0
+    assert main(["certify", str(tmp_path / "run"), "--eps", "0.1"]) == 1
+    assert "body.1 (PreActBlock) cannot be certified: no Lipschitz" in " ".join(capsys.readouterr().err.split())
+    assert main(["certify", str(tmp_path / "run")]) == 1
+    assert "was trained against linf; say which l2 radii" in " ".join(capsys.readouterr().err.split())
