@@ -85,6 +85,7 @@ def test_a_false_certificate_fails_the_command(trained, capsys, monkeypatch):
     assert (trained / "certificates" / "broken.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_points(trained):
     words = ("certify", str(trained), "--points", "41", "--json", "--check", "5", "--attacks", "PGD-2")
     one, two = (json.loads(run_command(*words, processes=p, check=True).stdout)[str(trained)] for p in (1, 2))

@@ -11,9 +11,23 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.certify import GloRo, LipschitzEstimate
+from atoll.certify.gloro import Constants
 from atoll.curvature import Problem, wci
 from atoll.curvature.pac_bayes import linear_form, square_root
-from atoll.training.losses import KL, MART, CrossEntropy, Margin, Outputs, Pairing, Standard, WeightedKL
+from atoll.models import MLP, LiResNet
+from atoll.training.losses import (
+    EMMA,
+    KL,
+    MART,
+    Abstention,
+    CrossEntropy,
+    Margin,
+    Outputs,
+    Pairing,
+    Standard,
+    WeightedKL,
+)
 from atoll.training.methods.rat import head_row_sums
 
 K = 5
@@ -157,8 +171,26 @@ def spherical_posterior():
     return trace / (2 * beta), squared.grad, linear_form(0.0, 0.0, trace, sigma0=1.0, beta=beta)
 
 
+def gloro_trades():
+    """Thesis, Definition 20: KL(softmax f^eps, softmax f), of vectors of different length.
+
+    With a zero for the abstain class in softmax f it is infinite in the printed order; in the other it is what trains.
+    """
+    g, _, _, _, y = point()
+    w = torch.randn(K, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    reach = 0.1 * torch.cdist(w, w)
+    top = g.argmax()
+    abstain = (g + reach[top])[torch.arange(K) != top].max()
+    q = torch.cat([g, abstain[None]]).softmax(0)
+    p = torch.cat([g.softmax(0), torch.zeros(1)])
+    published = (q * (q / p).log()).sum()
+    truth = torch.special.xlogy(p, p / q).sum()
+    return float(published), float(truth), float(Abstention().value(Outputs(logits=g[None], reach=reach), y))
+
+
 ERRATA = [
     spherical_posterior,
+    gloro_trades,
     hidden_layer_trace,
     awp_projection,
     softmax_jacobian,
@@ -238,3 +270,50 @@ def test_wci_equation_5_has_no_value_where_a_trace_is_negative():
     found = wci(Problem(model, Standard(), torch.ones(1, 1).double(), torch.tensor([1])), "exact")
     assert found.index.value == pytest.approx(float(terms[1].sqrt()))
     assert found.negative == 1
+
+
+def test_definition_21_needs_kappa():
+    """Thesis, Definition 21: kappa_i is left undefined; it is (f_y - f_i) / K_yi, the radius at which i may reach y.
+
+    With it, and eps large, every class that does not lead already is lifted exactly to f_y.
+    """
+    g, *_ = point()
+    w = torch.randn(K, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    eps, k, y = 1e3, torch.cdist(w, w), int(g.argmax())
+    others = torch.arange(K) != y
+    kappa = (g[y] - g) / k[y].clamp_min(1e-300)
+    torch.testing.assert_close((g + kappa * k[y])[others], g[y].expand(K - 1))
+    value = EMMA().values(Outputs(logits=g[None], reach=eps * k), torch.tensor([y]))["ce"]
+    torch.testing.assert_close(value, torch.tensor([float(K)], dtype=torch.float64).log())
+
+
+def test_power_iteration_is_no_bound():
+    """Thesis, Algorithm 2: it comes from below, so a certificate built on it can be false; here it is.
+
+    A linear net, whose true radius is the distance to a plane: the claim is beyond the plane.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = MLP((20,), 2, hidden=(20,), bounds=None).double()
+        model.body[2] = torch.nn.Identity()
+        x = torch.rand(1, 20, dtype=torch.float64)
+    w = (model.head.weight[1] - model.head.weight[0]).detach()
+    model.head.weight.data = torch.stack([-w, w]) / 2
+    model.body[1].weight.data += 3 * torch.outer(w, w) / (w @ w)  # the top direction, which the head looks along
+    published = LipschitzEstimate(model, iterations=1)()[0].detach()  # one step
+    proven = GloRo.proven(model)
+    normal = model.body[1].weight.detach().T @ w
+    truth = float((model(x)[0, 0] - model(x)[0, 1]).abs().detach() / normal.norm())
+    claim = float(GloRo(model, Constants.estimated(published))(x).radius)
+    assert float(proven(x).radius) <= truth < claim
+    assert float(published[0, 1]) < 0.9 * float(proven.constants.lipschitz[0, 1])
+
+
+def test_size_classes_of_table_5_1():
+    """Thesis, table 5.1: L6W128 is said to have less than 5 M parameters, L18W256 less than 10 M."""
+    with torch.device("meta"):
+        small, large = (LiResNet((3, 32, 32), 10, depth=d, width=w).num_parameters for d, w in ((6, 128), (18, 256)))
+        blocks = sum(p.numel() for n, p in LiResNet((3, 32, 32), 10, depth=18).named_parameters() if "conv.weight" in n)
+    assert small > 9.8e6
+    assert large > 29.5e6
+    assert blocks > 10e6  # the 3x3 kernels alone

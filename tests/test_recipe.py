@@ -45,6 +45,14 @@ def test_rows_of_a_book_are_the_papers_settings():
     for row, values in expected.items():
         trh = build_recipe(f"trh-imagenet/{row}-trh").methods[0]
         assert (trh.lambda_, trh.schedule) == values, row
+    gloro = build_recipe("gloro/tiny-l6w128")
+    assert gloro.threat.radius == 36 / 255
+    assert (gloro.trainer.epochs, gloro.trainer.batch_size, gloro.schedule.warmup) == (800, 256, 20)
+    assert [round(gloro.methods[0].factor(epoch, 800), 6) for epoch in (0, 200, 400, 800)] == [0.1, 1.05, 2.0, 2.0]
+    gloro = build_recipe("mnist-gloro")
+    assert gloro.loss.terms["abstain"][0] == 1.5
+    assert round(gloro.threat.radius * gloro.methods[0].factor(150, 300), 2) == 1.74
+    assert [round(1e-3 * gloro.schedule(epoch, 300), 9) for epoch in (150, 225, 300)] == [1e-3, 3.1623e-05, 1e-6]
     rat = build_recipe("rat/svhn-preact18-l2-awp-both")
     assert [type(m).__name__ for m in rat.methods] == ["RAT", "AWP"]
     assert rat.methods[0].eta == 0.2
@@ -78,7 +86,8 @@ def test_all_faults_come_at_once_each_with_what_was_expected_and_got():
         "data: this section is required",
         "model.hiden: MLP has no such argument; did you mean hidden?",
         "model.input_range: expected one of [0,1], [-1,1], centered, got '[0,255]'",
-        "loss.class_path: expected one of ALP, AT, MART, Standard, TRADES, got 'TRADS'; did you mean TRADES?",
+        "loss.class_path: expected one of ALP, AT, EMMA, FixedMarginCE, GloRoCE, GloRoTRADES, LipschitzMargin, MART,"
+        " Standard, TRADES, got 'TRADS'; did you mean TRADES?",
         "threat: eps: expected a finite number >= 0, got -1",
         "attack.steps: expected an integer, got 'many'",
         "methods[0]: k, alpha: expected k >= 1",

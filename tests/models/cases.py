@@ -54,9 +54,7 @@ MODELS = [
     Case("small-bn-gelu", SmallConvNet, (1, 8, 8), {"batch_norm": True, "activation": "gelu"}),
     Case("small-minmax", SmallConvNet, (1, 8, 8), {"activation": "minmax", "initialization": "orthogonal"}),
     Case("liresnet", LiResNet, (3, 8, 8), {"depth": 2, "width": 4, "features": 8}),
-    Case(
-        "liresnet-conventional", LiResNet, (1, 9, 8), {"depth": 2, "width": 4, "features": 8, "block": "conventional"}
-    ),
+    Case("resnet", LiResNet, (1, 9, 8), {"depth": 2, "width": 4, "features": 8, "block": "conventional"}),
     Case("liresnet-plain", LiResNet, (3, 64, 64), {"depth": 1, "width": 2, "features": 4, "block": "plain"}),
     Case("preact18", PreActResNet, (3, 8, 8), {"width": 4, "input_range": "centered"}),
     Case("preact34-odd", PreActResNet, (1, 9, 12), {"width": 2, "depth": 34}),

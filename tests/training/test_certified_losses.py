@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atoll.certify.power import LipschitzEstimate
 from atoll.data import batches, in_order
-from atoll.errors import InputError
+from atoll.errors import InputError, TrainingError
 from atoll.models import MLP, PreActResNet
 from atoll.run import train
 from atoll.threat import ThreatModel
@@ -25,10 +25,8 @@ def outputs(batch, classes, scale, seed):
     draw = torch.Generator().manual_seed(seed)
     g = scale * torch.randn(batch, classes, generator=draw, dtype=torch.float64)
     w = torch.randn(classes, 3, generator=draw, dtype=torch.float64)
-    reach_all = torch.linalg.matrix_norm(w, 2)
-    return Outputs(logits=g, reach=torch.cdist(w, w), reach_all=reach_all), torch.randint(
-        classes, (batch,), generator=draw
-    )
+    y = torch.randint(classes, (batch,), generator=draw)
+    return Outputs(logits=g, reach=torch.cdist(w, w), reach_all=torch.linalg.matrix_norm(w, 2)), y
 
 
 @pytest.mark.parametrize("name", CERTIFIED)
@@ -126,13 +124,14 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(loss):
 def test_vectors_of_power_iteration_survive_an_interruption(tmp_path):
     words = ("data.limit=128", "model.widths=[4,4]", "model.hidden=8", "trainer.epochs=2", "trainer.test_steps=0")
     run = train("digits-gloro", *words, out=tmp_path / "straight")
-    train("digits-gloro", *words, out=tmp_path / "stopped", on_trainer=lambda t: stop_after(t, 3), resume=True)
+    with pytest.raises(TrainingError, match="stopped at step 3"):
+        train("digits-gloro", *words, out=tmp_path / "stopped", on_trainer=lambda t: stop_after(t, 3))
     again = train("digits-gloro", *words, out=tmp_path / "stopped", resume=True)
     assert_identical(weights(again.model("last")), weights(run.model("last")))
 
 
 def stop_after(trainer, steps):
-    """End a run in the middle as a signal would, and swallow the message."""
+    """End a run in the middle of an epoch, as a signal would."""
     step = trainer.train_step
 
     def counted(batch):
@@ -158,7 +157,7 @@ def test_ramps():
 
 def test_what_does_not_go_together_is_refused():
     data = TinyData(validation=1 / 6)
-    with pytest.raises(InputError, match="threat.norm: GloRoCE certifies l2, got linf"):
+    with pytest.raises(InputError, match=r"threat\.norm: GloRoCE certifies l2, got linf"):
         Trainer(MLP((1, 8, 8), 3), data, GloRoCE(), ThreatModel("linf", 0.1))
     with pytest.raises(InputError, match=r"body.1 \(PreActBlock\) cannot be trained"):
         Trainer(PreActResNet((1, 8, 8), 3, width=2), data, EMMA(), ThreatModel("l2", 0.1))

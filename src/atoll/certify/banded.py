@@ -117,7 +117,8 @@ class Banded:
             if step + 1 < steps:
                 matrix[:, step, step + 1] = matrix[:, step + 1, step] = length.real[:, 0, 0]
             previous, v = v, w / length
-        return torch.linalg.eigvalsh(matrix)[:, -1]
+        eigenvalues: Tensor = torch.linalg.eigvalsh(matrix)
+        return eigenvalues[:, -1]
 
     def apply(self, x: Tensor) -> Tensor:
         """The map of ``(frequencies, rows_in, inputs)``."""

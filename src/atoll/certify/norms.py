@@ -50,7 +50,7 @@ def conv_norm(
         padding: in both directions.
         budget: operations a proof may take; the torus is the last resort whatever it takes.
 
-    >>> conv_norm(torch.ones(1, 1, 1, 2), (1, 100)).value < 2  # 2 cos(pi / 101)
+    >>> conv_norm(torch.ones(1, 1, 1, 2), (1, 20)).value < 2  # 2 cos(pi / 21)
     True
     """
     weight = _exact(weight)

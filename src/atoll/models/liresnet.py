@@ -73,7 +73,7 @@ class ChannelScale(nn.Module):
 class UnitLinear(nn.Linear):
     """Last-layer normalisation (Singla et al., 2022): a dense layer whose rows have norm 1.
 
-    >>> UnitLinear(3, 2).unit_weight.norm(dim=1).detach()
+    >>> UnitLinear(3, 2).unit_weight.norm(dim=1).detach().round(decimals=4)
     tensor([1., 1.])
     """
 
