@@ -1,0 +1,122 @@
+"""What certificates cost, and how close the proven constants are to the true norms.
+
+4C3F is trained for three epochs on part of MNIST if ATOLL_MNIST names a file like Keras' mnist.npz; otherwise it has
+its starting weights, as LiResNet always has.  True norms come from dense singular values and ARPACK.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import nn
+
+from atoll.certify.gloro import GloRo
+from atoll.certify.layers import LinearMap, linear_map
+from atoll.certify.lipschitz import Leaf, body_of, unfold
+from atoll.data import Npz, batches, shuffled
+from atoll.models import Classifier, ConvNet4C3F, LiResNet
+from atoll.threat import ThreatModel
+from atoll.training.losses import GloRoTRADES
+from atoll.training.methods import EpsRamp
+from atoll.training.trainer import Settings, Trainer
+from benchmarks.measure import Row, ratio
+
+POINTS = 4096  # of MNIST
+BATCH = 256
+
+
+@functools.cache
+def convnet() -> tuple[Classifier, str]:
+    """4C3F and what it has seen."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = ConvNet4C3F((1, 28, 28), 10, activation="minmax", initialization="orthogonal")
+    path = os.environ.get("ATOLL_MNIST")
+    if path is None:
+        return model.eval(), "starting weights"
+    trainer = Trainer(
+        model,
+        Npz(path=path, limit=POINTS, validation=0.0),
+        GloRoTRADES(lambda_t=1.5),
+        ThreatModel("l2", 1.58),
+        methods=[EpsRamp(shape="logarithmic", start=0.01, end=1.1)],
+        optimizer=lambda p: torch.optim.Adam(p, lr=1e-3),
+        settings=Settings(epochs=3, batch_size=BATCH, test_steps=0, validation_steps=0),
+        device="cpu",
+    )
+    for epoch in range(trainer.settings.epochs):
+        for number, batch in enumerate(batches(trainer.data.train, shuffled(POINTS, BATCH, epoch))):
+            trainer.epoch, trainer.batch = epoch, number  # where the ramp is
+            trainer.train_step(batch)
+    return model.eval(), f"{trainer.settings.epochs} epochs of {POINTS:,} MNIST images"
+
+
+@functools.cache
+def liresnet() -> Classifier:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LiResNet((3, 32, 32), 10, depth=18, width=256).eval()
+
+
+def true_norm(linear: LinearMap, shape: tuple[int, ...]) -> float:
+    """By dense singular values, or from below by ARPACK, to about four digits; weights in float32."""
+    if linear.dense:
+        return float(torch.linalg.matrix_norm(linear.weight.double(), 2))
+
+    def product(v: NDArray[np.float32]) -> NDArray[np.float32]:
+        x = torch.from_numpy(np.array(v, np.float32)).view(1, *shape)
+        found: NDArray[np.float32] = linear.transposed(linear.apply(x), shape).flatten().numpy()
+        return found
+
+    size = math.prod(shape)
+    operator = LinearOperator((size, size), matvec=product, dtype=np.float32)
+    start = torch.randn(size, generator=torch.Generator().manual_seed(0)).numpy()
+    (square,) = eigsh(operator, 1, v0=start, ncv=min(size, 40), tol=1e-4, return_eigenvectors=False)
+    return math.sqrt(float(square))
+
+
+@torch.no_grad()
+def looseness(model: Classifier, certifier: GloRo) -> float:
+    """Product of the bounds over product of the true norms."""
+    bounds = {layer.name: layer.lipschitz for layer in certifier.layers}
+    nodes, _ = unfold(body_of(model), model.input_shape)
+    ratios = []
+    for node in nodes:
+        assert isinstance(node, Leaf)
+        linear = linear_map(node.module)
+        if linear is not None:
+            ratios.append(bounds[node.name] / true_norm(linear, node.shape))
+    return math.prod(ratios)
+
+
+def cost(model: nn.Module, certifier: GloRo) -> float:
+    x = torch.rand(BATCH, 1, 28, 28)
+
+    @torch.no_grad()
+    def plain() -> None:
+        model(x)
+
+    return ratio(lambda: certifier(x), plain, rounds=15)
+
+
+def run() -> Iterator[Row]:
+    model, seen = convnet()
+    start = time.perf_counter()
+    certifier = GloRo.proven(model)
+    note = f"{time.perf_counter() - start:.1f} s; {seen}"
+    yield Row("4C3F, product of proven norms / of true norms", looseness(model, certifier), 1.02, note=note)
+    yield Row("4C3F, certifying / plain inference, time", cost(model, certifier), 1.02, note=f"batch {BATCH}")
+    large = liresnet()
+    start = time.perf_counter()
+    certifier = GloRo.proven(large)
+    taken = time.perf_counter() - start
+    yield Row("LiResNet L18W256, proven norms / a minute", taken / 60, 1.0, note=f"{taken:.0f} s")
+    yield Row("LiResNet L18W256, product of proven norms / of true norms", looseness(large, certifier), 1.10)
