@@ -1,6 +1,7 @@
 """Certificates of robustness: radii within which a prediction provably cannot change."""
 
 from atoll.certify.certificate import Certificate, Certifier
+from atoll.certify.families import Proof, certifier_for
 from atoll.certify.gloro import GloRo
 from atoll.certify.lipschitz import Lipschitz, lipschitz
 from atoll.certify.norms import conv_norm, dense_norm
@@ -12,6 +13,8 @@ __all__ = [
     "GloRo",
     "Lipschitz",
     "LipschitzEstimate",
+    "Proof",
+    "certifier_for",
     "conv_norm",
     "dense_norm",
     "lipschitz",

@@ -93,7 +93,7 @@ class GloRo:
     (``model.double()``) nothing that could be seen.
 
     Args:
-        model: the classifier.
+        model: the classifier, with the weights that the constants were computed from.
         constants: ``GloRo.proven`` makes them.
         layers: what they were made of, for the table.
 
@@ -110,6 +110,11 @@ class GloRo:
         self.constants = constants
         self.layers = layers
 
+    @property
+    def lipschitz(self) -> float:
+        """The largest constant of a difference of two logits."""
+        return float(self.constants.lipschitz.max())
+
     @staticmethod
     def proven(
         model: Classifier, *, budget: float = BUDGET, on_layer: Callable[[LayerBound], None] | None = None
@@ -117,7 +122,11 @@ class GloRo:
         """With proven constants; a sentence names the layer if there is one without."""
         if linear_map(model.head) is None:
             raise InputError(f"head ({type(model.head).__name__}) cannot be certified: expected a linear layer")
-        dtype = next(model.parameters()).dtype
+        parameter = next(model.parameters())
+        dtype = parameter.dtype
+        if dtype == torch.float32 and parameter.device.type != "cpu":
+            # TF32 and Winograd's algorithm round more than the sums of products that are counted here.
+            raise InputError("model: certificates in float32 are for CPUs; run the network in float64 (model.double())")
         found = lipschitz(body_of(model), model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
         return GloRo(model, _pairs(model, found.bound, UNITS[dtype]), found.layers)
 

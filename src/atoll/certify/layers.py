@@ -145,7 +145,7 @@ def _(module: Normalize) -> Tensor:
     return 1 / module.std
 
 
-@channel_scale.register(nn.BatchNorm1d, nn.BatchNorm2d, SyncBatchNorm)
+@channel_scale.register(nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, SyncBatchNorm)
 def _(module: nn.BatchNorm1d | nn.BatchNorm2d) -> Tensor:
     if module.running_var is None:
         raise InputError("expected running statistics: without them every point depends on its batch")

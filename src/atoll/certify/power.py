@@ -48,11 +48,12 @@ class LipschitzEstimate(nn.Module):
             self._nodes, features = unfold(body_of(model), model.input_shape)
         self._head = (Leaf("head", model.head, features),)
         device = next(model.parameters()).device
+        self._constants: dict[str, float] = {}
         for leaf in _leaves((*self._nodes, *self._head)):
             try:
                 known = linear_map(leaf.module)
-                if known is None and channel_scale(leaf.module) is None and nonlinear(leaf.module, leaf.shape) is None:
-                    raise InputError("no Lipschitz constant is known for this kind of layer")
+                if known is None and channel_scale(leaf.module) is None:
+                    self._constants[leaf.name] = _constant(leaf)
             except InputError as error:
                 name = f"{leaf.name} ({type(leaf.module).__name__})"
                 raise InputError(f"{name} cannot be trained with a Lipschitz bound: {error}") from None
@@ -67,7 +68,7 @@ class LipschitzEstimate(nn.Module):
             linear = linear_map(head.module)
             assert linear is not None
             body = self._product(self._nodes, move)
-            return body * pair_distances(linear.weight), body * self._layer(head, move)
+            return body * pair_distances(linear.weight), body * self._norm(linear, head, move)
 
     @torch.no_grad()
     def converged(self, calls: int = 20) -> Tensor:
@@ -80,28 +81,29 @@ class LipschitzEstimate(nn.Module):
             vector.copy_(before[name])
         return pairs
 
-    def _product(self, nodes: tuple[Node, ...], move: bool) -> Tensor:
-        total = torch.ones(())
+    def _product(self, nodes: tuple[Node, ...], move: bool) -> Tensor | float:
+        total: Tensor | float = 1.0
         for node in nodes:
             factor = 1 + self._product(node.inner, move) if isinstance(node, Branch) else self._layer(node, move)
-            total = total.to(factor) * factor
+            total = total * factor
         return total
 
-    def _layer(self, leaf: Leaf, move: bool) -> Tensor:
+    def _layer(self, leaf: Leaf, move: bool) -> Tensor | float:
         linear, scale = linear_map(leaf.module), channel_scale(leaf.module)
         if linear is not None:
-            v = self.get_buffer(_buffer(leaf))
-            if move:
-                v.copy_(self._moved(linear, v, leaf))
-            # A copy, because the buffer moves on before everybody has gone backward through it.
-            norm: Tensor = linear.apply(v.clone()).norm()
-            return norm
+            return self._norm(linear, leaf, move)
         if scale is not None:
             largest: Tensor = scale.abs().max()
             return largest
-        known = nonlinear(leaf.module, leaf.shape)
-        assert known is not None
-        return torch.tensor(known.constant)
+        return self._constants[leaf.name]
+
+    def _norm(self, linear: LinearMap, leaf: Leaf, move: bool) -> Tensor:
+        v = self.get_buffer(_buffer(leaf))
+        if move:
+            v.copy_(self._moved(linear, v, leaf))
+        # A copy, because the buffer moves on before everybody has gone backward through it.
+        norm: Tensor = linear.apply(v.clone()).norm()
+        return norm
 
     @torch.no_grad()
     def _moved(self, linear: LinearMap, v: Tensor, leaf: Leaf) -> Tensor:
@@ -130,6 +132,13 @@ def _leaves(nodes: tuple[Node, ...]) -> list[Leaf]:
     for node in nodes:
         found += _leaves(node.inner) if isinstance(node, Branch) else [node]
     return found
+
+
+def _constant(leaf: Leaf) -> float:
+    known = nonlinear(leaf.module, leaf.shape)
+    if known is None:
+        raise InputError("no Lipschitz constant is known for this kind of layer")
+    return known.constant
 
 
 def _buffer(leaf: Leaf) -> str:

@@ -20,7 +20,7 @@ from safetensors.torch import save
 
 from atoll.attacks.suites import VERSIONS, named, suite
 from atoll.certify.evaluate import attack_certified, certify, empirical, relative_cost
-from atoll.certify.gloro import GloRo
+from atoll.certify.families import certifier_for
 from atoll.certify.norms import BUDGET
 from atoll.cli.output import console, interval, percent, print_json, print_table, progress_bar
 from atoll.data.base import SubSplit, to_float
@@ -103,7 +103,7 @@ def _certify(run: Run, which: Which, options: argparse.Namespace, bar: Progress)
 
     # What is certified, and what is attacked: the model in its own precision is faster.
     certified = copy.deepcopy(model).double() if options.precision == "float64" else model
-    certifier = GloRo.proven(
+    certifier = certifier_for(
         certified, budget=options.budget, on_layer=lambda layer: bar.update(task, note=f"norm of {layer.name}")
     )
     certification = certify(certifier, split, batch_size=options.batch_size, device=device, on_progress=progress)
@@ -119,7 +119,7 @@ def _certify(run: Run, which: Which, options: argparse.Namespace, bar: Progress)
         "folder": str(folder),
         "torch": torch.__version__,
         "layers": [vars(layer) for layer in certifier.layers],
-        "lipschitz": float(certifier.constants.lipschitz.max()),
+        "lipschitz": certifier.lipschitz,
         **certification.to_json(radii),
     }
     x = to_float(split.fetch(torch.arange(min(options.batch_size, len(split))))).to(device)
