@@ -115,8 +115,9 @@ def run() -> Iterator[Row]:
     yield Row("4C3F, product of proven norms / of true norms", looseness(model, certifier), 1.02, note=note)
     yield Row("4C3F, certifying / plain inference, time", cost(model, certifier), 1.02, note=f"batch {BATCH}")
     large = liresnet()
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     certifier = GloRo.proven(large)
-    taken = time.perf_counter() - start
-    yield Row("LiResNet L18W256, proven norms / a minute", taken / 60, 1.0, note=f"{taken:.0f} s")
+    taken, cpu = time.perf_counter() - start, time.process_time() - cpu
+    note = f"{taken:.0f} s, {cpu:.0f} s of them on a processor"
+    yield Row("LiResNet L18W256, proven norms / a minute", taken / 60, 1.0, note=note)
     yield Row("LiResNet L18W256, product of proven norms / of true norms", looseness(large, certifier), 1.10)

@@ -19,6 +19,7 @@ from atoll.streams import generator
 UNIT = 2.0**-53  # unit roundoff of float64
 FREQUENCIES = 8  # that are looked at closely for the largest singular value,
 COARSE = 12  # after so many Lanczos steps for all of them
+CHUNK = 2**20  # numbers in the blocks of the frequencies that are factorised together
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,20 @@ class Banded:
 
     def _defect(self, square: float) -> float | None:
         """Frobenius norm of ``square * I - G - R^H R`` with the Cholesky factor R, or None if there is none."""
+        _, size, width = self._shape(self.output_side)
+        # A few frequencies at a time: more would only wait for fresh memory.
+        some = max(1, CHUNK // (max(1, width) * size) ** 2)
+        parts = [self] if len(self.parts) <= some else [replace(self, parts=p) for p in torch.split(self.parts, some)]
+        total = 0.0
+        for part in parts:
+            defect = part._own_defect(square)
+            if defect is None:
+                return None
+            total += defect
+        return math.sqrt(total)
+
+    def _own_defect(self, square: float) -> float | None:
+        """The same squared, with all frequencies at once."""
         total, carried = 0.0, None
         for diagonal, beside in self._tridiagonal():
             rest = -diagonal
@@ -224,7 +239,7 @@ class Banded:
             right = torch.linalg.solve_triangular(lower, -beside, upper=False)
             total += 2 * float((lower @ right + beside).abs().square().sum())
             carried = right.mH @ right
-        return math.sqrt(total)
+        return total
 
     def _rounding(self, square: float) -> float:
         """What rounding can hide in the defect and in the Gram matrix; see ``norm``."""
