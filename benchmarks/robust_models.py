@@ -16,6 +16,7 @@ FOLDER = Path("runs/bench")
 TRAININGS = {
     "mnist-at": ["mnist-flat/at-base", "data.limit=5000", "trainer.epochs=10"],
     "mnist-trades": ["mnist-flat/trades-base", "data.limit=5000", "trainer.epochs=10"],
+    "digits-trades": ["digits-flat/trades-trh"],
     "digits-preact": ["digits-at", "model=PreActResNet", "trainer.epochs=12", "attack.steps=5"],
 }
 
