@@ -169,10 +169,10 @@ def page(runs: dict[str, list[Run]], robust: Robust, picture: str) -> list[str]:
         "    python -m benchmarks.results.wci runs/wci docs/results/wci.md",
         "",
         "The rule, `WCISchedule`: 0.05, a tenth of it after half of the run, and from then on times"
-        " min(1, τ / average of WCI), for both ends of the paper's range of τ, chosen after a pilot run with another seed."
+        " min(1, τ / average of WCI), for both ends of the paper's range of τ, chosen after a pilot with another seed."
         f" WCI is {at_drop} when the rate drops (piecewise), so τ = 100 hardly acts: it stands for the schedule without"
-        f" the rule. Early stopping is the best checkpoint on 600 validation images; it gains {gain} points (piecewise),"
-        " so what grows here is the gap, while the robust accuracy hardly falls.",
+        " the rule. Early stopping is the best checkpoint on 600 validation images; in piecewise it gains"
+        f" {gain} points, so what grows here is the gap, while the robust accuracy hardly falls.",
         "",
         *accuracies(runs, robust),
         "| robust accuracy in points, seed by seed | difference | 95 % interval |",
