@@ -1,6 +1,6 @@
 """AT and TRADES with base, SWA, S2O, AWP, AWPT, TrH and RAT on a small part of MNIST, three seeds, best and last.
 
-    python -m benchmarks.results.flat_training runs/flat docs/results/flat-training.md [override ...]
+    python -m benchmarks.results.flat_training runs/flat runs/flat/table.md [override ...]
 
 Overrides go to every recipe (say, where the data are).  Finished runs are kept, so the command can be interrupted.
 """
