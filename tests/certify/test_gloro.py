@@ -115,6 +115,17 @@ def test_models_that_cannot_be_certified_say_why():
         GloRo.proven(Twice((2,), 3))
 
 
+def test_float32_needs_all_of_float32():
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with pytest.raises(InputError, match="run the network in float64"):
+            GloRo.proven(MLP((2,), 3))
+        GloRo.proven(MLP((2,), 3).double())
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_a_normalised_head_counts_as_it_is_used():
     model = LiResNet((1, 8, 8), 3, depth=1, width=4, features=8)
     before = GloRo.proven(model).constants.lipschitz

@@ -30,8 +30,10 @@ LAYERS = {
     "conv-stride": (lambda: nn.Conv2d(2, 4, 4, 2, 1), (2, 6, 7), True),
     "conv-patches": (lambda: nn.Conv2d(2, 4, 2, 2), (2, 4, 6), True),
     "linear-residual": (lambda: shaken(LinearResidual(4, depth=3)), (4, 5, 5), True),
+    "linear-residual-cancels": (lambda: cancelling(LinearResidual(4, depth=1)), (4, 5, 5), False),
     "channel-scale": (lambda: shaken(ChannelScale(4, 1.0)), (4, 2, 2), True),
     "batch-norm": (lambda: batch_norm(3), (3, 2, 2), True),
+    "batch-norm-cancels": (lambda: cancelling_norm(3), (3, 2, 2), True),
     "normalize": (lambda: Normalize([0.5, 0.4], [0.25, 0.5]), (2, 3, 3), True),
     "average": (lambda: nn.AvgPool2d(2), (2, 4, 6), True),
     "average-overlap": (lambda: nn.AvgPool2d(3, 2, 1), (2, 5, 6), True),
@@ -53,6 +55,22 @@ def shaken(module):
         for parameter in module.parameters():
             parameter += 0.5 * torch.randn(parameter.shape)
     return module
+
+
+def cancelling(block):
+    """The convolution is minus the identity, nearly: what is left is all rounding."""
+    with torch.no_grad():
+        block.conv.weight.mul_(1e-6)
+        block.conv.weight[:, :, 1, 1] -= torch.eye(4)
+    return block
+
+
+def cancelling_norm(channels):
+    """The mean is large, and the shift undoes it."""
+    layer = batch_norm(channels)
+    layer.running_mean.data += 1e4
+    layer.bias.data = layer.running_mean * layer.weight.data * (layer.running_var + layer.eps).rsqrt()
+    return layer
 
 
 def built(name):

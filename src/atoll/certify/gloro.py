@@ -124,9 +124,14 @@ class GloRo:
             raise InputError(f"head ({type(model.head).__name__}) cannot be certified: expected a linear layer")
         parameter = next(model.parameters())
         dtype = parameter.dtype
-        if dtype == torch.float32 and parameter.device.type != "cpu":
-            # TF32 and Winograd's algorithm round more than the sums of products that are counted here.
-            raise InputError("model: certificates in float32 are for CPUs; run the network in float64 (model.double())")
+        if dtype == torch.float32 and (
+            parameter.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
+        ):
+            # TF32, bfloat16 inside and Winograd's algorithm round more than the sums of products that are counted here.
+            raise InputError(
+                "model: certificates in float32 are for CPUs with float32_matmul_precision highest;"
+                " run the network in float64 (model.double())"
+            )
         found = lipschitz(body_of(model), model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
         return GloRo(model, _pairs(model, found.bound, UNITS[dtype]), found.layers)
 

@@ -61,11 +61,12 @@ SOFTPLUS_JUMP = 2.1e-9
 
 @dataclass(frozen=True)
 class LinearMap:
-    """A dense layer or a convolution without its bias."""
+    """A dense layer or a convolution without its bias; a linear residual is a convolution computed in two parts."""
 
     weight: Tensor
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
+    residual: bool = False
 
     @property
     def dense(self) -> bool:
@@ -97,10 +98,12 @@ class LinearMap:
         r"""An upper bound a of the norm of the map with all weights replaced by their absolute values.
 
         By Cauchy and Schwarz output o is at most :math:`\|w_o\| \|x_{patch}\|`, and a pixel is part of at most
-        :math:`\lceil k/s \rceil` patches in each direction.
+        :math:`\lceil k/s \rceil` patches in each direction.  The parts of a residual may cancel: x counts by itself,
+        and once more because the kernel without the identity may be larger by it.
         """
         sides = zip(self.weight.shape[2:], self.stride, strict=False)
-        return float(self.weight.double().norm()) * math.sqrt(math.prod(math.ceil(k / s) for k, s in sides))
+        patches = math.sqrt(math.prod(math.ceil(k / s) for k, s in sides))
+        return float(self.weight.double().norm()) * patches + (2 if self.residual else 0)
 
 
 # The linear part of a layer that is affine; gradients flow to the layer's parameters.
@@ -128,7 +131,7 @@ def _(module: nn.Conv2d) -> LinearMap:
 
 @linear_map.register(LinearResidual)
 def _(module: LinearResidual) -> LinearMap:
-    return LinearMap(module.kernel, (1, 1), (1, 1))
+    return LinearMap(module.kernel, (1, 1), (1, 1), residual=True)
 
 
 # The factors of a layer that multiplies each channel.

@@ -185,9 +185,9 @@ def _layer(leaf: Leaf, unit: float, budget: float) -> tuple[Bound, LayerBound]:
             bound = Bound(norm.value, offset, spread, gamma(linear.terms + 4, unit) * offset)
         elif scale is not None:
             norm = Norm(float(scale.abs().max()) * (1 + 1e-15), "exact")
-            # Mean, variance, factor and shift, in whatever order; the mean's part is not small if the shift undoes it.
-            shift = max(offset, _mean(module) * norm.value * math.sqrt(zero.numel()))
-            bound = Bound(norm.value, offset, gamma(8, unit) * norm.value, gamma(8, unit) * 2 * shift)
+            # Mean, variance, factor and shift, in whatever order; shift and mean may be large and cancel.
+            shifts = offset + 2 * _mean(module) * norm.value * math.sqrt(zero.numel())
+            bound = Bound(norm.value, offset, gamma(8, unit) * norm.value, gamma(8, unit) * shifts)
         elif other is not None:
             norm = Norm(other.constant, "known")
             rounding = gamma(other.roundings, unit)
