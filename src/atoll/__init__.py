@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll.attacks import FGSM, PGD, AutoAttack
     from atoll.attacks.evaluate import evaluate
+    from atoll.certify import GloRo, certifier_for
     from atoll.errors import AtollError
     from atoll.plots import plot_adversarial, plot_curves
     from atoll.recipe import build_recipe, recipes
@@ -26,6 +27,8 @@ _HOMES = {
     "FGSM": "atoll.attacks",
     "PGD": "atoll.attacks",
     "evaluate": "atoll.attacks.evaluate",
+    "GloRo": "atoll.certify",
+    "certifier_for": "atoll.certify",
     "AtollError": "atoll.errors",
     "plot_adversarial": "atoll.plots",
     "plot_curves": "atoll.plots",
@@ -45,12 +48,14 @@ __all__ = [
     "PGD",
     "AtollError",
     "AutoAttack",
+    "GloRo",
     "Run",
     "Settings",
     "ThreatModel",
     "Trainer",
     "build_recipe",
     "build_trainer",
+    "certifier_for",
     "evaluate",
     "open_run",
     "plot_adversarial",

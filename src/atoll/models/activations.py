@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,58 @@ class MinMax(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] % 2:
             raise InputError(f"MinMax: expected an even number of channels, got {x.shape[1]}")
+        found: Tensor = _SortPairs.apply(x)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _SortPairs(torch.autograd.Function):
+    """Smaller and larger of each pair; backwards a permutation, where those of PyTorch take four times as long."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
         first, second = x[:, ::2], x[:, 1::2]
         return torch.stack([torch.minimum(first, second), torch.maximum(first, second)], 2).flatten(1, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        swapped = inputs[0][:, ::2] > inputs[0][:, 1::2]
+        ctx.save_for_backward(swapped)
+        ctx.save_for_forward(swapped)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _SwapPairs.apply(gradient, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Any:
+        return _SwapPairs.apply(tangent, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+
+
+class _SwapPairs(torch.autograd.Function):
+    """Linear, and its own transpose."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, swapped: Tensor) -> Tensor:
+        first, second = x[:, ::2], x[:, 1::2]
+        pair = [torch.where(swapped, second, first), torch.where(swapped, first, second)]
+        return torch.stack(pair, 2).flatten(1, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _SwapPairs.apply(gradient, *ctx.saved_tensors), None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Any:
+        return _SwapPairs.apply(tangent, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
