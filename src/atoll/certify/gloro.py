@@ -89,8 +89,8 @@ class GloRo:
     """Certifies any classifier with a linear head whose body has a Lipschitz constant.
 
     The network itself is run once, as for a prediction.  Certificates are about the network as it computes, in its
-    own precision: rounding is counted in full, which in float32 costs a per cent or so of the radius, and in float64
-    (``model.double()``) nothing that could be seen.
+    own precision: rounding is counted in full, at its worst, which in float32 costs one to ten per cent of the radius,
+    and in float64 (``model.double()``) nothing that could be seen.
 
     Args:
         model: the classifier, with the weights that the constants were computed from.
