@@ -53,7 +53,7 @@ def fast_rows() -> Iterator[Row]:
         run = robust_model(name.removeprefix("masked "))
         model: nn.Module = run.model()
         if name.startswith("masked"):
-            model = Masked(model)
+            model = Masked(model).eval()
         split = SubSplit(run.data.test, torch.arange(min(count, len(run.data.test))))
         fast, standard = compare(model, split, run.threat)
         gap = 100 * (fast.robust.value - standard.robust.value)
