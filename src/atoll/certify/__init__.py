@@ -1,5 +1,6 @@
 """Certificates of robustness: radii within which a prediction provably cannot change."""
 
+from atoll.certify.centroids import NearestCentroid
 from atoll.certify.certificate import Certificate, Certifier
 from atoll.certify.families import Proof, certifier_for
 from atoll.certify.gloro import GloRo
@@ -13,6 +14,7 @@ __all__ = [
     "GloRo",
     "Lipschitz",
     "LipschitzEstimate",
+    "NearestCentroid",
     "Proof",
     "certifier_for",
     "conv_norm",

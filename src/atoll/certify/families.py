@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import singledispatch
 from typing import Protocol
 
 from torch import Tensor
 
-from atoll.certify.certificate import Certificate
-from atoll.certify.gloro import GloRo
-from atoll.certify.lipschitz import LayerBound
+from atoll.certify.centroids import NearestCentroid
+from atoll.certify.certificate import Certificate, Certifier
+from atoll.certify.gloro import Constants, GloRo
+from atoll.certify.lipschitz import Bound, LayerBound
 from atoll.certify.norms import BUDGET
+from atoll.certify.power import LipschitzEstimate
 from atoll.errors import InputError
 from atoll.models.base import Classifier
+from atoll.models.centroid import CentroidNet
 
 OnLayer = Callable[[LayerBound], None]
 
@@ -31,8 +34,16 @@ class Proof(Protocol):
 
 
 @singledispatch
-def certifier_for(model: object, *, budget: float = BUDGET, on_layer: OnLayer | None = None) -> Proof:
+def certifier_for(
+    model: object, *, budget: float = BUDGET, on_layer: OnLayer | None = None, radii: Sequence[float] = ()
+) -> Proof:
     """The certifier of a model; other kinds than GloRo register theirs by the class of the model.
+
+    Args:
+        model: the classifier.
+        budget: operations that the proof of one layer may take.
+        on_layer: told of every layer that is done.
+        radii: that matter; some certifiers take the time to look closer where these are not reached.
 
     >>> from atoll.models import MLP
     >>> type(certifier_for(MLP((2,), 2))).__name__
@@ -42,5 +53,22 @@ def certifier_for(model: object, *, budget: float = BUDGET, on_layer: OnLayer | 
 
 
 @certifier_for.register
-def _(model: Classifier, *, budget: float = BUDGET, on_layer: OnLayer | None = None) -> Proof:
+def _(
+    model: Classifier, *, budget: float = BUDGET, on_layer: OnLayer | None = None, radii: Sequence[float] = ()
+) -> Proof:
     return GloRo.proven(model, budget=budget, on_layer=on_layer)
+
+
+@certifier_for.register
+def _(
+    model: CentroidNet, *, budget: float = BUDGET, on_layer: OnLayer | None = None, radii: Sequence[float] = ()
+) -> Proof:
+    return NearestCentroid.proven(model, budget=budget, on_layer=on_layer, radii=radii)
+
+
+def estimated_for(model: Classifier, lipschitz: LipschitzEstimate) -> Certifier:
+    """What the certifier would say if the constants that training goes by were right: no proof."""
+    pairs = lipschitz.converged()
+    if isinstance(model, CentroidNet):
+        return NearestCentroid(model, Bound(float(pairs[0, 1]) / 2))
+    return GloRo(model, Constants.estimated(pairs))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +12,7 @@ from atoll.certify.layers import LinearMap, channel_scale, linear_map, nonlinear
 from atoll.certify.lipschitz import Branch, Leaf, Node, body_of, unfold
 from atoll.errors import InputError
 from atoll.models.base import Classifier
+from atoll.models.centroid import Centroids
 from atoll.streams import generator
 
 
@@ -18,7 +21,8 @@ class LipschitzEstimate(nn.Module):
 
     :math:`K_{ji} = \|w_j - w_i\| \prod_l \sigma_l` with the rows w of a linear head and :math:`\sigma = \|A v\|` for
     every linear layer of the body; v moves a few power iterations further at every call, starting where the last one
-    ended.  Only the last product has a gradient.
+    ended.  Only the last product has a gradient.  With ``Centroids`` as head every logit has the constant 1, and the
+    difference of two of them 2.
 
     The vectors are buffers of this module, not of the model: a model's file holds weights only.
 
@@ -26,7 +30,7 @@ class LipschitzEstimate(nn.Module):
     all logits.
 
     Args:
-        model: a classifier with a linear head whose layers have Lipschitz constants.
+        model: a classifier with a linear head, or centroids, whose layers have Lipschitz constants.
         iterations: of power iteration at every call.
 
     >>> from atoll.models import MLP
@@ -41,15 +45,17 @@ class LipschitzEstimate(nn.Module):
     def __init__(self, model: Classifier, *, iterations: int = 5) -> None:
         super().__init__()
         self.iterations = iterations
-        if linear_map(model.head) is None:
-            raise InputError(f"model: expected a linear head, got {type(model.head).__name__}")
+        if linear_map(model.head) is None and not isinstance(model.head, Centroids):
+            raise InputError(f"model: expected a linear head, or centroids, got {type(model.head).__name__}")
         with evaluation_mode(model):
             # In tuples, so that the model does not become a part of this module.
             self._nodes, features = unfold(body_of(model), model.input_shape)
         self._head = (Leaf("head", model.head, features),)
+        self._num_classes = model.num_classes
         device = next(model.parameters()).device
+        self._device_type = device.type
         self._constants: dict[str, float] = {}
-        for leaf in _leaves((*self._nodes, *self._head)):
+        for leaf in _leaves(self._nodes if isinstance(model.head, Centroids) else (*self._nodes, *self._head)):
             try:
                 known = linear_map(leaf.module)
                 if known is None and channel_scale(leaf.module) is None:
@@ -64,11 +70,19 @@ class LipschitzEstimate(nn.Module):
     def forward(self, move: bool = True) -> tuple[Tensor, Tensor]:
         """All pairs, and the whole; the vectors stay where they are without ``move``."""
         (head,) = self._head
-        with torch.autocast(self.get_buffer(_buffer(head)).device.type, enabled=False):
+        with torch.autocast(self._device_type, enabled=False):
             linear = linear_map(head.module)
-            assert linear is not None
             body = self._product(self._nodes, move)
+            if linear is None:
+                one = next(head.module.parameters()).new_ones(())
+                differ = 1 - torch.eye(self._num_classes, dtype=one.dtype, device=one.device)
+                return body * 2 * differ, body * math.sqrt(self._num_classes) * one
             return body * pair_distances(linear.weight), body * self._norm(linear, head, move)
+
+    @property
+    def exact(self) -> bool:
+        """Whether there is nothing to estimate: no linear layers, but for centroids."""
+        return not any(True for _ in self.buffers())
 
     @torch.no_grad()
     def converged(self, calls: int = 20) -> Tensor:

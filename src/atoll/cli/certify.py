@@ -104,7 +104,10 @@ def _certify(run: Run, which: Which, options: argparse.Namespace, bar: Progress)
     # What is certified, and what is attacked: the model in its own precision is faster.
     certified = copy.deepcopy(model).double() if options.precision == "float64" else model
     certifier = certifier_for(
-        certified, budget=options.budget, on_layer=lambda layer: bar.update(task, note=f"norm of {layer.name}")
+        certified,
+        budget=options.budget,
+        on_layer=lambda layer: bar.update(task, note=f"norm of {layer.name}"),
+        radii=radii,
     )
     certification = certify(certifier, split, batch_size=options.batch_size, device=device, on_progress=progress)
     folder = options.out or run.folder / "certificates"

@@ -2,6 +2,7 @@
 
 from atoll.models.activations import MinMax
 from atoll.models.base import Classifier, InputRange, Normalize
+from atoll.models.centroid import CentroidNet, Centroids, EtaLayer
 from atoll.models.convnet import ConvNet4C3F, ConvNet6C2F, SmallConvNet
 from atoll.models.hybrid import HybridViT
 from atoll.models.liresnet import LiResNet
@@ -17,9 +18,12 @@ from atoll.models.wide_resnet import WideResNet
 __all__ = [
     "MLP",
     "VGG",
+    "CentroidNet",
+    "Centroids",
     "Classifier",
     "ConvNet4C3F",
     "ConvNet6C2F",
+    "EtaLayer",
     "HybridViT",
     "InputRange",
     "LiResNet",

@@ -20,7 +20,7 @@ from atoll.attacks.evaluate import evaluate
 from atoll.attacks.objectives import Objective
 from atoll.attacks.pgd import PGD
 from atoll.certify.evaluate import certify
-from atoll.certify.gloro import Constants, GloRo
+from atoll.certify.families import certifier_for, estimated_for
 from atoll.certify.power import LipschitzEstimate
 from atoll.data.base import Batch, Data, Split, batches, shuffled
 from atoll.distributed import (
@@ -34,6 +34,7 @@ from atoll.distributed import (
 from atoll.errors import CheckpointError, InputError, TrainingError
 from atoll.files import write_json
 from atoll.models.base import Classifier
+from atoll.models.centroid import CentroidNet
 from atoll.statistics import Accuracy
 from atoll.streams import key
 from atoll.threat import ThreatModel
@@ -123,6 +124,8 @@ class Passes(nn.Module):
         if self.lipschitz is not None:
             pairs, whole = self.lipschitz(move)
             out.reach, out.reach_all = eps * pairs, eps * whole
+        if isinstance(self.model, CentroidNet):
+            out.centroids = self.model.head.centroids
         return out
 
     def _pass(self, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -449,7 +452,7 @@ class Trainer:
     @property
     def _selected(self) -> str:
         if self.lipschitz is not None:
-            return "vra_estimate"
+            return "vra" if self.lipschitz.exact else "vra_estimate"
         return "robust" if self.attack and self.settings.validation_steps else "clean"
 
     def _metric(self, name: str, weights: str = "raw") -> str:
@@ -483,7 +486,7 @@ class Trainer:
         """Clean accuracy and, for ``steps > 0``, accuracy under PGD with that many steps.
 
         Where the loss uses Lipschitz constants also the verified robust accuracy: ``vra`` if they are to be proven,
-        which takes seconds to a minute, and otherwise ``vra_estimate``, by power iteration.
+        which takes seconds to a minute, or need not be, and otherwise ``vra_estimate``, by power iteration.
         """
         attacks = {"robust": PGD(self.threat, steps=steps)} if steps else {}
         size = math.ceil(self.settings.batch_size / world_size())
@@ -494,13 +497,11 @@ class Trainer:
             return found.accuracy
         assert isinstance(self.model, Classifier)
         # Proofs are about the network in float64, as with `atoll certify`.
+        proven = proven or self.lipschitz.exact
         exact = copy.deepcopy(self.model).double() if proven else None
-        certifier = GloRo.proven(exact) if exact is not None else self._estimated(self.lipschitz)
+        certifier = certifier_for(exact) if exact is not None else estimated_for(self.model, self.lipschitz)
         certified = certify(certifier, split, batch_size=size, device=self.device)
         return found.accuracy | {"vra" if proven else "vra_estimate": certified.verified(self.threat.radius)}
-
-    def _estimated(self, lipschitz: LipschitzEstimate) -> GloRo:
-        return GloRo(self.model, Constants.estimated(lipschitz.converged()))
 
     def _test(self) -> dict[str, Any]:
         """Test results of the last and the best weights, raw and averaged; leaves the model with the last raw ones."""

@@ -3,6 +3,7 @@
 from atoll.training.losses.alp import ALP
 from atoll.training.losses.at import AT
 from atoll.training.losses.base import LogitCurvature, Loss, Outputs, Term, autograd_curvature
+from atoll.training.losses.centroid_margin import CentroidMargin, PlaneDistance
 from atoll.training.losses.emma import EMMA
 from atoll.training.losses.fixed_margin import FixedMarginCE
 from atoll.training.losses.gloro_ce import GloRoCE
@@ -29,6 +30,7 @@ __all__ = [
     "TRADES",
     "AbstainCrossEntropy",
     "Abstention",
+    "CentroidMargin",
     "CrossEntropy",
     "DynamicMargin",
     "FixedMargin",
@@ -42,6 +44,7 @@ __all__ = [
     "Margin",
     "Outputs",
     "Pairing",
+    "PlaneDistance",
     "Standard",
     "Term",
     "WeightedKL",

@@ -21,7 +21,7 @@ class Outputs:
     """What one training pass computed; parts that nobody asked for are None.
 
     ``reach`` is eps K, for every pair (j, i) of classes: the most by which logit j minus logit i can fall within eps;
-    ``reach_all`` is the same for all logits together, as a vector in l2.
+    ``reach_all`` is the same for all logits together, as a vector in l2.  ``centroids`` are those of a Centroid Net.
     """
 
     logits: Tensor | None = None
@@ -30,6 +30,7 @@ class Outputs:
     adv_features: Tensor | None = None
     reach: Tensor | None = None
     reach_all: Tensor | None = None
+    centroids: Tensor | None = None
 
     @property
     def g(self) -> Tensor:
@@ -52,6 +53,13 @@ class Outputs:
     def eps_k_all(self) -> Tensor:
         """eps K for the vector of all logits."""
         return _known(self.reach_all)
+
+    @property
+    def latent(self) -> tuple[Tensor, Tensor]:
+        """Clean features and the centroids they are compared with."""
+        if self.features is None or self.centroids is None:
+            raise InputError("this loss needs the centroids of a CentroidNet, in the plain training pass")
+        return self.features, self.centroids
 
 
 def _known(reach: Tensor | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from atoll.training.methods.awp import AWP, AWPT
 from atoll.training.methods.base import Method, Step
+from atoll.training.methods.centroids import CentroidsFromData
 from atoll.training.methods.early_stopping import EarlyStopping
 from atoll.training.methods.eps_ramp import EpsRamp
 from atoll.training.methods.lookahead import Lookahead
@@ -20,6 +21,7 @@ __all__ = [
     "S2O",
     "SAM",
     "SWA",
+    "CentroidsFromData",
     "CutMix",
     "EarlyStopping",
     "EpsRamp",

@@ -1,0 +1,132 @@
+"""Centroid Nets (thesis, chapter 6): the class of the nearest of some trained centroids, in the features of an encoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import InputError
+from atoll.models.base import Classifier, InputRange, expect_positive
+from atoll.threat import Bounds
+
+EncoderFactory = Callable[[tuple[int, ...], int], Classifier]
+
+
+class Centroids(nn.Module):
+    r"""The head: :math:`f_j(z) = -\min_i \|z - c_{ji}\|` (thesis, equation 6.1), k centroids for each class j.
+
+    Every logit is 1-Lipschitz in z.
+
+    Args:
+        features: size of z.
+        num_classes: number of logits.
+        per_class: k.
+
+    >>> head = Centroids(2, 2, 1)
+    >>> _ = head.centroids.data.copy_(torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]]]))
+    >>> head(torch.zeros(1, 2))
+    tensor([[-0., -5.]], grad_fn=<NegBackward0>)
+    """
+
+    def __init__(self, features: int, num_classes: int, per_class: int) -> None:
+        super().__init__()
+        expect_positive(per_class=per_class)
+        self.centroids = nn.Parameter(torch.empty(num_classes, per_class, features))
+        nn.init.normal_(self.centroids, std=1 / math.sqrt(features))
+
+    def squares(self, z: Tensor) -> Tensor:
+        """Squared distances to all centroids but for the square of z, ``(batch, classes, per_class)``; no gradient.
+
+        They only tell which centroid is nearest: small differences of large numbers are not what a logit is made of.
+        """
+        flat = self.centroids.detach().flatten(0, 1)
+        found = torch.addmm(flat.square().sum(1), z.detach(), flat.T, alpha=-2)
+        return found.view(len(z), *self.centroids.shape[:2])
+
+    def forward(self, z: Tensor) -> Tensor:
+        nearest = self.squares(z).argmin(2)
+        chosen = self.centroids[torch.arange(nearest.shape[1], device=z.device), nearest]
+        return -torch.linalg.vector_norm(z[:, None] - chosen, dim=2)
+
+    def extra_repr(self) -> str:
+        classes, per_class, features = self.centroids.shape
+        return f"features={features}, num_classes={classes}, per_class={per_class}"
+
+
+class CentroidNet(Classifier):
+    """An encoder, then ``Centroids``.
+
+    Without an encoder it compares inputs themselves: a nearest-prototype classifier, whose certificates are the
+    tightest, since nothing is lost to a Lipschitz constant.  The method ``CentroidsFromData`` starts the centroids at
+    training points.
+
+    Args:
+        per_class: centroids of each class.
+        encoder: a model whose body makes the features, such as a ``LiResNet``; its head is left out.  None for the
+            identity.
+        input_range: what the encoder sees.
+
+    >>> CentroidNet((1, 8, 8), 10, per_class=5)(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+
+    head: Centroids
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        per_class: int = 10,
+        encoder: EncoderFactory | None = None,
+        input_range: InputRange = "[0,1]",
+        bounds: Bounds | None = (0.0, 1.0),
+    ) -> None:
+        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        features = math.prod(input_shape)
+        if encoder is None:
+            self.body = nn.Flatten()
+        else:
+            other = encoder(self.input_shape, num_classes)
+            if type(other).features is not Classifier.features or not isinstance(other.head, nn.Linear):
+                raise InputError(
+                    f"encoder: expected a model with a body and a linear head, got {type(other).__name__}"
+                )
+            self.body, features = other.body, other.head.in_features
+        self.head = Centroids(features, num_classes, per_class)
+
+    @property
+    def is_nearest_prototype(self) -> bool:
+        """Whether features are the inputs themselves."""
+        return type(self.body) is nn.Flatten and self.normalize.identity
+
+
+class EtaLayer(nn.Module):
+    r"""One more logit, for rejection: :math:`\frac{1 - \eta}{1 + \eta}` times the best logit of the other classes.
+
+    Thesis, Definition 22.  It comes after a ``CentroidNet`` and has nothing to train, so eta can be chosen afterwards.
+    With the distances :math:`d_1 \le d_2` to the two nearest classes an input is accepted if
+    :math:`d_2 - d_1 \ge \eta (d_1 + d_2)` (Theorem 7), which no input is that is far from all centroids: the accepted
+    region is closed.
+
+    >>> accepts = EtaLayer(0.5)
+    >>> accepts(torch.tensor([[-1.0, -3.0], [-2.0, -3.0]]))  # the second one is between the two
+    tensor([[-1., -3., -1.],
+            [-2., -3., -1.]])
+    """
+
+    def __init__(self, eta: float) -> None:
+        super().__init__()
+        if not 0 <= eta <= 1:
+            raise InputError(f"eta: expected a number in [0, 1], got {eta}")
+        self.eta = eta
+
+    def forward(self, logits: Tensor) -> Tensor:
+        second = logits.topk(2, dim=1).values[:, 1:]
+        return torch.cat([logits, (1 - self.eta) / (1 + self.eta) * second], 1)
+
+    def extra_repr(self) -> str:
+        return f"eta={self.eta}"
