@@ -11,7 +11,7 @@ import torch
 
 from atoll.attacks import PGD
 from atoll.data import Data, MemorySplit, Splits
-from atoll.models import SmallConvNet
+from atoll.models import CentroidNet, SmallConvNet
 from atoll.threat import ThreatModel
 from atoll.training.losses import (
     ALP,
@@ -19,6 +19,7 @@ from atoll.training.losses import (
     EMMA,
     MART,
     TRADES,
+    CentroidMargin,
     FixedMarginCE,
     GloRoCE,
     GloRoTRADES,
@@ -55,6 +56,8 @@ CERTIFIED = {
     "fixed-margin": FixedMarginCE,
     "lipschitz-margin": LipschitzMargin,
 }
+# The same for Centroid Nets, whose losses see centroids as well.
+CENTROID = {"centroid-margin": CentroidMargin}
 METHODS = {
     "lookahead": lambda: Lookahead(k=2),
     "early-stopping": lambda: EarlyStopping(patience=50),
@@ -106,18 +109,28 @@ def tiny_model(batch_norm: bool = False) -> SmallConvNet:
         return SmallConvNet((1, 8, 8), 3, widths=(4, 8), hidden=8, batch_norm=batch_norm)
 
 
+def tiny_centroid_net(batch_norm: bool = False) -> CentroidNet:
+    def encoder(shape, classes):
+        return SmallConvNet(shape, classes, widths=(4, 8), hidden=8, batch_norm=batch_norm)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return CentroidNet((1, 8, 8), 3, per_class=4, encoder=encoder)
+
+
 def tiny_trainer(
     loss="at", *, methods=(), folder=None, batch_norm=False, optimizer=None, observers=(), double=False, **settings
 ):
     defaults = {"epochs": 3, "batch_size": 16, "validation_steps": 2, "test_steps": 3, "log_every": 1}
-    model, data = tiny_model(batch_norm), TinyData(validation=1 / 6)
+    model = tiny_centroid_net(batch_norm) if loss in CENTROID else tiny_model(batch_norm)
+    data = TinyData(validation=1 / 6)
     if double:
         model, data.double = model.double(), True
     return Trainer(
         model,
         data,
-        (LOSSES | CERTIFIED)[loss](),
-        ThreatModel("l2" if loss in CERTIFIED else "linf", 0.1),
+        (LOSSES | CERTIFIED | CENTROID)[loss](),
+        ThreatModel("l2" if loss in CERTIFIED | CENTROID else "linf", 0.1),
         attack=lambda threat, objective: PGD(threat, objective, steps=3),
         methods=[EpsRamp() if name == "eps-ramp" else METHODS[name]() for name in methods],
         optimizer=optimizer or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.certify import GloRo, LipschitzEstimate
+from atoll.certify import GloRo, LipschitzEstimate, NearestCentroid
 from atoll.certify.gloro import Constants
 from atoll.curvature import Problem, wci
 from atoll.curvature.pac_bayes import linear_form, square_root
-from atoll.models import MLP, LiResNet
+from atoll.models import MLP, CentroidNet, LiResNet
 from atoll.training.losses import (
     EMMA,
     KL,
@@ -317,3 +317,46 @@ def test_size_classes_of_table_5_1():
     assert small > 9.8e6
     assert large > 29.5e6
     assert blocks > 10e6  # the 3x3 kernels alone
+
+
+def two_centroids(eta):
+    """One centroid for each of two classes, at distance 1 on a line, and its certifier with an eta-layer."""
+    model = CentroidNet((1,), 2, per_class=1, bounds=None).double()
+    model.head.centroids.data = torch.tensor([[[0.0]], [[1.0]]], dtype=torch.float64)
+    return NearestCentroid.proven(model, eta=eta)
+
+
+def test_theorem_8_is_unsound():
+    """Thesis, Theorem 8: no two inputs within (1 + eta) d_min / K are accepted in different classes.
+
+    On the line between two centroids all is rejected from (1 - eta) / 2 to (1 + eta) / 2, so the truth is
+    eta d_min / K, which is reached; already the two centroids, both accepted, are only d_min apart.
+    """
+    eta = 0.2
+    certifier = two_centroids(eta)
+    line = torch.linspace(-0.5, 1.5, 20001, dtype=torch.float64)[:, None]
+    found = certifier(line)
+    accepted = [line[(found.radius > 0) & (found.prediction == j), 0] for j in (0, 1)]
+    truth = float(accepted[1].min() - accepted[0].max())
+    published = (1 + eta) * certifier.separation / certifier.lipschitz
+    assert certifier.global_radius <= truth < certifier.global_radius + 3e-4
+    assert published > 5 * truth
+    assert (certifier(torch.tensor([[0.0], [1.0]])).radius > 0).all()
+
+
+def test_theorem_9_is_unsound():
+    """Thesis, Theorem 9: without rejection the net is locally robust within (1 + eta) d_min / (2 K).
+
+    It does not even say at which inputs.  Accepted ones have eta d_min / (2 K), and those at the edge no more.
+    """
+    eta = 0.2
+    certifier = two_centroids(eta)
+    line = torch.linspace(-0.5, 1.5, 20001, dtype=torch.float64)[:, None]
+    found = certifier(line)
+    accepted = (found.radius > 0) & (found.prediction == 0)
+    other = line[certifier.model(line).argmax(1) == 1]
+    truth = float((other - line[accepted].max()).min())
+    published = (1 + eta) * certifier.separation / (2 * certifier.lipschitz)
+    assert certifier.local_radius <= truth < certifier.local_radius + 3e-4
+    assert published > 5 * truth
+    assert float(found.radius[accepted].min()) >= certifier.local_radius * (1 - 1e-9)

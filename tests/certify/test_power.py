@@ -84,5 +84,5 @@ def test_models_without_constants_are_refused():
         LipschitzEstimate(PreActResNet((3, 8, 8), 3, width=4))
     net = MLP((2,), 3)
     net.head = torch.nn.Sequential(net.head)
-    with pytest.raises(InputError, match="expected a linear head, got Sequential"):
+    with pytest.raises(InputError, match="expected a linear head, or centroids, got Sequential"):
         LipschitzEstimate(net)

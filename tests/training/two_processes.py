@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from atoll.data import batches, in_order
 from atoll.distributed import process_group, rank, world_size
-from support import CERTIFIED, LOSSES, METHODS, tiny_trainer, weights
+from support import CENTROID, CERTIFIED, LOSSES, METHODS, tiny_trainer, weights
 
 
 def gradients(loss: str, batch_norm: bool) -> dict[str, torch.Tensor]:
@@ -30,7 +30,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     with process_group():
         results = {}
-        for loss in LOSSES | CERTIFIED:
+        for loss in LOSSES | CERTIFIED | CENTROID:
             for batch_norm in (False, True):
                 results |= {f"gradient/{loss}/{batch_norm}/{k}": v for k, v in gradients(loss, batch_norm).items()}
         for method in METHODS:

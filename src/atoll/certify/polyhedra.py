@@ -108,4 +108,5 @@ class _Dual:
         reach = 2 * (multipliers * lengths).sum(2)
         terms = sum(self.own.shape[1:]) + 16
         error = gamma(terms, UNITS[torch.float64]) * ((multipliers * self.margin.abs()).sum(2) + 3 * reach.square())
-        return (2 * (value - 2 * error).clamp_min(0)).sqrt() * (1 - 1e-12)
+        found: Tensor = (2 * (value - 2 * error).clamp_min(0)).sqrt() * (1 - 1e-12)
+        return found

@@ -1,4 +1,4 @@
-"""Centroid Nets (thesis, chapter 6): the class of the nearest of some trained centroids, in the features of an encoder."""
+"""Centroid Nets (thesis, chapter 6): the class of the nearest of trained centroids, in the features of an encoder."""
 
 from __future__ import annotations
 
@@ -44,12 +44,13 @@ class Centroids(nn.Module):
         """
         flat = self.centroids.detach().flatten(0, 1)
         found = torch.addmm(flat.square().sum(1), z.detach(), flat.T, alpha=-2)
-        return found.view(len(z), *self.centroids.shape[:2])
+        return found.unflatten(1, self.centroids.shape[:2])
 
     def forward(self, z: Tensor) -> Tensor:
         nearest = self.squares(z).argmin(2)
         chosen = self.centroids[torch.arange(nearest.shape[1], device=z.device), nearest]
-        return -torch.linalg.vector_norm(z[:, None] - chosen, dim=2)
+        distances: Tensor = torch.linalg.vector_norm(z[:, None] - chosen, dim=2)
+        return -distances
 
     def extra_repr(self) -> str:
         classes, per_class, features = self.centroids.shape
@@ -92,9 +93,7 @@ class CentroidNet(Classifier):
         else:
             other = encoder(self.input_shape, num_classes)
             if type(other).features is not Classifier.features or not isinstance(other.head, nn.Linear):
-                raise InputError(
-                    f"encoder: expected a model with a body and a linear head, got {type(other).__name__}"
-                )
+                raise InputError(f"encoder: expected a model with a body and a linear head, got {type(other).__name__}")
             self.body, features = other.body, other.head.in_features
         self.head = Centroids(features, num_classes, per_class)
 

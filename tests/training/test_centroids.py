@@ -1,0 +1,145 @@
+"""The margin of Centroid Nets against its formula, and its way through the trainer."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.certify import NearestCentroid
+from atoll.certify.power import LipschitzEstimate
+from atoll.data import batches, in_order
+from atoll.errors import InputError, RecipeError, TrainingError
+from atoll.models import MLP, CentroidNet
+from atoll.recipe import build_recipe
+from atoll.run import build_model, open_run, train
+from atoll.threat import ThreatModel
+from atoll.training.losses import CentroidMargin, Outputs
+from atoll.training.methods import CentroidsFromData
+from atoll.training.trainer import Settings, Trainer
+from support import CENTROID, TinyData, assert_identical, tiny_trainer, weights
+
+
+def naive_margin(loss, z, centroids, y, reach):
+    """One example and one pair at a time, with all centroids to choose from."""
+    term, values = loss.terms["margin"][1], []
+    for point, label in zip(z, y.tolist(), strict=True):
+        others = centroids[[j for j in range(len(centroids)) if j != label]].flatten(0, 1)
+        radii = []
+        for p in sorted(centroids[label], key=lambda p: float((point - p).norm().detach()))[: term.own]:
+            near = sorted(others, key=lambda c: float((point - c).norm().detach()))[: term.others]
+            radii.append(min(((point - c).norm() ** 2 - (point - p).norm() ** 2) / (2 * (p - c).norm()) for c in near))
+        values.append(term.tau * (1 + ((term.target - max(radii) / reach) / term.tau).exp()).log())
+    return torch.stack(values)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6), per_class=st.integers(1, 6), classes=st.integers(2, 4))
+def test_value_is_the_formula(seed, per_class, classes):
+    draw = torch.Generator().manual_seed(seed)
+    centroids = torch.randn(classes, per_class, 3, generator=draw, dtype=torch.float64)
+    z, y = torch.randn(4, 3, generator=draw, dtype=torch.float64), torch.arange(4) % classes
+    reach = 0.6 * (1 - torch.eye(classes, dtype=torch.float64))  # eps L = 0.3
+    loss = CentroidMargin(tau=0.5)
+    value = loss.values(Outputs(features=z, centroids=centroids, reach=reach), y)["margin"]
+    torch.testing.assert_close(value, naive_margin(loss, z, centroids, y, 0.3))
+
+
+def test_the_margin_is_the_certified_radius():
+    """With all centroids to choose from it is the bound by planes, as far as one own centroid serves against all."""
+    model = CentroidNet((3,), 3, per_class=1, bounds=None).double()
+    x = torch.rand(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = NearestCentroid.proven(model)(x)
+    term = CentroidMargin(target=1.0, tau=1e-3).terms["margin"][1]
+    reach = 2 * (1 - torch.eye(3, dtype=torch.float64))
+    out = Outputs(features=model.features(x), centroids=model.head.centroids.detach(), reach=1e-3 * reach)
+    hinge = term.value(out, found.prediction)  # max(0, 1 - r / eps) is 0 where r >= eps
+    assert ((hinge < 1e-3) == (found.radius > 1e-3)).all()
+    out.reach = 100 * reach  # and 1 - r / eps where it is not
+    torch.testing.assert_close(100 * (1 - term.value(out, found.prediction)), found.radius, rtol=1e-6, atol=1e-6)
+
+
+def first_batch(trainer):
+    return next(batches(trainer.data.train, in_order(16, 16)))
+
+
+@pytest.mark.parametrize("loss", CENTROID)
+def test_gradient_is_that_of_the_loss_written_by_hand(loss):
+    trainer = tiny_trainer(loss, double=True, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    batch = first_batch(trainer)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.train_step(batch)
+    model = tiny_trainer(loss, double=True).model
+    reach = trainer.threat.radius * LipschitzEstimate(model, iterations=5)()[0][0, 1] / 2
+    naive_margin(trainer.loss, model.features(batch.x), model.head.centroids, batch.y, reach).mean().backward()
+    for old, new, truth in zip(before, trainer.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close((old - new) / 0.1, truth.grad, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("loss", CENTROID)
+def test_accumulated_gradients_are_those_of_the_whole_batch(loss):
+    whole, parts = tiny_trainer(loss), tiny_trainer(loss, accumulate=4)
+    for trainer in (whole, parts):
+        trainer.train_step(first_batch(trainer))
+    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_centroids_begin_at_training_points_and_the_run_resumes(tmp_path):
+    words = ("data.limit=160", "model.per_class=5", "trainer.epochs=2", "trainer.batch_size=32", "trainer.test_steps=0")
+    run = train("digits-centroid", *words, out=tmp_path / "straight")
+    with pytest.raises(TrainingError, match="stopped at step 3"):
+        train("digits-centroid", *words, out=tmp_path / "stopped", on_trainer=stop_at_3)
+    again = train("digits-centroid", *words, out=tmp_path / "stopped", resume=True)
+    assert_identical(weights(again.model("last")), weights(run.model("last")))
+    epochs = [record for record in run.metrics if record["kind"] == "epoch"]
+    assert all("validation_vra" in record and "validation_vra_estimate" not in record for record in epochs)
+    trainer = Trainer(
+        CentroidNet((1, 8, 8), 10, per_class=5), run.data, CentroidMargin(), ThreatModel("l2", 0.5),
+        methods=[CentroidsFromData()], settings=Settings(epochs=1),
+    )  # fmt: skip
+    trainer.methods[0].setup(trainer)
+    x, y = run.data.tensors("train")
+    for label, own in enumerate(trainer.model.head.centroids.detach()):
+        distances = torch.cdist(own, x[y == label].flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
+        assert (distances.min(1).values == 0).all()
+        assert distances.argmin(1).unique().numel() == 5
+
+
+def stop_at_3(trainer):
+    """End a run in the middle of an epoch, as a signal would."""
+    step = trainer.train_step
+
+    def counted(batch):
+        trainer.stop_requested = trainer.step + 1 >= 3
+        return step(batch)
+
+    trainer.train_step = counted
+
+
+def test_an_encoder_in_a_recipe(tmp_path):
+    encoder = "model.encoder={class_path: SmallConvNet, init_args: {widths: [4, 4], hidden: 8, activation: minmax}}"
+    words = (encoder, "data.limit=128", "model.per_class=3", "trainer.epochs=1", "trainer.test_steps=0")
+    run = train("digits-centroid", *words, out=tmp_path / "run")
+    assert run.metrics[-2]["validation_vra_estimate"] >= 0
+    assert "vra" in run.result["last"]
+    model = open_run(tmp_path / "run").model("last")
+    assert model.head.centroids.shape == (10, 3, 8)
+    assert type(build_model(build_recipe("digits-centroid")).body).__name__ == "Flatten"
+    with pytest.raises(RecipeError, match=r"model.encoder.width: SmallConvNet has no such argument"):
+        build_recipe("digits-centroid", "model.encoder={class_path: SmallConvNet, init_args: {width: 3}}")
+    with pytest.raises(InputError, match="encoder: expected a model with a body and a linear head, got CentroidNet"):
+        CentroidNet((2,), 2, encoder=CentroidNet)
+
+
+def test_what_does_not_go_together_is_refused():
+    data = TinyData(validation=1 / 6)
+    trainer = Trainer(MLP((1, 8, 8), 3), data, CentroidMargin(), ThreatModel("l2", 0.1), settings=Settings(epochs=1))
+    with pytest.raises(InputError, match="needs the centroids of a CentroidNet"):
+        trainer.train_step(first_batch(trainer))
+    with pytest.raises(InputError, match="CentroidsFromData: expected a CentroidNet, got SmallConvNet"):
+        CentroidsFromData().setup(tiny_trainer())
+    trainer = Trainer(CentroidNet((1, 8, 8), 3, per_class=50), data, CentroidMargin(), ThreatModel("l2", 0.1))
+    with pytest.raises(InputError, match=r"per_class: expected at most the \d+ training points of class 0, got 50"):
+        CentroidsFromData().setup(trainer)
+    with pytest.raises(InputError, match="tau: expected a finite number > 0, got 0"):
+        CentroidMargin(tau=0)
