@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atoll.certify import GloRo
+from atoll.certify import GloRo, NearestCentroid
 from atoll.certify.gloro import Constants
 from atoll.cli import main
 from atoll.run import open_run
@@ -114,3 +114,19 @@ def test_models_that_cannot_be_certified_say_why(tmp_path, capsys):
     assert "body.1 (PreActBlock) cannot be certified: no Lipschitz" in " ".join(capsys.readouterr().err.split())
     assert main(["certify", str(tmp_path / "run")]) == 1
     assert "was trained against linf; say which l2 radii" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_centroid_net_is_certified_with_its_polyhedra_at_the_asked_radii(tmp_path, capsys):
+    words = ["digits-centroid", "data.limit=300", "model.per_class=8", "trainer.epochs=2", "trainer.test_steps=0"]
+    assert main(["train", *words, "--out", str(tmp_path / "run"), "--json"]) == 0
+    capsys.readouterr()
+    options = ["--points", "60", "--eps", "0.3,0.5", "--check", "8", "--attacks", "PGD-3"]
+    found = result(capsys, tmp_path / "run", *options)[str(tmp_path / "run")]
+    assert found["lipschitz"] == pytest.approx(1)
+    assert found["check"]["attacked"] == 8
+    run = open_run(tmp_path / "run")
+    x, y = run.data.tensors("test", 60)
+    for number, eps in enumerate((0.3, 0.5)):
+        planes = NearestCentroid.proven(run.model().double())(x)
+        least = int(((planes.prediction == y) & (planes.radius >= eps)).sum())
+        assert least <= found["verified"][number]["correct"] <= found["empirical"][number]["correct"]

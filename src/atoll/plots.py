@@ -93,5 +93,27 @@ def plot_certified(curves: Mapping[str, tuple[Tensor, Tensor]], marks: Sequence[
     return figure
 
 
+def plot_prototypes(x: Tensor, prototypes: Tensor, examples: Tensor, *, rows: int = 6) -> Figure:
+    """One row per image: the input, its prototype, and training examples close to that.
+
+    >>> x = torch.rand(2, 1, 8, 8)
+    >>> len(plot_prototypes(x, x, torch.rand(2, 3, 1, 8, 8)).axes)
+    10
+    """
+    if x.dim() != 4 or x.shape != prototypes.shape or examples.shape[2:] != x.shape[1:]:
+        shapes = ", ".join(str(tuple(v.shape)) for v in (x, prototypes, examples))
+        raise InputError(f"expected images of one shape, got {shapes}")
+    pictures = torch.cat([x[:rows, None].cpu(), prototypes[:rows, None].cpu(), examples[:rows].cpu()], 1)
+    count, columns = pictures.shape[:2]
+    figure = Figure(figsize=(1.2 * columns, 1.3 * count), layout="constrained")
+    for axis, row in zip(figure.subplots(count, columns, squeeze=False), pictures, strict=True):
+        for place, picture in zip(axis, row, strict=True):
+            place.set_axis_off()
+            place.imshow(picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
+    for place, title in zip(figure.axes[:columns], ("input", "prototype", "examples"), strict=False):
+        place.set_title(title, fontsize=9)
+    return figure
+
+
 def _name(label: Tensor, names: Sequence[str] | None) -> str:
     return names[int(label)] if names is not None else str(int(label))

@@ -46,7 +46,7 @@ def distance_bounds(
     >>> free = torch.full((1, 2), torch.inf).double()
     >>> s = torch.tensor([[[4.0]]]).double()  # at z = p = (0, 0): the plane in the middle is at distance 1
     >>> distance_bounds(own, other, s, -free, free, torch.tensor([5.0]))
-    tensor([[1.]], dtype=torch.float64)
+    tensor([[1.0000]], dtype=torch.float64)
     """
     problem = _Dual(own, other, margin, low[:, None], high[:, None])
     best = torch.zeros_like(margin[:, :, 0])
