@@ -86,8 +86,8 @@ def test_all_faults_come_at_once_each_with_what_was_expected_and_got():
         "data: this section is required",
         "model.hiden: MLP has no such argument; did you mean hidden?",
         "model.input_range: expected one of [0,1], [-1,1], centered, got '[0,255]'",
-        "loss.class_path: expected one of ALP, AT, EMMA, FixedMarginCE, GloRoCE, GloRoTRADES, LipschitzMargin, MART,"
-        " Standard, TRADES, got 'TRADS'; did you mean TRADES?",
+        "loss.class_path: expected one of ALP, AT, CentroidMargin, EMMA, FixedMarginCE, GloRoCE, GloRoTRADES,"
+        " LipschitzMargin, MART, Standard, TRADES, got 'TRADS'; did you mean TRADES?",
         "threat: eps: expected a finite number >= 0, got -1",
         "attack.steps: expected an integer, got 'many'",
         "methods[0]: k, alpha: expected k >= 1",

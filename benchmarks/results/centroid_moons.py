@@ -7,6 +7,7 @@ Finished runs are kept.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def outliers(run: Run) -> dict[str, MemorySplit]:
     noisy = (x + SIGMA * streams.normal(2))[chosen]
     low, high = SQUARE
     square = low + (high - low) * streams.uniform(2)
-    angle = 6.2831853 * streams.uniform()
+    angle = 2 * math.pi * streams.uniform()
     ring = FAR * torch.stack([angle.cos(), angle.sin()], 1)
     return {
         "test points": MemorySplit(x, y),
@@ -81,10 +82,11 @@ def page(rows: list[list[str]], accuracy: dict[str, str], eta: float, eps: float
         [
             "# Two Moons: what is rejected",
             "",
-            f"A GloRo Net (`moons-gloro`: MLP 100-100, MinMax) and a Centroid Net (`moons-centroid`: 20 centroids a"
-            f" class in the plane itself), both trained for l2 {eps:g} (thesis, figure 6.4). GloRo rejects what it cannot"
-            f" certify at {eps:g}. The Centroid Net has an eta-layer, eta {eta:g}, chosen so that it rejects as many test"
-            f" points; it promises that accepted points of different classes are at least {radius:.3f} apart.",
+            "A GloRo Net (`moons-gloro`: MLP 100-100, MinMax) and a Centroid Net (`moons-centroid`: 20 centroids a"
+            f" class in the plane itself), both trained for l2 {eps:g} (thesis, figure 6.4). GloRo rejects what it"
+            f" cannot certify at {eps:g}. The Centroid Net has an eta-layer, eta {eta:g}, chosen so that it rejects as"
+            " many test points; it promises that accepted points of different classes are at least"
+            f" {radius:.3f} apart.",
             "",
             "    python -m benchmarks.results.centroid_moons runs/centroid-moons docs/results/centroid-moons.md",
             "",
@@ -124,8 +126,8 @@ def main(runs: Path, out: Path) -> None:
     accuracy = {}
     for name, run in trained.items():
         assert run.result is not None
-        last = run.result["best"]
-        accuracy[name] = f"{100 * last['clean']['value']:.1f}, {100 * last['vra']['value']:.1f}"
+        best = run.result["best"]
+        accuracy[name] = f"{100 * best['clean']['value']:.1f}, {100 * best['vra']['value']:.1f}"
     picture = out.with_suffix(".png")
     out.parent.mkdir(parents=True, exist_ok=True)
     shown: dict[str, tuple[Certifier, float]] = {"GloRo": (gloro, eps), f"Centroid, eta {eta:g}": (with_layer, 0.0)}

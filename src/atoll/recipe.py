@@ -198,10 +198,8 @@ class _Builder:
     def build(self, hint: Any, value: Any, path: str) -> tuple[Any, Any]:
         """The object ``value`` describes and the same description with all defaults; (None, None) after a fault."""
         origin, args = typing.get_origin(hint), typing.get_args(hint)
-        if origin is types.UnionType and value is None and type(None) in args:
-            return None, None
-        if origin is types.UnionType and len(args) == 2 and args[1] is type(None):  # an optional component
-            return self.build(args[0], value, path)
+        if origin is types.UnionType and typing.get_origin(args[0]) is collections.abc.Callable:  # or nothing
+            return (None, None) if value is None else self.build(args[0], value, path)
         if kind := kind_of(hint):
             return self._component(kind, value, path)
         if origin is collections.abc.Callable and (kind := kind_of(args[1])):

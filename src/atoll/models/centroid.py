@@ -44,7 +44,7 @@ class Centroids(nn.Module):
         """
         flat = self.centroids.detach().flatten(0, 1)
         found = torch.addmm(flat.square().sum(1), z.detach(), flat.T, alpha=-2)
-        return found.unflatten(1, self.centroids.shape[:2])
+        return found.view(-1, *self.centroids.shape[:2])
 
     def forward(self, z: Tensor) -> Tensor:
         nearest = self.squares(z).argmin(2)
