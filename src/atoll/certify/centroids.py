@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.attacks.base import evaluation_mode
 from atoll.certify.certificate import Certificate
-from atoll.certify.lipschitz import UNITS, Bound, LayerBound, body_of, gamma, lipschitz
+from atoll.certify.lipschitz import UNITS, Bound, LayerBound, body_of, computes_in, gamma, lipschitz
 from atoll.certify.norms import BUDGET
 from atoll.certify.polyhedra import distance_bounds
 from atoll.models.centroid import CentroidNet, EtaLayer
@@ -83,8 +83,8 @@ class NearestCentroid:
         eta: float = 0.0,
     ) -> NearestCentroid:
         """With a proven constant; a sentence names the layer if there is one without."""
-        dtype = model.head.centroids.dtype
-        found = lipschitz(body_of(model), model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
+        network, dtype = body_of(model), computes_in(model)
+        found = lipschitz(network, model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
         return NearestCentroid(model, found.bound, found.layers, radii=radii, eta=eta)
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from atoll.attacks.base import evaluation_mode
 from atoll.certify.certificate import Certificate
 from atoll.certify.layers import linear_map
-from atoll.certify.lipschitz import UNITS, Bound, LayerBound, body_of, gamma, lipschitz
+from atoll.certify.lipschitz import UNITS, Bound, LayerBound, body_of, computes_in, gamma, lipschitz
 from atoll.certify.norms import BUDGET
 from atoll.errors import InputError
 from atoll.models.base import Classifier
@@ -122,16 +122,7 @@ class GloRo:
         """With proven constants; a sentence names the layer if there is one without."""
         if linear_map(model.head) is None:
             raise InputError(f"head ({type(model.head).__name__}) cannot be certified: expected a linear layer")
-        parameter = next(model.parameters())
-        dtype = parameter.dtype
-        if dtype == torch.float32 and (
-            parameter.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
-        ):
-            # TF32, bfloat16 inside and Winograd's algorithm round more than the sums of products that are counted here.
-            raise InputError(
-                "model: certificates in float32 are for CPUs with float32_matmul_precision highest;"
-                " run the network in float64 (model.double())"
-            )
+        dtype = computes_in(model)
         found = lipschitz(body_of(model), model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
         return GloRo(model, _pairs(model, found.bound, UNITS[dtype]), found.layers)
 

@@ -70,6 +70,19 @@ def body_of(model: Classifier) -> nn.Sequential:
     return nn.Sequential(OrderedDict(normalize=model.normalize, body=model.body))
 
 
+def computes_in(model: nn.Module) -> torch.dtype:
+    """The precision that the rounding of a network is counted in, or a sentence if it cannot be."""
+    parameter = next(model.parameters())
+    full = parameter.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+    if parameter.dtype == torch.float32 and not full:
+        # TF32, bfloat16 inside and Winograd's algorithm round more than the sums of products that are counted here.
+        raise InputError(
+            "model: certificates in float32 are for CPUs with float32_matmul_precision highest;"
+            " run the network in float64 (model.double())"
+        )
+    return parameter.dtype
+
+
 @dataclass(frozen=True)
 class Bound:
     r"""What is known of a map f and of its computation :math:`\hat f`, in l2.
