@@ -126,7 +126,7 @@ def test_bounds_are_below_the_solver_after_any_number_of_steps(boxed):
     margin = squares[0][:, :, None] - squares[1][:, None]
     low, high = (-z, 1 - z) if boxed else (np.full((20, 5), -50.0), np.full((20, 5), 50.0))
     tensors = [torch.tensor(v) for v in (own, other, margin, low, high)]
-    goal = torch.full((20,), 9.0).double()
+    goal = torch.full((20, 3), 9.0).double()
     bounds = {steps: distance_bounds(*tensors, goal, steps=steps) for steps in (1, 7, 50, 1000)}
     for i in range(20):
         for j in range(3):

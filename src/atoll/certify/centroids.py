@@ -16,7 +16,7 @@ from atoll.certify.norms import BUDGET
 from atoll.certify.polyhedra import distance_bounds
 from atoll.models.centroid import CentroidNet, EtaLayer
 
-CHUNK = 2**22  # distances that are looked at together
+CHUNK = 2**22  # numbers that are looked at together
 OWN = 4  # own centroids, from the nearest on, that a bisecting plane is drawn for
 REFINED_OWN = 24  # the same where all planes together are looked at,
 REFINED_OTHER = 8  # and so many other centroids at a time
@@ -102,10 +102,10 @@ class NearestCentroid:
         error = 2 * (self.encoder.relative * size + self.encoder.absolute)
         gain = self.encoder.lipschitz + self.encoder.relative
         prediction = logits.argmax(1)
-        rows = max(1, CHUNK // (OWN * len(self.centroids)))
+        rows = max(1, CHUNK // max(OWN * len(self.centroids), REFINED_OWN * z.shape[1]))
         parts = zip(*(torch.split(v, rows) for v in (z.double(), prediction, error)), strict=True)
-        # What has to be reached in feature space for a radius.
-        found = [self._distance(z, top, [r * gain + e for r in self.radii]) for z, top, e in parts]
+        # What has to be reached in feature space for a radius, and a little more.
+        found = [self._distance(z, top, [r * gain * (1 + 1e-9) + e for r in self.radii]) for z, top, e in parts]
         radius = ((torch.cat(found) - error) / gain).clamp_min(0) * (1 - 1e-12)
         accepted = self.eta(logits).argmax(1) == prediction
         return Certificate(prediction, radius.where(accepted, 0.0))
@@ -133,12 +133,12 @@ class NearestCentroid:
 
     def _refine(self, near: _Neighbourhood, bounds: Tensor, goal: Tensor) -> None:
         """Raise the bounds below the goal, as far as that may lift a point's smallest one to it."""
-        c, open_ = self.centroids, bounds < goal[:, None]
-        rows = ((bounds.amin(1) > 0) & open_.any(1)).nonzero().squeeze(1)
+        c, below = self.centroids, bounds < goal[:, None]
+        rows = ((bounds.amin(1) > 0) & below.any(1)).nonzero().squeeze(1)
         while len(rows):
             # The most threatening first: mostly they decide.
-            some = min(REFINED_OTHER, int(open_[rows].sum(1).max()))
-            other = bounds[rows].masked_fill(~open_[rows], math.inf).topk(some, dim=1, largest=False).indices
+            some = min(REFINED_OTHER, int(below[rows].sum(1).max()))
+            other = bounds[rows].masked_fill(~below[rows], math.inf).topk(some, dim=1, largest=False).indices
             own = near.own[rows]
             margin = near.squares[rows].gather(1, other)[:, :, None] - near.squares[rows].gather(1, own)[:, None]
             found = distance_bounds(
@@ -147,12 +147,12 @@ class NearestCentroid:
                 margin - near.slack[rows, None, None],
                 near.low[rows],
                 near.high[rows],
-                goal[rows],
+                torch.where(below[rows].gather(1, other), goal[rows, None], 0.0),
             )
             better = torch.maximum(found, bounds[rows].gather(1, other))
             bounds[rows[:, None], other] = better
-            open_[rows[:, None], other] = False
-            rows = rows[(better >= goal[rows, None]).all(1) & open_[rows].any(1)]
+            below[rows[:, None], other] = False
+            rows = rows[(better >= goal[rows, None]).all(1) & below[rows].any(1)]
 
     # --- the guarantees of an eta-layer ---------------------------------------------------------------------------
 

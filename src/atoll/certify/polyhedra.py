@@ -39,13 +39,13 @@ def distance_bounds(
         margin: s, or less, ``(batch, other, own)``.
         low: the box, ``(batch, features)``; not above 0.
         high: not below 0.
-        goal: what is enough, ``(batch,)``.
+        goal: what is enough, ``(batch, other)``.
         steps: of ascent.
 
     >>> own, other = torch.zeros(1, 1, 2).double(), torch.tensor([[[2.0, 0.0]]]).double()
     >>> free = torch.full((1, 2), torch.inf).double()
     >>> s = torch.tensor([[[4.0]]]).double()  # at z = p = (0, 0): the plane in the middle is at distance 1
-    >>> distance_bounds(own, other, s, -free, free, torch.tensor([5.0]))
+    >>> distance_bounds(own, other, s, -free, free, torch.tensor([[5.0]]))
     tensor([[1.0000]], dtype=torch.float64)
     """
     problem = _Dual(own, other, margin, low[:, None], high[:, None])
@@ -63,7 +63,7 @@ def distance_bounds(
         point, pace = moved, following
         if step % CHECK == 0 or step == steps:
             best[left] = torch.maximum(best[left], problem.bound(point))
-            rows = (best[left] < goal[left, None]).any(1).nonzero().squeeze(1)
+            rows = (best[left] < goal[left]).any(1).nonzero().squeeze(1)
             if not len(rows):
                 break
             if len(rows) < len(left):
