@@ -271,7 +271,7 @@ class _Relabelled:
 
 
 def relative_cost(certifier: Certifier, model: nn.Module, x: Tensor, rounds: int = 7) -> float:
-    """Time of certifying a batch over that of plain inference: the median of runs side by side, of one if they are long."""
+    """Time of certifying a batch over plain inference: the median of runs side by side, of one if they are long."""
 
     @torch.no_grad()
     def plain() -> None:
