@@ -85,6 +85,29 @@ def test_a_false_certificate_fails_the_command(trained, capsys, monkeypatch):
     assert (trained / "certificates" / "broken.safetensors").exists()
 
 
+def test_smoothing_of_any_model_is_resumed_and_says_that_it_is_no_proof(tmp_path, capsys):
+    words = ["digits-smoothing", "data.limit=128", "model.widths=[4,4]", "trainer.epochs=2", "trainer.test_steps=0"]
+    assert main(["train", *words, "--out", str(tmp_path / "run"), "--json"]) == 0
+    capsys.readouterr()
+    words = (tmp_path / "run", "--smooth", "0.25", "--samples", "50", "--alpha", "0.2", "--eps", "0.1")
+    few = result(capsys, *words, "--points", "3")[str(tmp_path / "run")]
+    assert few["smoothing"] == {"sigma": 0.25, "n0": 100, "n": 50, "alpha": 0.2}
+    (kept,) = (tmp_path / "run" / "smoothing").glob("points-*/points-0.jsonl")
+    assert len(kept.read_text().split()) == 3 * 3
+    more = result(capsys, *words, "--points", "12")[str(tmp_path / "run")]
+    assert len(kept.read_text().split()) == 3 * 12  # three numbers a point; the first points were known
+    stored = load_file(tmp_path / "run" / "smoothing" / "certificates.safetensors")
+    assert (
+        int(((stored["prediction"] == stored["label"]) & (stored["radius"] >= 0.1)).sum())
+        == (more["verified"][0]["correct"])
+    )
+    assert main(["certify", *map(str, words), "--points", "12"]) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    assert "holds with probability 0.8 for each point, not surely" in table
+    assert main(["certify", *map(str, words), "--smooth", "0"]) == 1
+    assert "sigma: expected a number > 0" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_two_processes_share_the_points(trained):
     words = ("certify", str(trained), "--points", "41", "--json", "--check", "5", "--attacks", "PGD-2")

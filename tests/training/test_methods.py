@@ -14,7 +14,7 @@ from atoll.errors import InputError
 from atoll.models import MLP, ViT
 from atoll.training.losses import ALP, AT, MART, TRADES, Outputs, Standard, Term
 from atoll.training.losses.base import Loss
-from atoll.training.methods import AWP, AWPT, RAT, S2O, SAM, SWA, Method, TrH
+from atoll.training.methods import AWP, AWPT, RAT, S2O, SAM, SWA, GaussianNoise, Method, TrH
 from atoll.training.methods.rat import head_row_sums, rat_targets, taylor_terms
 from atoll.training.methods.s2o import correlation, second_order_targets
 from atoll.training.methods.trh import full_trace, ramp, top_trace
@@ -463,6 +463,36 @@ def test_rat_terms_carry_their_coefficients():
         assert float(step.terms["ce"]) == pytest.approx((1 - eta) * float(ce), rel=1e-5)
 
 
+# --- noise ----------------------------------------------------------------------------------------------------------
+
+
+class Inputs(Method):
+    """Remembers what a step computes its gradient on."""
+
+    @contextmanager
+    def around_step(self, trainer, step):
+        self.seen = step.x.clone(), step.x_adv.clone()
+        yield
+
+
+def test_gaussian_noise_is_the_same_on_both_passes_and_new_in_every_step():
+    trainer, inputs = tiny_trainer("trades"), Inputs()
+    trainer.methods = (GaussianNoise(sigma=0.3), inputs)
+    batch, noises = first_batch(trainer), []
+    for _ in range(20):
+        step = trainer.train_step(batch)
+        x, x_adv = inputs.seen
+        torch.testing.assert_close(x - step.x, x_adv - step.x_adv)
+        assert torch.equal(step.x, batch.x)  # only the gradient is computed with noise
+        noises.append(x - step.x)
+        trainer.step += 1
+    noise = torch.stack(noises)
+    assert float(noise.std()) == pytest.approx(0.3, rel=0.03)
+    assert abs(float(noise.mean())) < 0.01
+    assert (noise.flatten(2).std(0) > 0).all()  # neither the same in every step
+    assert (noise.flatten(2).std(1) > 0).all()  # nor for every point
+
+
 # --- all of them ----------------------------------------------------------------------------------------------------
 
 
@@ -490,6 +520,7 @@ def test_every_method_trains_with_every_robust_loss(loss, method):
         lambda: AWP(gamma=-1),
         lambda: SAM(rho=-1),
         lambda: SWA(alpha=1),
+        lambda: GaussianNoise(sigma=0),
         lambda: S2O(weight=2),
         lambda: RAT(eta=2),
         lambda: RAT(terms="exact", sigma=0),

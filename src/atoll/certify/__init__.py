@@ -7,6 +7,7 @@ from atoll.certify.gloro import GloRo
 from atoll.certify.lipschitz import Lipschitz, lipschitz
 from atoll.certify.norms import conv_norm, dense_norm
 from atoll.certify.power import LipschitzEstimate
+from atoll.certify.smoothing import Smoothed
 
 __all__ = [
     "Certificate",
@@ -16,6 +17,7 @@ __all__ = [
     "LipschitzEstimate",
     "NearestCentroid",
     "Proof",
+    "Smoothed",
     "certifier_for",
     "conv_norm",
     "dense_norm",

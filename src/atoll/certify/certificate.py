@@ -13,7 +13,7 @@ class Certificate:
     """For each input the prediction, and a radius in l2 within which it provably cannot change.
 
     Args:
-        prediction: class of each input, int64.
+        prediction: class of each input, int64; -1 where a certifier that samples abstains.
         radius: float64; 0 where nothing is proven.
 
     >>> import torch

@@ -3,32 +3,42 @@
 atoll certify runs/digits-gloro
 atoll certify runs/mnist-gloro --eps 0.3,1.58 --points 1000
 atoll certify runs/mnist-gloro --no-attack
+atoll certify runs/digits-smoothing --smooth 0.25 --samples 10000
 
 Certified points are attacked at their radius; if one falls, the command fails.  Results are kept in RUN/certificates.
+
+--smooth certifies any model by randomized smoothing: it predicts what the model mostly says under Gaussian noise.  Such
+certificates hold with a probability (1 - alpha for each point), not surely, so no attack could refute one, and none is
+run.  Points are kept as they come: the same command goes on where it was interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from safetensors.torch import save
 
 from atoll.attacks.suites import VERSIONS, named, suite
-from atoll.certify.evaluate import attack_certified, certify, empirical, relative_cost
+from atoll.certify.evaluate import Certification, OnProgress, attack_certified, certify, empirical, relative_cost
 from atoll.certify.families import certifier_for
+from atoll.certify.kept import Kept
 from atoll.certify.norms import BUDGET
+from atoll.certify.smoothing import Smoothed
 from atoll.cli.output import console, interval, percent, print_json, print_table, progress_bar
-from atoll.data.base import SubSplit, to_float
+from atoll.data.base import Split, SubSplit, to_float
 from atoll.distributed import default_device, is_main, process_group
 from atoll.errors import InputError
-from atoll.files import write_atomic, write_json
+from atoll.files import sha256, write_atomic, write_json
+from atoll.models.base import Classifier
 from atoll.plots import plot_certified
 from atoll.run import Run, Which, open_run
+from atoll.streams import key
 from atoll.threat import ThreatModel
 
 HELP = "provable robustness of trained models"
@@ -45,11 +55,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--check", type=int, default=500, metavar="N", help="certified points attacked (default: 500)")
     parser.add_argument("--attack", action=argparse.BooleanOptionalAction, default=True, help="attack at all")
+    parser.add_argument("--smooth", type=float, metavar="SIGMA", help="randomized smoothing with noise of this size")
+    parser.add_argument("--samples", type=int, default=100_000, metavar="N", help="of the noise (default: 100000)")
+    parser.add_argument("--alpha", type=float, default=0.001, help="share of false certificates, at most (0.001)")
     parser.add_argument(
         "--precision",
-        default="float64",
         choices=["float64", "float32"],
-        help="of the certified network (default: float64); in float32 all that rounding can do is subtracted",
+        help="of the certified network (default: float64, and float32 for --smooth); for proofs in float32 all that"
+        " rounding can do is subtracted",
     )
     parser.add_argument("--budget", type=float, default=BUDGET, help=f"operations per layer's proof ({BUDGET:g})")
     parser.add_argument("--checkpoint", default="best", help="best, last, or a step (default: best)")
@@ -101,8 +114,55 @@ def _certify(run: Run, which: Which, options: argparse.Namespace, bar: Progress)
     def progress(what: str, done: float, total: int) -> None:
         bar.update(task, completed=int(done), total=total, note=what)
 
+    precision = options.precision or ("float64" if options.smooth is None else "float32")
     # What is certified, and what is attacked: the model in its own precision is faster.
-    certified = copy.deepcopy(model).double() if options.precision == "float64" else model
+    certified = copy.deepcopy(model).double() if precision == "float64" else model
+    folder = options.out or run.folder / ("certificates" if options.smooth is None else "smoothing")
+    result: dict[str, Any] = {
+        "run": str(run.folder),
+        "checkpoint": run.checkpoint_path(which, options.weights).name,
+        "weights": options.weights,
+        "split": options.split,
+        "points": len(split),
+        "precision": precision,
+        "seed": options.seed,
+        "folder": str(folder),
+        "torch": torch.__version__,
+    }
+    if options.smooth is not None:
+        smoothed = Smoothed(certified, options.smooth, n=options.samples, alpha=options.alpha, seed=options.seed)
+        about = {name: getattr(smoothed, name) for name in ("sigma", "n0", "n", "alpha")}
+        # Whatever decides about a certificate, the weights above all, decides about the folder that it is kept in.
+        weights = sha256(run.checkpoint_path(which, options.weights) / "model.safetensors")
+        names = key(about, weights, options.weights, precision, options.seed)
+        kept = Kept(smoothed, folder / f"points-{names:016x}")
+        began = time.monotonic()
+        certification = certify(kept, split, batch_size=1, device=device, on_progress=progress)
+        result |= {"smoothing": about, "seconds": time.monotonic() - began, **certification.to_json(radii)}
+        if is_main():
+            _keep(certification, run, radii, folder)
+    else:
+        result |= _prove(run, model, certified, split, radii, folder, options, bar, task, progress)
+    bar.remove_task(task)
+    if is_main():
+        write_json(folder / "certification.json", result)
+    return result
+
+
+def _prove(
+    run: Run,
+    model: Classifier,
+    certified: Classifier,
+    split: Split,
+    radii: list[float],
+    folder: Path,
+    options: argparse.Namespace,
+    bar: Progress,
+    task: TaskID,
+    progress: OnProgress,
+) -> dict[str, Any]:
+    """Certificates that are proofs, and attacks that try to refute them."""
+    device = default_device()
     certifier = certifier_for(
         certified,
         budget=options.budget,
@@ -110,17 +170,7 @@ def _certify(run: Run, which: Which, options: argparse.Namespace, bar: Progress)
         radii=radii,
     )
     certification = certify(certifier, split, batch_size=options.batch_size, device=device, on_progress=progress)
-    folder = options.out or run.folder / "certificates"
     result = {
-        "run": str(run.folder),
-        "checkpoint": run.checkpoint_path(which, options.weights).name,
-        "weights": options.weights,
-        "split": options.split,
-        "points": len(split),
-        "precision": options.precision,
-        "seed": options.seed,
-        "folder": str(folder),
-        "torch": torch.__version__,
         "layers": [vars(layer) for layer in certifier.layers],
         "lipschitz": certifier.lipschitz,
         **certification.to_json(radii),
@@ -128,9 +178,7 @@ def _certify(run: Run, which: Which, options: argparse.Namespace, bar: Progress)
     x = to_float(split.fetch(torch.arange(min(options.batch_size, len(split))))).to(device)
     result["relative_cost"] = relative_cost(certifier, certified, x.to(next(certified.parameters()).dtype))
     if is_main():  # before the attacks, which take longest
-        found = {name: getattr(certification, name) for name in ("prediction", "radius", "label")}
-        write_atomic(folder / "certificates.safetensors", save(found))
-        plot_certified({run.folder.name: certification.curve()}, radii).savefig(folder / "curve.png", dpi=120)
+        _keep(certification, run, radii, folder)
     if options.attack:
         check = attack_certified(
             model, certifier, split, certification, bounds=run.data.bounds, points=options.check, seed=options.seed,
@@ -147,10 +195,13 @@ def _certify(run: Run, which: Which, options: argparse.Namespace, bar: Progress)
                 device=device, on_progress=progress,
             )  # fmt: skip
             result["empirical"].append({"eps": eps, "attacks": options.attacks, **accuracy.to_json()})
-    bar.remove_task(task)
-    if is_main():
-        write_json(folder / "certification.json", result)
     return result
+
+
+def _keep(certification: Certification, run: Run, radii: list[float], folder: Path) -> None:
+    found = {name: getattr(certification, name) for name in ("prediction", "radius", "label")}
+    write_atomic(folder / "certificates.safetensors", save(found))
+    plot_certified({run.folder.name: certification.curve()}, radii).savefig(folder / "curve.png", dpi=120)
 
 
 def _show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
@@ -158,20 +209,19 @@ def _show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> No
         print_json(results)
         return
     for folder, result in results.items():
-        layers = [layer for layer in result["layers"] if layer["how"] != "known"]
-        rows = [[layer["name"], layer["kind"], f"{layer['lipschitz']:.4f}", layer["how"]] for layer in layers]
-        print_table(f"{folder}: Lipschitz constants", ["layer", "kind", "at most", "proof"], rows)
+        if "layers" in result:
+            layers = [layer for layer in result["layers"] if layer["how"] != "known"]
+            rows = [[layer["name"], layer["kind"], f"{layer['lipschitz']:.4f}", layer["how"]] for layer in layers]
+            print_table(f"{folder}: Lipschitz constants", ["layer", "kind", "at most", "proof"], rows)
         rows = [["clean", "-", percent(result["clean"]), interval(result["clean"])]]
+        kind = "verified" if "layers" in result else "verified, probably"
         for verified in result["verified"]:
-            rows.append(["verified", f"{verified['eps']:.4g}", percent(verified), interval(verified)])
+            rows.append([kind, f"{verified['eps']:.4g}", percent(verified), interval(verified)])
         for found in result.get("empirical", []):
             rows.append([found["attacks"], f"{found['eps']:.4g}", percent(found), interval(found)])
         title = f"{folder}: {result['points']:,} {result['split']} points, l2, {result['precision']}"
         print_table(title, ["", "eps", "accuracy %", "95 %"], rows)
-        lines = [
-            f"median certified radius {result['median_radius']:.4g}; certifying takes"
-            f" {result['relative_cost']:.2f} times as long as predicting"
-        ]
+        lines = [f"median certified radius {result['median_radius']:.4g}{_cost(result)}"]
         if "check" in result:
             check = result["check"]
             lines.append(
@@ -181,3 +231,13 @@ def _show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> No
         lines.append(f"certificates and results: {result['folder']}")
         for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cost(result: dict[str, Any]) -> str:
+    if "smoothing" not in result:
+        return f"; certifying takes {result['relative_cost']:.2f} times as long as predicting"
+    about = result["smoothing"]
+    return (
+        f" by randomized smoothing (sigma {about['sigma']:g}), which holds with probability {1 - about['alpha']:g} for"
+        f" each point, not surely; certifying takes {about['n0'] + about['n']:,} predictions a point"
+    )

@@ -5,6 +5,7 @@ from atoll.training.methods.base import Method, Step
 from atoll.training.methods.centroids import CentroidsFromData
 from atoll.training.methods.early_stopping import EarlyStopping
 from atoll.training.methods.eps_ramp import EpsRamp
+from atoll.training.methods.gaussian_noise import GaussianNoise
 from atoll.training.methods.lookahead import Lookahead
 from atoll.training.methods.mixing import CutMix, Mixup
 from atoll.training.methods.rat import RAT
@@ -25,6 +26,7 @@ __all__ = [
     "CutMix",
     "EarlyStopping",
     "EpsRamp",
+    "GaussianNoise",
     "Lookahead",
     "MeasureWCI",
     "Method",
