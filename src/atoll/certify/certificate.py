@@ -25,11 +25,11 @@ class Certificate:
     prediction: Tensor
     radius: Tensor
 
-    def holds(self, eps: float) -> Tensor:
+    def holds(self, eps: float | Tensor) -> Tensor:
         """Whether the prediction is proven within eps."""
         return (self.radius > 0) & (self.radius >= eps)
 
-    def answer(self, eps: float) -> Tensor:
+    def answer(self, eps: float | Tensor) -> Tensor:
         """The prediction, or -1 where the classifier abstains because it cannot promise it within eps."""
         return self.prediction.where(self.holds(eps), -1)
 

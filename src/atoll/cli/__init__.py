@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from atoll.cli import attack, certify, curvature, ls, train
+from atoll.cli import attack, certify, curvature, export, ls, train
 from atoll.cli.output import error_console
 from atoll.distributed import is_main
 from atoll.errors import AtollError, TrainingError
 
-VERBS = {"train": train, "attack": attack, "certify": certify, "curvature": curvature, "ls": ls}
+VERBS = {"train": train, "attack": attack, "certify": certify, "export": export, "curvature": curvature, "ls": ls}
 
 DESCRIPTION = """\
 Train, attack, certify and explain adversarially robust image classifiers.
@@ -23,6 +23,7 @@ Train, attack, certify and explain adversarially robust image classifiers.
   atoll train --resume --out runs/digits-at    go on where a run was stopped or killed
   atoll attack runs/digits-at                  robust accuracy of its best checkpoint
   atoll certify runs/digits-gloro              radii within which predictions provably cannot change
+  atoll export runs/digits-gloro -o net.onnx   the same as a file that other programs can run
   atoll curvature runs/digits-at               how flat it is, layer by layer
 """
 

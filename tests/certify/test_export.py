@@ -1,0 +1,134 @@
+"""Exported files against the models they came from, run by ONNX Runtime."""
+
+import json
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from atoll.certify import GloRo
+from atoll.certify.export import Affine, Exported, Graph, compare, export, run, to_onnx
+from atoll.certify.gloro import Constants
+from atoll.cli import main
+from atoll.errors import InputError, UnsoundError
+from atoll.models import MLP, LiResNet, SmallConvNet
+from support import SMALL
+
+
+def settled(model):
+    """In float64, with statistics of batch norm that are not 0 and 1."""
+    draw = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for value, least in ((module.running_mean, -0.5), (module.running_var, 1e-5), (module.weight.data, 0.5)):
+                value.copy_(torch.rand(value.shape, generator=draw) + least)
+    return model.double().eval()
+
+
+# A new kind of network that can be exported joins by one line.
+MODELS = {
+    "mlp": lambda: MLP((3,), 4, bounds=None),
+    "convnet": lambda: SmallConvNet((1, 8, 8), 3, widths=(4, 8), hidden=16, activation="minmax", input_range="[-1,1]"),
+    "batch-norm": lambda: SmallConvNet((1, 8, 8), 3, widths=(4, 8), hidden=16, batch_norm=True),
+    "liresnet": lambda: LiResNet((1, 8, 8), 3, depth=3, width=4, features=8),
+    "conventional": lambda: LiResNet((1, 8, 8), 3, depth=1, width=4, features=8, block="conventional"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_file_says_what_the_model_says(name, tmp_path):
+    model = settled(MODELS[name]())
+    certifier, x = GloRo.proven(model), torch.rand(20, *model.input_shape)
+    original = certifier(x)
+    eps = float(original.radius.median()) * (1 + 1e-6)
+    found = export(certifier, x, tmp_path / "model.onnx", eps=eps)
+    assert (found.checked, found.abstained) == (20, int((original.radius < eps).sum()))
+    assert found.difference < 1e-12
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    assert {i.name: i.type for i in session.get_inputs()} == {"x": "tensor(float)"}
+    for count in (1, 7):  # any batch size, and other points than those of the comparison
+        x = torch.rand(count, *model.input_shape)
+        prediction, radius = session.run(["prediction", "radius"], {"x": x.numpy()})
+        truth = certifier(x)
+        np.testing.assert_allclose(radius, truth.radius.numpy(), rtol=1e-9)
+        assert prediction.tolist() == truth.answer(eps).tolist()
+
+
+def test_eps_is_not_rounded_to_float32():
+    certifier = GloRo.proven(MLP((3,), 2, hidden=()).double())
+    x = torch.rand(50, 3)
+    _, radius = run(to_onnx(Graph(certifier, 0.0), (3,)), x)
+    row = int((radius.float().double() > radius).nonzero()[0])  # rounded, this one would be out of its own reach
+    prediction, again = run(to_onnx(Graph(certifier, float(radius[row])), (3,)), x)
+    assert torch.equal(again, radius)
+    assert torch.equal(prediction >= 0, radius >= radius[row])
+
+
+def test_a_file_that_says_something_else_is_not_written(tmp_path):
+    model = MLP((3,), 2, hidden=()).double()
+    right, x = GloRo.proven(model), torch.rand(5, 3)
+    k = right.constants
+    wrong = GloRo(model, Constants(k.lipschitz * (1 + 1e-8), k.relative, k.absolute))
+    content = to_onnx(Graph(wrong, 0.0), (3,))
+    assert compare(content, wrong, x, 0.0)[0] == 0
+    with pytest.raises(UnsoundError, match="does not do what the model does"):
+        compare(content, right, x, 0.0)
+    with pytest.raises(UnsoundError, match="does not do what the model does"):
+        compare(content, wrong, x, float(wrong(x).radius.max()) + 1e-6)  # abstains elsewhere
+
+
+def test_batch_norm_is_exact_where_onnx_is_not():
+    norm = settled(nn.Sequential(nn.BatchNorm2d(4)))[0]
+    x = torch.rand(5, 4, 3, 3, dtype=torch.float64)
+    torch.testing.assert_close(Affine(norm)(x), norm(x), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: GloRo.proven(MLP((2,), 2)), "expected float64 weights"),
+        (lambda: GloRo.proven(MLP((2,), 2, activation="gelu").double()), "ONNX Runtime has no Erf in float64"),
+        (lambda: len, "cannot be exported: expected a certifier from Lipschitz constants"),
+    ],
+)
+def test_what_cannot_be_exported_says_why(build, sentence, tmp_path):
+    with pytest.raises(InputError, match=sentence):
+        export(build(), torch.rand(2, 2), tmp_path / "model.onnx", eps=0.1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    words = ["digits-gloro", "data.limit=256", "model.widths=[4,8]", "model.hidden=16", "trainer.epochs=4"]
+    folder, file = str(tmp_path / "gloro"), str(tmp_path / "model.onnx")
+    assert main(["train", *words, "trainer.test_steps=0", "--out", folder, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["export", folder, "-o", file, "--eps", "1/10", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["eps"], found["checked"]) == (0.1, 360)
+    assert 0 < found["abstained"] < 360
+    assert (tmp_path / "model.onnx").stat().st_size == found["bytes"]
+    monkeypatch.setattr("atoll.cli.export.export", lambda *_, eps: Exported(**found | {"eps": eps}))  # it takes seconds
+    assert main(["export", folder, "-o", file]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"on 360 test points, radii to a relative {found['difference']:.1g}" in told
+    assert f"abstains on {found['abstained']} of them at eps 0.5" in told  # as trained
+    for wrong, sentence in (
+        (["--points", "0"], "--points: expected at least 1"),
+        (["--eps", "x"], "eps: expected a number or a fraction"),
+        (["--out", str(tmp_path)], "--out: expected a file"),
+        (["--checkpoint", "first"], "--checkpoint: expected best, last or a step"),
+    ):
+        assert main(["export", folder, "-o", file, *wrong]) == 1
+        assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_command_says_why_not(trained, tmp_path, capsys):
+    file = str(tmp_path / "model.onnx")
+    assert main(["export", str(trained), "-o", file]) == 1
+    assert "was trained against linf; say which l2 radius" in " ".join(capsys.readouterr().err.split())
+    words = [*SMALL, "model={class_path: PreActResNet, init_args: {width: 2}}", "trainer.epochs=1", "attack.steps=1"]
+    assert main(["train", *words, "--out", str(tmp_path / "run"), "--json"]) == 0
+    assert main(["export", str(tmp_path / "run"), "-o", file, "--eps", "0.1"]) == 1
+    assert "body.1 (PreActBlock) cannot be certified" in " ".join(capsys.readouterr().err.split())
