@@ -40,6 +40,7 @@ from atoll.training.methods import (
     EpsRamp,
     GaussianNoise,
     Lookahead,
+    MeasureThreats,
     MeasureWCI,
     Mixup,
     TrH,
@@ -75,6 +76,7 @@ METHODS = {
     "rat": RAT,
     "rat-exact": lambda: RAT(terms="exact"),
     "measure-wci": lambda: MeasureWCI(points=12, gap=True),
+    "measure-threats": lambda: MeasureThreats(points=20),
     "wci-schedule": lambda: WCISchedule(threshold=0.5, start=0.3, points=12),
 }
 

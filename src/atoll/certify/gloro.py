@@ -60,14 +60,24 @@ def radius(logits: Tensor, size: Tensor, constants: Constants) -> Tensor:
     >>> radius(torch.tensor([[3.0, 1.0]]), torch.ones(1), constants)
     tensor([1.], dtype=torch.float64)
     """
+    found: Tensor = ratios(logits, size, constants).amin(1)
+    return found
+
+
+def ratios(logits: Tensor, size: Tensor, constants: Constants) -> Tensor:
+    """What ``radius`` is the minimum of: how far the prediction is proven against each class, infinity for its own.
+
+    >>> constants = Constants.estimated(torch.tensor([[0.0, 2.0, 1.0], [2.0, 0.0, 1.0], [1.0, 1.0, 0.0]]))
+    >>> ratios(torch.tensor([[3.0, 1.0, 0.0]]), torch.ones(1), constants)
+    tensor([[inf, 1., 3.]], dtype=torch.float64)
+    """
     f = logits.double()
     top = f.argmax(1)
     k, a, b = (matrix.to(f.device)[top] for matrix in (constants.lipschitz, constants.relative, constants.absolute))
     margin = f.gather(1, top[:, None]) - f - 2 * (a * size.double()[:, None] + b)
     # A pair of classes whose difference is constant can change nothing, unless it is a tie.
     ratio = torch.where(margin > 0, margin / (k + a), 0.0)
-    found: Tensor = ratio.scatter(1, top[:, None], math.inf).amin(1)
-    return found
+    return ratio.scatter(1, top[:, None], math.inf)
 
 
 def abstain_logit(logits: Tensor, reach: Tensor) -> Tensor:

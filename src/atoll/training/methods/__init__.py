@@ -12,6 +12,7 @@ from atoll.training.methods.rat import RAT
 from atoll.training.methods.s2o import S2O
 from atoll.training.methods.sam import SAM
 from atoll.training.methods.swa import SWA
+from atoll.training.methods.threats import MeasureThreats
 from atoll.training.methods.trh import TrH
 from atoll.training.methods.wci import MeasureWCI, WCISchedule
 
@@ -28,6 +29,7 @@ __all__ = [
     "EpsRamp",
     "GaussianNoise",
     "Lookahead",
+    "MeasureThreats",
     "MeasureWCI",
     "Method",
     "Mixup",
