@@ -479,7 +479,7 @@ def test_gaussian_noise_is_the_same_on_both_passes_and_new_in_every_step():
     trainer, inputs = tiny_trainer("trades"), Inputs()
     trainer.methods = (GaussianNoise(sigma=0.3), inputs)
     batch, noises = first_batch(trainer), []
-    for _ in range(20):
+    for _ in range(5):
         step = trainer.train_step(batch)
         x, x_adv = inputs.seen
         torch.testing.assert_close(x - step.x, x_adv - step.x_adv)
@@ -487,8 +487,8 @@ def test_gaussian_noise_is_the_same_on_both_passes_and_new_in_every_step():
         noises.append(x - step.x)
         trainer.step += 1
     noise = torch.stack(noises)
-    assert float(noise.std()) == pytest.approx(0.3, rel=0.03)
-    assert abs(float(noise.mean())) < 0.01
+    assert float(noise.std()) == pytest.approx(0.3, rel=0.04)
+    assert abs(float(noise.mean())) < 0.02
     assert (noise.flatten(2).std(0) > 0).all()  # neither the same in every step
     assert (noise.flatten(2).std(1) > 0).all()  # nor for every point
 
