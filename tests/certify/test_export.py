@@ -37,7 +37,11 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Each takes seconds; convolutions beside a shortcut are in the others, too.
+SLOW = {"conventional": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in MODELS])
 def test_the_file_says_what_the_model_says(name, tmp_path):
     model = settled(MODELS[name]())
     certifier, x = GloRo.proven(model), torch.rand(20, *model.input_shape)
