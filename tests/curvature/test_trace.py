@@ -106,6 +106,8 @@ def test_which_models_are_piecewise_linear(case):
     smooth = {"6c2f-softplus": "Softplus", "small-bn-gelu": "Gelu"}
     smooth |= {c.name: "NativeLayerNorm" for c in ALL_MODELS if c.name.startswith("vit")}
     smooth |= {c.name: "VarMean" for c in ALL_MODELS if c.name.startswith("hybrid")}  # standardised weights
+    normed = ("liresnet", "resnet", "liresnet-plain", "centroid", "centroid-encoder")  # unit rows, or distances
+    smooth |= dict.fromkeys(normed, "LinalgVectorNorm")
     assert nonlinearity(case.build().eval()(case.images())) == smooth.get(case.name)
 
 

@@ -15,7 +15,7 @@ _LINEAR = frozenset([
     "Flip", "Roll", "ConstantPadNd", "ReflectionPad2D", "ReplicationPad2D", "AvgPool1D", "AvgPool2D",
     "AdaptiveAvgPool1D", "AdaptiveAvgPool2D", "MaxPool1DWithIndices", "MaxPool2DWithIndices", "AdaptiveMaxPool2D",
     "UpsampleNearest2D", "Relu", "LeakyRelu", "Hardtanh", "Threshold", "Abs", "Maximum", "Minimum", "Amax", "Max",
-    "Clamp", "ClampMin", "ClampMax", "Where",
+    "Clamp", "ClampMin", "ClampMax", "Where", "_SortPairs",
 ])  # fmt: skip
 # Operations that are linear in each of their inputs while the others are held.
 _MULTILINEAR = frozenset([
