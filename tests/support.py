@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from atoll.attacks import PGD
-from atoll.data import Data, MemorySplit, Splits
+from atoll.data import Data, MemorySplit, Splits, batches
+from atoll.data.base import in_order
 from atoll.models import CentroidNet, SmallConvNet
 from atoll.threat import ThreatModel
 from atoll.training.losses import (
@@ -120,6 +121,11 @@ def tiny_centroid_net(batch_norm: bool = False) -> CentroidNet:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return CentroidNet((1, 8, 8), 3, per_class=4, encoder=encoder)
+
+
+def first_batch(trainer):
+    """The first sixteen points, as a step gets them."""
+    return next(batches(trainer.data.train, in_order(16, 16)))
 
 
 def tiny_trainer(

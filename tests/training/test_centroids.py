@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from atoll.certify import NearestCentroid
 from atoll.certify.power import LipschitzEstimate
-from atoll.data import batches, in_order
 from atoll.errors import InputError, RecipeError, TrainingError
 from atoll.models import MLP, CentroidNet
 from atoll.recipe import build_recipe
@@ -16,7 +15,7 @@ from atoll.threat import ThreatModel
 from atoll.training.losses import CentroidMargin, Outputs
 from atoll.training.methods import CentroidsFromData
 from atoll.training.trainer import Settings, Trainer
-from support import CENTROID, TinyData, assert_identical, tiny_trainer, weights
+from support import CENTROID, TinyData, assert_identical, first_batch, tiny_trainer, weights
 
 
 def naive_margin(loss, z, centroids, y, reach):
@@ -58,10 +57,6 @@ def test_the_margin_is_the_certified_radius():
     torch.testing.assert_close(100 * (1 - term.value(out, found.prediction)), found.radius, rtol=1e-6, atol=1e-6)
 
 
-def first_batch(trainer):
-    return next(batches(trainer.data.train, in_order(16, 16)))
-
-
 @pytest.mark.parametrize("loss", CENTROID)
 def test_gradient_is_that_of_the_loss_written_by_hand(loss):
     trainer = tiny_trainer(loss, double=True, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
@@ -73,15 +68,6 @@ def test_gradient_is_that_of_the_loss_written_by_hand(loss):
     naive_margin(trainer.loss, model.features(batch.x), model.head.centroids, batch.y, reach).mean().backward()
     for old, new, truth in zip(before, trainer.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close((old - new) / 0.1, truth.grad, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("loss", CENTROID)
-def test_accumulated_gradients_are_those_of_the_whole_batch(loss):
-    whole, parts = tiny_trainer(loss), tiny_trainer(loss, accumulate=4)
-    for trainer in (whole, parts):
-        trainer.train_step(first_batch(trainer))
-    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_centroids_begin_at_training_points_and_the_run_resumes(tmp_path):

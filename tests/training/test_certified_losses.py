@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.certify.power import LipschitzEstimate
-from atoll.data import batches, in_order
 from atoll.errors import InputError, TrainingError
 from atoll.models import MLP, PreActResNet
 from atoll.run import train
@@ -16,7 +15,7 @@ from atoll.threat import ThreatModel
 from atoll.training.losses import EMMA, Abstention, GloRoCE, GloRoTRADES, Outputs
 from atoll.training.methods import EpsRamp
 from atoll.training.trainer import Trainer
-from support import CERTIFIED, TinyData, assert_identical, naive_certified, tiny_trainer, weights
+from support import CERTIFIED, TinyData, assert_identical, first_batch, naive_certified, tiny_trainer, weights
 
 shapes = st.tuples(st.integers(1, 4), st.integers(2, 6), st.floats(0.1, 5.0), st.integers(0, 10**6))
 
@@ -92,10 +91,6 @@ def test_constants_belong_to_the_training_pass_and_labels_are_classes(name):
             CERTIFIED[name]().values(out, torch.full((2, 3), 1 / 3))
 
 
-def first_batch(trainer):
-    return next(batches(trainer.data.train, in_order(16, 16)))
-
-
 @pytest.mark.parametrize("loss", CERTIFIED)
 def test_gradient_is_that_of_the_loss_written_by_hand(loss):
     """Through the constants, too; power iteration itself is tested in tests/certify/test_power.py."""
@@ -110,15 +105,6 @@ def test_gradient_is_that_of_the_loss_written_by_hand(loss):
     naive_certified(trainer.loss, out, batch.y).mean().backward()
     for old, new, truth in zip(before, trainer.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close((old - new) / 0.1, truth.grad, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("loss", CERTIFIED)
-def test_accumulated_gradients_are_those_of_the_whole_batch(loss):
-    whole, parts = tiny_trainer(loss), tiny_trainer(loss, accumulate=4)
-    for trainer in (whole, parts):
-        trainer.train_step(first_batch(trainer))
-    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_vectors_of_power_iteration_survive_an_interruption(tmp_path):

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from atoll.data import batches, in_order
 from atoll.errors import InputError
 from atoll.models import MLP, ViT
 from atoll.training.losses import ALP, AT, MART, TRADES, Outputs, Standard, Term
@@ -18,7 +17,7 @@ from atoll.training.methods import AWP, AWPT, RAT, S2O, SAM, SWA, GaussianNoise,
 from atoll.training.methods.rat import head_row_sums, rat_targets, taylor_terms
 from atoll.training.methods.s2o import correlation, second_order_targets
 from atoll.training.methods.trh import full_trace, ramp, top_trace
-from support import LOSSES, METHODS, tiny_trainer, weights
+from support import LOSSES, METHODS, first_batch, tiny_trainer, weights
 
 VARIANTS = {
     "standard": Standard(),
@@ -30,10 +29,6 @@ VARIANTS = {
     "mart": MART(),
     "mart-stopped": MART(stop_clean_gradient=True),
 }
-
-
-def first_batch(trainer):
-    return next(batches(trainer.data.train, in_order(16, 16)))
 
 
 def small(seed=0, inputs=3, classes=3, hidden=(5, 4)):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.data import batches, in_order
 from atoll.errors import CheckpointError, InputError, TrainingError
 from atoll.run import train
 from atoll.training.checkpoint import load_checkpoint
@@ -15,11 +14,17 @@ from atoll.training.losses import AT, TRADES
 from atoll.training.methods import Method
 from atoll.training.observers import JsonLines, Observer, read_records
 from atoll.training.trainer import Settings, Trainer
-from support import LOSSES, METHODS, assert_identical, naive_loss, tiny_trainer, weights
-
-
-def first_batch(trainer):
-    return next(batches(trainer.data.train, in_order(16, 16)))
+from support import (
+    CENTROID,
+    CERTIFIED,
+    LOSSES,
+    METHODS,
+    assert_identical,
+    first_batch,
+    naive_loss,
+    tiny_trainer,
+    weights,
+)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +55,7 @@ def test_gradient_is_that_of_the_loss_written_by_hand(loss):
         torch.testing.assert_close((old - new) / 0.1, truth.grad, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [*LOSSES, *CERTIFIED, *CENTROID])
 def test_accumulated_gradients_are_those_of_the_whole_batch(loss):
     whole, parts = tiny_trainer(loss), tiny_trainer(loss, accumulate=4)
     for trainer in (whole, parts):
