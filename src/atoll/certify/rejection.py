@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from atoll.certify.certificate import Certifier
+from atoll.certify.certificate import Certificate, Certifier
 from atoll.certify.evaluate import certify
 from atoll.data.base import MemorySplit, Split
 from atoll.statistics import Accuracy
@@ -22,7 +22,7 @@ def rejected(
     50
     """
     found = certify(certifier, split, batch_size=batch_size, device=device)
-    held = (found.radius > 0) & (found.radius >= eps)
+    held = Certificate(found.prediction, found.radius).holds(eps)
     return Accuracy(int((~held).sum()), len(split))
 
 

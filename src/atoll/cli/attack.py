@@ -24,6 +24,7 @@ from atoll.attacks.evaluate import WRONG, Evaluation, evaluate
 from atoll.attacks.rays import boundary_distance
 from atoll.attacks.suites import VERSIONS, named, suite
 from atoll.attacks.transfer import Transfer
+from atoll.cli.options import checkpoint
 from atoll.cli.output import console, interval, percent, print_json, print_table, progress_bar
 from atoll.data.base import Split, SubSplit, to_float
 from atoll.distributed import all_sum, barrier, default_device, is_main, process_group, rank, world_size
@@ -68,9 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.points is not None and options.points < 1:
         raise InputError(f"--points: expected at least 1, got {options.points}")
-    which: Which = int(options.checkpoint) if options.checkpoint.isdecimal() else options.checkpoint
-    if which not in ("best", "last") and not isinstance(which, int):
-        raise InputError(f"--checkpoint: expected best, last or a step, got {options.checkpoint!r}")
+    which = checkpoint(options.checkpoint)
     results = {}
     with process_group(), progress_bar("points") as bar:
         bar.disable = bar.disable or not is_main()

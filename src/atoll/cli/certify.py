@@ -30,6 +30,7 @@ from atoll.certify.families import certifier_for
 from atoll.certify.kept import Kept
 from atoll.certify.norms import BUDGET
 from atoll.certify.smoothing import Smoothed
+from atoll.cli.options import checkpoint, trained_radius
 from atoll.cli.output import console, interval, percent, print_json, print_table, progress_bar
 from atoll.data.base import Split, SubSplit, to_float
 from atoll.distributed import default_device, is_main, process_group
@@ -78,9 +79,7 @@ def run(options: argparse.Namespace) -> int:
     for name in ("points", "batch_size", "check"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
-    which: Which = int(options.checkpoint) if options.checkpoint.isdecimal() else options.checkpoint
-    if which not in ("best", "last") and not isinstance(which, int):
-        raise InputError(f"--checkpoint: expected best, last or a step, got {options.checkpoint!r}")
+    which = checkpoint(options.checkpoint)
     if options.out is not None and len(options.runs) > 1:
         raise InputError("--out: expected one run, got several")
     results = {}
@@ -93,16 +92,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _radii(run: Run, options: argparse.Namespace) -> list[float]:
-    if options.eps is not None:
-        return [ThreatModel("l2", word).radius for word in options.eps.split(",")]
-    if run.threat.norm != "l2":
-        raise InputError(f"--eps: {run.folder} was trained against {run.threat.norm}; say which l2 radii are meant")
-    return [run.threat.radius]
-
-
 def _certify(run: Run, which: Which, options: argparse.Namespace, bar: Progress) -> dict[str, Any]:
-    radii, device = _radii(run, options), default_device()
+    words, device = options.eps, default_device()
+    if words is None:
+        radii = [trained_radius(run, "radii are")]
+    else:
+        radii = [ThreatModel("l2", word).radius for word in words.split(",")]
     split = run.data.split(options.split)
     if options.points is not None:
         split = SubSplit(split, torch.arange(min(options.points, len(split))))

@@ -20,6 +20,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from atoll.attacks import PGD
+from atoll.cli.options import checkpoint
 from atoll.cli.output import console, print_json, print_table, progress_bar
 from atoll.curvature import (
     WCI,
@@ -73,9 +74,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.points < 1 or options.top < 0:
         raise InputError(f"--points, --top: expected at least 1 and 0, got {options.points}, {options.top}")
-    which: Which = int(options.checkpoint) if options.checkpoint.isdecimal() else options.checkpoint
-    if which not in ("best", "last") and not isinstance(which, int):
-        raise InputError(f"--checkpoint: expected best, last or a step, got {options.checkpoint!r}")
+    which = checkpoint(options.checkpoint)
     with process_group(), progress_bar("") as bar:
         bar.disable = bar.disable or not is_main()
         stage = Stage(bar)

@@ -17,10 +17,11 @@ import torch
 from atoll.certify.export import export
 from atoll.certify.families import certifier_for
 from atoll.certify.norms import BUDGET
+from atoll.cli.options import checkpoint, trained_radius
 from atoll.cli.output import console, print_json, progress_bar
 from atoll.data.base import to_float
 from atoll.errors import InputError
-from atoll.run import Run, Which, open_run
+from atoll.run import open_run
 from atoll.threat import ThreatModel
 
 HELP = "certified models as ONNX files"
@@ -40,13 +41,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.points < 1:
         raise InputError(f"--points: expected at least 1, got {options.points}")
-    which: Which = int(options.checkpoint) if options.checkpoint.isdecimal() else options.checkpoint
-    if which not in ("best", "last") and not isinstance(which, int):
-        raise InputError(f"--checkpoint: expected best, last or a step, got {options.checkpoint!r}")
+    which = checkpoint(options.checkpoint)
     if options.out.is_dir():
         raise InputError(f"--out: expected a file, got the folder {options.out}")
     opened = open_run(options.run_folder, trust=options.trust)
-    eps = _eps(opened, options.eps)
+    eps = ThreatModel("l2", options.eps).radius if options.eps is not None else trained_radius(opened, "radius is")
     model = opened.model(which, options.weights).double()
     split = opened.data.split("test")
     x = to_float(split.fetch(torch.arange(min(options.points, len(split)))))
@@ -68,13 +67,3 @@ def run(options: argparse.Namespace) -> int:
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
-
-
-def _eps(opened: Run, word: str | None) -> float:
-    if word is not None:
-        return ThreatModel("l2", word).radius
-    if opened.threat.norm != "l2":
-        raise InputError(
-            f"--eps: {opened.folder} was trained against {opened.threat.norm}; say which l2 radius is meant"
-        )
-    return opened.threat.radius
