@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,14 @@ from atoll.data import (
     KMNIST,
     MNIST,
     SVHN,
+    ClutteredCanvas,
     Data,
     Digits,
     FashionMNIST,
+    FewerClasses,
     ImageFolder,
     Npz,
+    OxfordPets,
     TinyImageNet,
     TwoMoons,
 )
@@ -167,6 +171,48 @@ def fake_folder(folder: Path) -> Path:
     return folder
 
 
+def voc(*objects: tuple[str, tuple[int, int, int, int]], size: tuple[int, int] | None = None) -> bytes:
+    """A Pascal-VOC file."""
+    tags = ("xmin", "ymin", "xmax", "ymax")
+    lines = [f"<size><width>{size[0]}</width><height>{size[1]}</height><depth>3</depth></size>"] if size else []
+    for name, box in objects:
+        corners = "".join(f"<{tag}>{value}</{tag}>" for tag, value in zip(tags, box, strict=True))
+        lines.append(f"<object><name>{name}</name><bndbox>{corners}</bndbox></object>")
+    return f"<annotation>{''.join(lines)}</annotation>".encode()
+
+
+PETS = ("Abyssinian", "american_bulldog", "Birman")
+
+
+def pet_files() -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """What is in the archives of images and annotations."""
+    images, annotations = {"images/Abyssinian_100.mat": b""}, {}
+    for part, count in (("trainval", 8), ("test", 3)):
+        lines = []
+        for label, breed in enumerate(PETS):
+            for i in range(count):
+                name = f"{breed}_{i if part == 'test' else 100 + i}"
+                images[f"images/{name}.jpg"] = png((30, 24), label * 1000 + i + 100 * count, "jpeg")
+                lines.append(f"{name} {label + 1} 1 1")
+                if part == "trainval" and i:  # one has none, as in reality
+                    annotations[f"annotations/xmls/{name}.xml"] = voc(("cat", (4, 4, 12, 15)), size=(30, 24))
+        annotations[f"annotations/{part}.txt"] = "\n".join(lines).encode()
+    return images, annotations
+
+
+def fake_pets(folder: Path, *, packed: bool = True) -> type[OxfordPets]:
+    parts = dict(zip(OxfordPets.archives, pet_files(), strict=True))
+    if not packed:
+        for name, content in (item for files in parts.values() for item in files.items()):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        return OxfordPets
+    archives = {
+        name: known(remote, tar(folder / remote.name, parts[name])) for name, remote in OxfordPets.archives.items()
+    }
+    return type("OxfordPets", (OxfordPets,), {"archives": archives})
+
+
 def fake_npz(path: Path, **changes: np.ndarray | None) -> Path:
     arrays: dict[str, np.ndarray | None] = {}
     for part, count in (("train", 60), ("test", 20)):
@@ -187,12 +233,14 @@ class Case:
     lengths: tuple[int, int]  # as published: train, test
 
 
-def _on_disk(kind: Callable[[Path], type[Data]]) -> Callable[..., Data]:
+def _on_disk(kind: Callable[[Path], Callable[..., Data]]) -> Callable[..., Data]:
     return lambda folder, **options: kind(folder)(root=folder, download=False, **options)
 
 
 DATASETS = {
     "digits": Case(lambda _, **o: Digits(**o), (1, 8, 8), 10, (1437, 360)),
+    "canvas": Case(lambda _, **o: ClutteredCanvas(data=Digits(), size=14, **o), (1, 14, 14), 10, (1437, 360)),
+    "fewer": Case(lambda _, **o: FewerClasses(data=Digits(), count=3, **o), (1, 8, 8), 3, (430, 107)),
     "moons": Case(lambda _, **o: TwoMoons(**o), (2,), 2, (500, 1000)),
     "mnist": Case(_on_disk(lambda f: fake_mnist(MNIST, f)), (1, 28, 28), 10, (80, 40)),
     "mnist-raw": Case(_on_disk(lambda f: fake_mnist(MNIST, f, packed=False)), (1, 28, 28), 10, (80, 40)),
@@ -205,5 +253,6 @@ DATASETS = {
     "tiny": Case(_on_disk(fake_tiny), (3, 64, 64), 3, (30, 6)),
     "tiny-folder": Case(_on_disk(lambda f: fake_tiny(f, packed=False)), (3, 64, 64), 3, (30, 6)),
     "folder": Case(lambda f, **o: ImageFolder(root=fake_folder(f), resize=16, size=12, **o), (3, 12, 12), 2, (20, 6)),
+    "pets": Case(_on_disk(lambda f: partial(fake_pets(f), resize=16, size=12)), (3, 12, 12), 3, (24, 9)),
     "npz": Case(lambda f, **o: Npz(path=fake_npz(f / "x.npz"), **o), (3, 12, 10), 4, (60, 20)),
 }

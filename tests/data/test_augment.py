@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 
-from atoll.data import Augmentation, Brightness, Cutout, HorizontalFlip, RandAugment, RandomCrop
+from atoll.data import Augmentation, Brightness, Cutout, Elastic, HorizontalFlip, RandAugment, RandomAffine, RandomCrop
 from atoll.data import randaugment as ops
+from atoll.data.affine import affine
 from atoll.errors import InputError
 from atoll.streams import Streams
 
@@ -23,6 +24,10 @@ AUGMENTATIONS = [
     HorizontalFlip(),
     Brightness(strength=0.3),
     Cutout(size=5),
+    RandomAffine(),
+    RandomAffine(degrees=60, scale=0.5),
+    Elastic(),
+    Elastic(strength=3.0, nodes=2),
     RandAugment(),
     RandAugment(num_ops=3, magnitude=30),
 ]
@@ -138,6 +143,10 @@ def test_cutout_is_a_square(size: int) -> None:
         lambda: Brightness(strength=-1),
         lambda: Cutout(size=0),
         lambda: Cutout(size=1, fill=2),
+        lambda: RandomAffine(degrees=-1),
+        lambda: RandomAffine(scale=1),
+        lambda: Elastic(strength=-1),
+        lambda: Elastic(nodes=1),
         lambda: RandAugment(num_ops=-1),
         lambda: RandAugment(magnitude=31),
     ],
@@ -249,19 +258,48 @@ def test_affine_like_pillow(matrix: list[list[float]]) -> None:
     method = Image.Transform.AFFINE
     grey = (127, 127, 127)
     pillow = to_pil(x[0]).transform((width, height), method, coefficients, Image.Resampling.BILINEAR, fillcolor=grey)
-    ours = ops.affine(x, torch.tensor([matrix]), fill=127 / 255)[0] * 255
+    ours = affine(x, torch.tensor([matrix]), fill=127 / 255)[0] * 255
     # Within a pixel of the border the two blend with the outside differently.
-    inside = ops.affine(torch.ones_like(x), torch.tensor([matrix]), fill=0.0)[0] == 1
+    inside = affine(torch.ones_like(x), torch.tensor([matrix]), fill=0.0)[0] == 1
     assert inside.float().mean() > 0.5
     assert (ours - from_pil(pillow)).abs()[inside].max() <= 1.01
+
+
+def test_random_affine_turns_and_scales_as_it_says() -> None:
+    """Where a bright spot ends up: as far from the centre, within the scale, and turned by no more than the angle."""
+    x = torch.zeros(400, 1, 41, 41)
+    x[:, :, 18:23, 32:37] = 1.0  # 14 pixels to the right of the centre
+    moved = RandomAffine(degrees=20, scale=0.1)(x, streams(400))
+    place = torch.arange(41.0) - 20
+    weight = moved.sum((1, 2, 3))
+    right, down = (moved.sum((1, 2)) * place).sum(1) / weight, (moved.sum((1, 3)) * place).sum(1) / weight
+    angle, distance = torch.rad2deg(torch.atan2(down, right)), torch.hypot(right, down)
+    assert 19 < angle.max() < 20.5
+    assert -20.5 < angle.min() < -19
+    assert 14 / 1.1 - 0.3 < distance.min() < 14 / 1.1 + 0.2
+    assert 14 / 0.9 - 0.2 < distance.max() < 14 / 0.9 + 0.3
+    assert abs(angle.mean()) < 2
+
+
+def test_elastic_moves_as_far_as_it_says() -> None:
+    """Where a spot in the middle of a large image ends up; nodes are there, so displacements are theirs."""
+    x = torch.zeros(2000, 1, 41, 41)
+    x[:, :, 19:22, 19:22] = 1.0
+    moved = Elastic(strength=0.5, nodes=5)(x, streams(2000))  # a node in the middle, ten pixels to the next
+    place = torch.arange(41.0) - 20
+    weight = moved.sum((1, 2, 3))
+    right = (moved.sum((1, 2)) * place).sum(1) / weight
+    assert 0.45 < right.std() < 0.53
+    assert right.mean().abs() < 0.05
+    assert torch.equal(Elastic(strength=0.0)(x[:2], streams(2)).round(decimals=4), x[:2])
 
 
 def test_affine_identity_and_shift() -> None:
     x = images(2)
     eye = torch.tensor([[[1.0, 0, 0], [0, 1, 0]]] * 2)
-    assert torch.allclose(ops.affine(x, eye), x, atol=1e-5)
+    assert torch.allclose(affine(x, eye), x, atol=1e-5)
     eye[:, 0, 2] = 3
-    moved = ops.affine(x, eye, fill=0.25)
+    moved = affine(x, eye, fill=0.25)
     assert torch.allclose(moved[..., :-3], x[..., 3:], atol=1e-5)
     assert torch.allclose(moved[..., -3:], torch.tensor(0.25), atol=1e-5)
 
@@ -277,7 +315,7 @@ def at_half_strength(name: str, x: Tensor, sign: int) -> Tensor:
         "translate_y": [[1, 0, 0], [0, 1, shift]],
     }
     if name in matrices:
-        return ops.affine(x, torch.tensor([matrices[name]]))
+        return affine(x, torch.tensor([matrices[name]]))
     if name in ("autocontrast", "equalize"):
         return getattr(ops, name)(x)
     if name in ("color", "contrast", "brightness", "sharpness"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from atoll.data import (
     Split,
     SubSplit,
     batches,
+    boxes_of,
     in_order,
     shuffled,
 )
@@ -55,6 +57,25 @@ def test_concat_is_concatenation(index: list[int]) -> None:
     assert nested.fetch(at).flatten().tolist() == [14 - i for i in index]
 
 
+def test_boxes_stay_with_their_rows(tmp_path: Path) -> None:
+    at = torch.tensor([[i, 0, i, 0] for i in range(10)])
+    boxed = MemorySplit(torch.zeros(10, 1, 2, 10, dtype=torch.uint8), torch.arange(10), at)
+    rows = torch.tensor([7, 2, 2])
+    for split in (SubSplit(boxed, rows), boxed.take(rows), SubSplit(SubSplit(boxed, rows), torch.arange(3))):
+        assert torch.equal(boxes_of(split), at[rows])  # type: ignore[arg-type]
+    plain = memory(3)
+    assert boxes_of(plain) is boxes_of(SubSplit(plain, torch.arange(2))) is boxes_of(ConcatSplit(plain, plain)) is None
+    none = torch.full((3, 4), -1)
+    assert torch.equal(boxes_of(ConcatSplit(boxed, plain)), torch.cat([at, none]))  # type: ignore[arg-type]
+    assert torch.equal(boxes_of(ConcatSplit(plain, boxed)), torch.cat([none, at]))  # type: ignore[arg-type]
+    path = fake_npz(tmp_path / "x.npz", box_train=np.array([[0, 0, i % 10, i % 12] for i in range(60)]))
+    data = Npz(path=path, validation=0.2, limit=20)
+    whole = boxes_of(data._splits.train)
+    assert whole is not None
+    assert torch.equal(boxes_of(data.validation), whole[data._rows[1]])  # type: ignore[arg-type]
+    assert torch.equal(boxes_of(data.train), whole[data.train.rows])  # type: ignore[arg-type, attr-defined]
+
+
 def test_all_splits_follow_the_protocol(tmp_path: Path) -> None:
     folder = ImageFolder(root=fake_folder(tmp_path), resize=8, size=8)
     for split in (
@@ -80,6 +101,11 @@ def test_all_splits_follow_the_protocol(tmp_path: Path) -> None:
 def test_memory_split_refuses(images: torch.Tensor, target: torch.Tensor, message: str) -> None:
     with pytest.raises(DataError, match=message):
         MemorySplit(images, target)
+
+
+def test_memory_split_refuses_boxes() -> None:
+    with pytest.raises(InputError, match=r"boxes: expected 0 <= x1 <= x2 < 1 .* got \[0, 0, 1, 0\] for image 2"):
+        replace(memory(3), boxes=torch.tensor([[0, 0, 0, 0], [-1] * 4, [0, 0, 1, 0]]))
 
 
 class TestOrders:

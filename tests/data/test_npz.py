@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.data import Npz, batches, in_order
+from atoll.data import Npz, batches, boxes_of, in_order
 from atoll.errors import DataError
 from data.fakes import fake_npz, labels, random
 
@@ -39,6 +39,16 @@ def test_names_and_keras_labels(tmp_path: Path) -> None:
     assert Npz(path=path, validation=0).train.labels.tolist() == labels(60, 4).tolist()
 
 
+def test_boxes(tmp_path: Path) -> None:
+    assert boxes_of(Npz(path=fake_npz(tmp_path / "x.npz")).test) is None
+    boxes = np.array([[0, 0, 9, 11]] * 19 + [[-1] * 4])  # the images have 12 rows and 10 columns
+    data = Npz(path=fake_npz(tmp_path / "x.npz", box_test=boxes))
+    found = boxes_of(data.test)
+    assert found is not None
+    assert found.tolist() == boxes.tolist()
+    assert boxes_of(data.validation) is None
+
+
 X = np.zeros((60, 12, 10, 3), np.uint8)
 
 
@@ -58,6 +68,9 @@ X = np.zeros((60, 12, 10, 3), np.uint8)
         ({"y_test": labels(20, 5)}, r"test set: expected labels in \[0, 3\], got \[0, 4\]"),
         ({"names": np.array(["a", "b"])}, r"expected labels in \[0, 1\]"),
         ({"names": np.arange(4)}, "names: expected one string per class"),
+        ({"box_test": np.zeros((20, 3), int)}, r"box_test: expected .* for each of 20 images, got .* \(20, 3\)"),
+        ({"box_test": np.zeros((20, 4))}, "box_test: expected integers x1, y1, x2, y2, got float64"),
+        ({"box_train": np.array([[0, 0, 10, 9]] * 60)}, r"box_train: expected 0 <= x1 <= x2 < 10 and .* y2 < 12"),
         ({"x_train": np.array([{"a": 1}] * 60, dtype=object)}, "expected an .npz file of plain arrays"),
     ],
 )

@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from atoll.data import TinyImageNet, tiny_imagenet_boxes
+from atoll.data import TinyImageNet
 from atoll.data import tiny_imagenet as module
+from atoll.data.boxes import boxes_of
 from atoll.errors import DataError
 from data.fakes import fake_tiny, known, png, tiny_files
 
@@ -37,6 +38,7 @@ def test_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = first.test.fetch(torch.arange(6))
     folder = tmp_path / "tinyimagenet"
     assert sorted(path.name for path in folder.rglob("*")) == [
+        "boxes.npy",
         "classes.txt",
         "decoded",
         "test.npy",
@@ -60,10 +62,12 @@ def test_grey_photographs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_boxes(tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TinyImageNet, "archive", fake_tiny(tmp_path, packed=packed).archive)
-    boxes = tiny_imagenet_boxes(root=tmp_path, download=False)
+def test_boxes(tmp_path: Path, packed: bool) -> None:
+    data = fake_tiny(tmp_path, packed=packed)(root=tmp_path, download=False)
+    boxes = boxes_of(data.test)
+    assert boxes is not None
     assert boxes.tolist() == [[i, i + 1, i + 20, 63] for i in range(6)]
+    assert boxes_of(data.validation) is None
 
 
 FILES = tiny_files()
@@ -84,6 +88,7 @@ NOTES = FILES["val/val_annotations.txt"]
         ({"wnids.txt": b"n01\nn02"}, r"classes in wnids.txt, got a difference in \['n03'\]"),
         ({"val/val_annotations.txt": NOTES.replace(b"n01", b"n77")}, "'n77'"),
         ({"val/val_annotations.txt": b"val_0.JPEG\tn01"}, "expected file, class, x1, y1, x2, y2"),
+        ({"val/val_annotations.txt": NOTES.replace(b"63", b"64")}, r"annotations.txt: expected 0 <= x1 <= x2 < 64"),
     ],
 )
 @pytest.mark.parametrize("packed", [True, False])
@@ -96,22 +101,17 @@ def test_broken(tmp_path: Path, changes: dict[str, bytes | None], message: str, 
     assert not (tmp_path / "tinyimagenet").exists() or not list((tmp_path / "tinyimagenet").iterdir())
 
 
-def test_boxes_outside(tmp_path: Path) -> None:
-    files = {**FILES, "val/val_annotations.txt": NOTES.replace(b"63", b"64")}
-    fake_tiny(tmp_path, files=files, packed=False)
-    with pytest.raises(DataError, match="expected boxes inside 64x64"):
-        tiny_imagenet_boxes(root=tmp_path, download=False)
-
-
 def test_broken_cache(tmp_path: Path) -> None:
     kind = fake_tiny(tmp_path)
     _ = kind(root=tmp_path, download=False).train
     path = tmp_path / "tinyimagenet" / "decoded" / "test.npy"
-    whole = path.read_bytes()
-    for content in (whole[:-1], whole[:50], b"", b"no array at all"):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=r"test.npy: .* delete .*decoded to decode anew"):
-            _ = kind(root=tmp_path, download=False).test
+    for broken in (path, path.with_name("boxes.npy")):
+        whole = broken.read_bytes()
+        for content in (whole[:-1], whole[:50], b"", b"no array at all"):
+            broken.write_bytes(content)
+            with pytest.raises(DataError, match=rf"{broken.name}: .* delete .*decoded to decode anew"):
+                _ = kind(root=tmp_path, download=False).test
+        broken.write_bytes(whole)
     np.save(path, np.zeros((3, 5), np.uint8))
     with pytest.raises(DataError, match="expected uint8 rows of 12289"):
         _ = kind(root=tmp_path, download=False).test

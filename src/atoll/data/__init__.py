@@ -1,5 +1,6 @@
 """Data sets, the path from storage to a batch, and augmentations."""
 
+from atoll.data.affine import Elastic, RandomAffine
 from atoll.data.archive import unpack
 from atoll.data.augment import Augmentation, Brightness, Cutout, HorizontalFlip, RandomCrop
 from atoll.data.base import (
@@ -15,16 +16,20 @@ from atoll.data.base import (
     shuffled,
     to_float,
 )
+from atoll.data.boxes import boxes_of
+from atoll.data.canvas import ClutteredCanvas
 from atoll.data.cifar import CIFAR10, CIFAR100
 from atoll.data.digits import Digits
+from atoll.data.fewer_classes import FewerClasses
 from atoll.data.folder import ImageFolder
 from atoll.data.mix import cutmix, cutmix_boxes, mixup
 from atoll.data.mnist import KMNIST, MNIST, FashionMNIST
 from atoll.data.moons import TwoMoons
 from atoll.data.npz import Npz
+from atoll.data.pets import OxfordPets
 from atoll.data.randaugment import RandAugment
 from atoll.data.svhn import SVHN
-from atoll.data.tiny_imagenet import TinyImageNet, tiny_imagenet_boxes
+from atoll.data.tiny_imagenet import TinyImageNet
 
 __all__ = [
     "CIFAR10",
@@ -35,16 +40,21 @@ __all__ = [
     "Augmentation",
     "Batch",
     "Brightness",
+    "ClutteredCanvas",
     "ConcatSplit",
     "Cutout",
     "Data",
     "Digits",
+    "Elastic",
     "FashionMNIST",
+    "FewerClasses",
     "HorizontalFlip",
     "ImageFolder",
     "MemorySplit",
     "Npz",
+    "OxfordPets",
     "RandAugment",
+    "RandomAffine",
     "RandomCrop",
     "Split",
     "Splits",
@@ -52,12 +62,12 @@ __all__ = [
     "TinyImageNet",
     "TwoMoons",
     "batches",
+    "boxes_of",
     "cutmix",
     "cutmix_boxes",
     "in_order",
     "mixup",
     "shuffled",
-    "tiny_imagenet_boxes",
     "to_float",
     "unpack",
 ]

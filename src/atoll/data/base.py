@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from atoll.data.arrays import as_images, as_labels, read_npz
 from atoll.data.augment import Augmentation
+from atoll.data.boxes import UNKNOWN, boxes_of, check_boxes
 from atoll.data.download import Progress, folders
 from atoll.describe import constructor_call
 from atoll.errors import AtollError, DataError, InputError
@@ -42,10 +43,11 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class MemorySplit:
-    """A split that lives in memory (or a memory-mapped file), images as uint8."""
+    """A split that lives in memory (or a memory-mapped file), images as uint8; ``boxes`` if they are known."""
 
     images: Tensor
     labels: Tensor
+    boxes: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
@@ -58,6 +60,8 @@ class MemorySplit:
             )
         if self.images.is_floating_point() and not self.images.isfinite().all():
             raise DataError("images: expected finite numbers, got NaN or infinity")
+        if self.boxes is not None:
+            check_boxes(self.boxes, len(self), self.images.shape, "boxes")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -66,7 +70,7 @@ class MemorySplit:
         return self.images.index_select(0, index)  # ten times as fast as images[index]
 
     def take(self, index: Tensor) -> MemorySplit:
-        return MemorySplit(self.images[index], self.labels[index])
+        return MemorySplit(self.images[index], self.labels[index], None if self.boxes is None else self.boxes[index])
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,11 @@ class SubSplit:
     @cached_property  # asked for in every batch
     def labels(self) -> Tensor:
         return self.whole.labels[self.rows]
+
+    @property
+    def boxes(self) -> Tensor | None:
+        boxes = boxes_of(self.whole)
+        return None if boxes is None else boxes[self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -113,6 +122,16 @@ class ConcatSplit:
     def labels(self) -> Tensor:
         return torch.cat([self.first.labels, self.second.labels])
 
+    @property
+    def boxes(self) -> Tensor | None:
+        """Of both; a part that knows none has no box on any image."""
+        first, second = boxes_of(self.first), boxes_of(self.second)
+        if first is None and second is None:
+            return None
+        first = torch.tensor(UNKNOWN).expand(len(self.first), 4) if first is None else first
+        second = torch.tensor(UNKNOWN).expand(len(self.second), 4) if second is None else second
+        return torch.cat([first, second])
+
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
 
@@ -129,12 +148,11 @@ class ConcatSplit:
 
 
 def in_memory(split: Split) -> bool:
-    """Whether a batch is a copy from memory, not worth a worker process."""
-    if isinstance(split, SubSplit):
-        return in_memory(split.whole)
+    """Whether a batch is a copy from memory, not worth a worker process; a view is if its ``whole`` is."""
     if isinstance(split, ConcatSplit):
         return in_memory(split.first) and in_memory(split.second)
-    return isinstance(split, MemorySplit)
+    whole: Split | None = getattr(split, "whole", None)
+    return isinstance(split, MemorySplit) if whole is None else in_memory(whole)
 
 
 @dataclass
@@ -335,8 +353,13 @@ def sample(split: Split, count: int, *names: object) -> tuple[Tensor, Tensor]:
     >>> torch.equal(sample(split, 3, 0)[1], sample(split, 3, 0)[1]), len(sample(split, 9, 0)[1])
     (True, 5)
     """
-    rows = torch.randperm(len(split), generator=generator(*names))[:count].sort().values
+    rows = sample_rows(split, count, *names)
     return to_float(split.fetch(rows)), split.labels[rows]
+
+
+def sample_rows(split: Split, count: int, *names: object) -> Tensor:
+    """Which points ``sample`` takes."""
+    return torch.randperm(len(split), generator=generator(*names))[:count].sort().values
 
 
 def to_float(images: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.data.base import Data, Splits
 from atoll.data.decode import decode
+from atoll.data.voc import VocFolder
 from atoll.errors import DataError, InputError
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
@@ -19,12 +20,21 @@ _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif",
 
 @dataclass(frozen=True)
 class FolderSplit:
-    """Image files that are decoded when they are fetched, so a split may be larger than memory."""
+    """Image files that are decoded when they are fetched, so a split may be larger than memory.
+
+    Args:
+        files: of the images.
+        labels: their classes.
+        resize: length of the shorter side after scaling.
+        size: side of the square that is cut out of the middle.
+        annotations: where the Pascal-VOC files are, if there are any.
+    """
 
     files: tuple[str, ...]
     labels: Tensor
     resize: int
     size: int
+    annotations: VocFolder | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -35,6 +45,19 @@ class FolderSplit:
             file = self.files[number]
             images[place] = decode(Path(file), file, resize=self.resize, size=self.size)
         return images
+
+    @cached_property
+    def boxes(self) -> Tensor | None:
+        """Read when they are first asked for: ImageNet has half a million of them."""
+        if self.annotations is None:
+            return None
+        return self.annotations.boxes(self.files, self.labels, self.resize, self.size)
+
+
+def check_sizes(resize: int, size: int) -> None:
+    """Refuse a square that is larger than the image it is cut out of."""
+    if not 1 <= size <= resize:
+        raise InputError(f"size: expected between 1 and resize={resize} pixels, got {size}")
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
@@ -51,6 +74,9 @@ class ImageFolder(Data):
         root: the folder.
         resize: length of the shorter side after scaling.
         size: side of the square that is cut out.
+        boxes: folder of Pascal-VOC files that say where the objects are, such as ImageNet's ``Annotations/CLS-LOC``:
+            for ``val/CLASS/1.jpg`` the first there is of ``val/CLASS/1.xml``, ``val/1.xml``, ``CLASS/1.xml`` and
+            ``1.xml``.  Objects are named like their class (folder); the box of several is the one around them all.
         options: as for every data set.
 
     >>> import tempfile
@@ -64,12 +90,14 @@ class ImageFolder(Data):
     (('cat', 'dog'), (3, 8, 8))
     """
 
-    def __init__(self, *, root: Path | str, resize: int = 256, size: int = 224, **options: Any) -> None:
+    def __init__(
+        self, *, root: Path | str, resize: int = 256, size: int = 224, boxes: Path | str | None = None, **options: Any
+    ) -> None:
         super().__init__(root=root, **options)
-        if not 1 <= size <= resize:
-            raise InputError(f"size: expected between 1 and resize={resize} pixels, got {size}")
+        check_sizes(resize, size)
         self.resize = resize
         self.size = size
+        self.boxes = Path(boxes).expanduser() if boxes is not None else None
 
     @cached_property
     def _parts(self) -> tuple[Path, Path]:
@@ -104,4 +132,5 @@ class ImageFolder(Data):
                 raise DataError(f"{folder / name}: expected images ({', '.join(sorted(_SUFFIXES))}), got none")
             files += found
             labels += [label] * len(found)
-        return FolderSplit(tuple(files), torch.tensor(labels), self.resize, self.size)
+        annotations = None if self.boxes is None else VocFolder(self.boxes, folder, self.classes)
+        return FolderSplit(tuple(files), torch.tensor(labels), self.resize, self.size, annotations)

@@ -6,18 +6,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+from torch import Tensor
+
 from atoll.data.arrays import as_images, as_labels, read_npz
 from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.boxes import as_boxes
 from atoll.errors import DataError
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_OPTIONAL = ("names", "box_train", "box_test")
 
 
 class Npz(Data):
     """Arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``, the layout Keras made common.
 
-    Images are NHW or NHWC, uint8 or floats in [0, 1]; labels count from 0.  An array ``names``, if there,
-    names the classes.
+    Images are NHW or NHWC, uint8 or floats in [0, 1]; labels count from 0.  If they are there, ``names``
+    names the classes, and ``box_train`` and ``box_test`` say where the objects are: integers x1, y1, x2, y2 for each
+    image, in pixels from 0, inclusive, and -1 four times where nobody knows.
 
     Args:
         path: the file.
@@ -39,14 +45,14 @@ class Npz(Data):
 
     @cached_property
     def _content(self) -> tuple[Splits, tuple[str, ...]]:
-        arrays = read_npz(self.path, (*_ARRAYS, "names"))
+        arrays = read_npz(self.path, (*_ARRAYS, *_OPTIONAL))
         if missing := [name for name in _ARRAYS if name not in arrays]:
             raise DataError(f"{self.path}: expected arrays {', '.join(_ARRAYS)}, got no {', '.join(missing)}")
         parts = []
         for part in ("train", "test"):
             images = as_images(arrays[f"x_{part}"], f"{self.path}, x_{part}")
             labels = as_labels(arrays[f"y_{part}"], len(images), f"{self.path}, y_{part}")
-            parts.append(MemorySplit(images, labels))
+            parts.append(MemorySplit(images, labels, self._boxes(arrays, f"box_{part}", images)))
         train, test = parts
         if (train.images.shape[1:], train.images.dtype) != (test.images.shape[1:], test.images.dtype):
             raise DataError(
@@ -61,6 +67,11 @@ class Npz(Data):
         if highest >= len(train):
             raise DataError(f"{self.path}, y_train: expected labels from 0 on without large gaps, got {highest}")
         return Splits(train, test), tuple(str(label) for label in range(highest + 1))
+
+    def _boxes(self, arrays: dict[str, NDArray[Any]], name: str, images: Tensor) -> Tensor | None:
+        if name not in arrays:
+            return None
+        return as_boxes(arrays[name], len(images), images.shape, f"{self.path}, {name}")
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from atoll.data.affine import affine
 from atoll.data.augment import Augmentation, check_images
 from atoll.errors import InputError
 from atoll.streams import Streams
@@ -133,28 +133,6 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
     smooth = x.clone()  # the border has no neighbours and stays
     smooth[:, :, 1:-1, 1:-1] = (box + 4 * x[:, :, 1:-1, 1:-1]) / 13
     return _blend(x, smooth, factor)
-
-
-def affine(x: Tensor, matrix: Tensor, fill: float = 0.5) -> Tensor:
-    """Moves the images: the pixel at ``p`` comes from ``matrix @ (p, 1)``, in pixels from the centre.
-
-    Args:
-        x: images.
-        matrix: ``(batch, 2, 3)``.
-        fill: the grey of what comes from outside.
-
-    >>> left = torch.tensor([[[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]])
-    >>> affine(torch.tensor([[[[0.0, 0.25, 1.0]]]]), left)
-    tensor([[[[0.2500, 1.0000, 0.5000]]]])
-    """
-    height, width = x.shape[2:]
-    down = torch.arange(height, dtype=x.dtype, device=x.device) - (height - 1) / 2
-    right = torch.arange(width, dtype=x.dtype, device=x.device) - (width - 1) / 2
-    m = matrix.to(x.dtype)[:, :, :, None, None]
-    source = m[:, :, 0] * right + m[:, :, 1] * down[:, None] + m[:, :, 2]
-    # grid_sample wants x before y, and -1 and 1 at the outer edges of the border pixels.
-    grid = torch.stack([source[:, 0] * (2 / width), source[:, 1] * (2 / height)], dim=-1)
-    return functional.grid_sample(x - fill, grid, align_corners=False).add_(fill).clamp_(0, 1)
 
 
 _GEOMETRY = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")

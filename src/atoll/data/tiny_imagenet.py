@@ -11,17 +11,19 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.boxes import as_boxes
 from atoll.data.decode import decode
-from atoll.data.download import Progress, Remote, find, folders, obtain
+from atoll.data.download import Progress, Remote, find, obtain
 from atoll.errors import DataError
 from atoll.files import sync
 
@@ -94,8 +96,8 @@ class TinyImageNet(Data):
 
     Y. Le and X. Yang, "Tiny ImageNet Visual Recognition Challenge" (2015).  Reads ``tiny-imagenet-200.zip``
     (by checksum) or the folder unpacked from it.  The published test set has no labels, so the published
-    validation set is the test set here.  On first use all images are decoded into a folder ``decoded`` of
-    1.4 GB, which is memory-mapped from then on.
+    validation set is the test set here; it knows where the objects are (``boxes``).  On first use all images
+    are decoded into a folder ``decoded`` of 1.4 GB, which is memory-mapped from then on.
 
     >>> TinyImageNet(validation=0.05, download=False)
     TinyImageNet(download=False, validation=0.05)
@@ -107,7 +109,7 @@ class TinyImageNet(Data):
 
     @cached_property
     def _decoded(self) -> Path:
-        """The folder with ``train.npy``, ``test.npy`` and ``classes.txt``; made on first use."""
+        """The folder with ``train.npy``, ``test.npy``, ``boxes.npy`` and ``classes.txt``; made on first use."""
         place = self.folders[0] / "decoded"
         if not place.exists():
             with _open(self.archive, self.folders, self.download, self.progress) as source:
@@ -123,31 +125,10 @@ class TinyImageNet(Data):
             raise DataError(f"{path}: cannot be read: {error}; delete {path.parent} to decode anew") from None
 
     def load(self) -> Splits:
-        return Splits(_read_records(self._decoded / "train.npy"), _read_records(self._decoded / "test.npy"))
-
-
-def tiny_imagenet_boxes(
-    *, root: Path | str | None = None, download: bool = True, progress: Progress | None = None
-) -> Tensor:
-    r"""Where the object is on each image of Tiny-ImageNet's test split: x1, y1, x2, y2, all inclusive.
-
-    Returns:
-        int64 ``(images, 4)``, in the order of ``TinyImageNet().test``.
-
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     path = Path(root, "tiny-imagenet-200", "val", "val_annotations.txt")
-    ...     path.parent.mkdir(parents=True)
-    ...     _ = path.write_text("val_0.JPEG\tn01443537\t3\t9\t40\t61\n")
-    ...     tiny_imagenet_boxes(root=root)
-    tensor([[ 3,  9, 40, 61]])
-    """
-    places = folders(TinyImageNet.__name__.lower(), Path(root).expanduser() if root is not None else None)
-    with _open(TinyImageNet.archive, places, download, progress) as source:
-        boxes = torch.tensor([box for _, _, box in source.annotations])
-        low, high = boxes[:, :2], boxes[:, 2:]
-        if not (len(boxes) and (low >= 0).all() and (low <= high).all() and (high < _SIDE).all()):
-            raise DataError(f"{source.path}, val_annotations.txt: expected boxes inside {_SIDE}x{_SIDE} pixels")
-    return boxes
+        train, test = (_read_records(self._decoded / name) for name in ("train.npy", "test.npy"))
+        path = self._decoded / "boxes.npy"
+        boxes = as_boxes(_read_array(path), len(test), test.images.shape, str(path))
+        return Splits(train, replace(test, boxes=boxes))
 
 
 def _decode_all(source: _Source, place: Path) -> None:
@@ -156,6 +137,8 @@ def _decode_all(source: _Source, place: Path) -> None:
     labels = {name: label for label, name in enumerate(sorted(row[0] for row in source.table("wnids.txt")))}
     train = [(file, name) for name, files in source.train.items() for file in files]
     test = [(file, name) for file, name, _ in source.annotations]
+    boxes = np.array([box for _, _, box in source.annotations])
+    as_boxes(boxes, len(test), (_SIDE, _SIDE), f"{source.path}, val_annotations.txt")
     if unknown := sorted({name for _, name in train + test} ^ labels.keys()):
         raise DataError(f"{source.path}: expected images of the classes in wnids.txt, got a difference in {unknown}")
     try:
@@ -168,6 +151,7 @@ def _decode_all(source: _Source, place: Path) -> None:
     try:
         for name, files in (("train.npy", train), ("test.npy", test)):
             _write_records(source, [(file, labels[wnid]) for file, wnid in files], folder / name)
+        np.save(folder / "boxes.npy", boxes)
         names = "\n".join(words.get(wnid, wnid) for wnid in labels)
         (folder / "classes.txt").write_text(names, encoding="utf-8")
         for file in (*folder.iterdir(), folder):
@@ -200,12 +184,17 @@ def _write_records(source: _Source, files: Sequence[tuple[str, int]], path: Path
     records.flush()
 
 
-def _read_records(path: Path) -> MemorySplit:
+def _read_array(path: Path) -> NDArray[Any]:
     try:
         # Copy on write: tensors have no read-only mode, and a stray write must not reach the file.
-        records = np.load(path, mmap_mode="c", allow_pickle=False)
+        array: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: broken or truncated: {error}; delete {path.parent} to decode anew") from None
+    return array
+
+
+def _read_records(path: Path) -> MemorySplit:
+    records = _read_array(path)
     if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != 1 + _PIXELS:
         raise DataError(
             f"{path}: expected uint8 rows of {1 + _PIXELS}, got {records.dtype} {records.shape};"

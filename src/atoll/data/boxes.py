@@ -1,0 +1,95 @@
+"""Where the object of an image is: x1, y1, x2, y2 in pixels of the image as it is fetched, all inclusive.
+
+A split that knows this has ``boxes``, int64 ``(len, 4)``; images whose object nobody marked have -1, -1, -1, -1.
+Augmentation comes later and may move an object out of its box, so boxes are for validation and test splits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.errors import DataError, InputError
+
+UNKNOWN = (-1, -1, -1, -1)
+
+
+@runtime_checkable
+class Boxed(Protocol):
+    """A split that may know boxes."""
+
+    @property
+    def boxes(self) -> Tensor | None:
+        """int64 ``(len, 4)``, or None if no image has one."""
+        ...
+
+
+def boxes_of(split: object) -> Tensor | None:
+    """The boxes of a split, None if it knows none.
+
+    >>> from atoll.data import Digits
+    >>> boxes_of(Digits().test) is None
+    True
+    """
+    return split.boxes if isinstance(split, Boxed) else None
+
+
+def known(boxes: Tensor) -> Tensor:
+    """Which images have a box.
+
+    >>> known(torch.tensor([[0, 0, 3, 3], UNKNOWN]))
+    tensor([ True, False])
+    """
+    return (boxes >= 0).all(1)
+
+
+def check_boxes(boxes: Tensor, count: int, shape: tuple[int, ...], source: str) -> None:
+    """Refuse what is not one box inside the image (or -1s) for each of ``count`` images of ``shape`` (..., H, W)."""
+    if boxes.dtype != torch.int64 or boxes.shape != (count, 4):
+        raise InputError(
+            f"{source}: expected int64 x1, y1, x2, y2 for each of {count} images,"
+            f" got {boxes.dtype} {tuple(boxes.shape)}"
+        )
+    height, width = shape[-2:]
+    low, high = boxes[:, :2], boxes[:, 2:]
+    inside = ((low >= 0) & (low <= high) & (high < boxes.new_tensor([width, height]))).all(1)
+    wrong = ~inside & (boxes != boxes.new_tensor(UNKNOWN)).any(1)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise InputError(
+            f"{source}: expected 0 <= x1 <= x2 < {width} and 0 <= y1 <= y2 < {height} (or four times -1),"
+            f" got {boxes[row].tolist()} for image {row}"
+        )
+
+
+def as_boxes(array: NDArray[Any], count: int, shape: tuple[int, ...], source: str) -> Tensor:
+    """Untrusted integers ``(count, 4)`` to a checked int64 tensor.
+
+    >>> as_boxes(np.array([[1, 2, 5, 6]], np.uint8), 1, (3, 8, 8), "box_test")
+    tensor([[1, 2, 5, 6]])
+    """
+    if array.dtype.kind not in "iu":
+        raise DataError(f"{source}: expected integers x1, y1, x2, y2, got {array.dtype}")
+    boxes = torch.from_numpy(array.astype(np.int64))
+    try:
+        check_boxes(boxes, count, shape, source)
+    except InputError as error:
+        raise DataError(str(error)) from None
+    return boxes
+
+
+def mask(boxes: Tensor, height: int, width: int) -> Tensor:
+    """Which pixels are inside: bool ``(boxes, height, width)``; none for images without a box.
+
+    >>> mask(torch.tensor([[1, 0, 2, 0]]), 2, 3).int()
+    tensor([[[0, 1, 1],
+             [0, 0, 0]]], dtype=torch.int32)
+    """
+    x1, y1, x2, y2 = boxes[:, :, None].unbind(1)
+    x, y = torch.arange(width, device=boxes.device), torch.arange(height, device=boxes.device)
+    inside: Tensor = ((y1 <= y) & (y <= y2))[:, :, None] & ((x1 <= x) & (x <= x2))[:, None, :]
+    return inside

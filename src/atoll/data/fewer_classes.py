@@ -1,0 +1,48 @@
+"""The first classes of another data set: to see what depends on how many there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.data.base import Data, Split, Splits, SubSplit
+from atoll.errors import InputError
+
+
+class FewerClasses(Data):
+    """The images of the first classes of a data set.
+
+    Args:
+        data: the data set; limit, augment and extra are options of this one, not of that.
+        count: how many of its classes, two at least.
+        options: as for every data set.
+
+    >>> from atoll.data import Digits
+    >>> data = FewerClasses(data=Digits(), count=3)
+    >>> data.classes, sorted(set(data.train.labels.tolist()))
+    (('0', '1', '2'), [0, 1, 2])
+    """
+
+    def __init__(self, *, data: Data, count: int, **options: Any) -> None:
+        super().__init__(**options)
+        if count < 2:
+            raise InputError(f"count: expected at least 2 classes, got {count}")
+        if data.limit is not None or data.augment or data.extra is not None:
+            raise InputError("data: expected limit, augment and extra as options of FewerClasses, got them inside")
+        self.data = data
+        self.count = count
+        self.bounds = data.bounds
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        names = self.data.classes
+        if len(names) < self.count:
+            raise InputError(f"count: expected at most the {len(names)} classes of the data, got {self.count}")
+        return names[: self.count]
+
+    def load(self) -> Splits:
+        self.data.progress = self.progress
+        published = self.data.load()
+        return Splits(self._first(published.train), self._first(published.test))
+
+    def _first(self, split: Split) -> SubSplit:
+        return SubSplit(split, (split.labels < len(self.classes)).nonzero().squeeze(1))

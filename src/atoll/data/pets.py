@@ -1,0 +1,101 @@
+"""Oxford-IIIT pets: breeds of cats and dogs, with boxes around their heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from filelock import FileLock
+
+from atoll.data.archive import unpack
+from atoll.data.base import Data, Splits
+from atoll.data.download import Remote, find, obtain
+from atoll.data.folder import FolderSplit, check_sizes
+from atoll.data.voc import VocFolder
+from atoll.errors import DataError
+
+
+def _remote(name: str, md5: str) -> Remote:
+    mirrors = ("https://www.robots.ox.ac.uk/~vgg/data/pets/data/", "https://thor.robots.ox.ac.uk/datasets/pets/")
+    return Remote(name, md5, tuple(mirror + name for mirror in mirrors))
+
+
+class OxfordPets(Data):
+    """3,680 and 3,669 photographs of cats and dogs of 37 breeds, scaled and cut like those of ``ImageFolder``.
+
+    O. Parkhi, A. Vedaldi, A. Zisserman and C. V. Jawahar, "Cats and Dogs" (2012).  Reads ``images.tar.gz`` and
+    ``annotations.tar.gz`` (by checksum) or the folders ``images`` and ``annotations`` unpacked from them.  Boxes are
+    those of the animal's head, and were published for the training images only, so locality is measured on the
+    validation split.
+
+    Args:
+        resize: length of the shorter side after scaling.
+        size: side of the square that is cut out.
+        options: as for every data set.
+
+    >>> OxfordPets(size=128, resize=144)
+    OxfordPets(resize=144, size=128)
+    """
+
+    archives: ClassVar[dict[str, Remote]] = {
+        "images": _remote("images.tar.gz", "5c4f3ee8e5d25df40f4fd59a7f44e54c"),
+        "annotations": _remote("annotations.tar.gz", "95a8c909bbe2e81eed6a22bccdf3f68f"),
+    }
+
+    def __init__(self, *, resize: int = 256, size: int = 224, **options: Any) -> None:
+        super().__init__(**options)
+        check_sizes(resize, size)
+        self.resize = resize
+        self.size = size
+
+    def _folder(self, name: str) -> Path:
+        """The unpacked content of an archive; each holds one folder of its own name."""
+        found = find([name], self.folders)
+        if found is None:
+            archive = obtain(self.archives[name], self.folders, download=self.download, progress=self.progress)
+            found = self.folders[0] / name
+            try:
+                found.parent.mkdir(parents=True, exist_ok=True)
+                with FileLock(found.with_name(f".{name}.lock")):  # of several processes, one unpacks
+                    if not found.exists():
+                        unpack(archive, found)
+            except OSError as error:
+                raise DataError(f"cannot write into {found.parent}: {error.strerror or error}") from None
+        return found / name if (found / name).is_dir() else found
+
+    @cached_property
+    def _lists(self) -> dict[str, list[tuple[str, int]]]:
+        """Name and class (from 1) of the images of each published part."""
+        lists = {}
+        for part in ("trainval", "test"):
+            path = self._folder("annotations") / f"{part}.txt"
+            try:
+                rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+                lists[part] = [(row[0], int(row[1])) for row in rows if row and not row[0].startswith("#")]
+            except (OSError, ValueError, IndexError) as error:
+                raise DataError(f"{path}: expected an image and its class in each line, got: {error}") from None
+        return lists
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """Images are called after their breed: ``Abyssinian_12``."""
+        names = {label: name.rpartition("_")[0] for name, label in self._lists["trainval"]}
+        if sorted(names) != list(range(1, len(names) + 1)):
+            raise DataError(f"{self._folder('annotations')}: expected classes from 1 on in trainval.txt, got others")
+        return tuple(names[label] for label in sorted(names))
+
+    def load(self) -> Splits:
+        images, heads = self._folder("images"), self._folder("annotations") / "xmls"
+        train, test = (
+            FolderSplit(
+                tuple(str(images / f"{name}.jpg") for name, _ in self._lists[part]),
+                torch.tensor([label - 1 for _, label in self._lists[part]], dtype=torch.int64),
+                self.resize,
+                self.size,
+            )
+            for part in ("trainval", "test")
+        )
+        return Splits(replace(train, annotations=VocFolder(heads, images, origin=1)), test)
