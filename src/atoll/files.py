@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,19 @@ def write_atomic(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """``value`` as indented JSON, atomically."""
     write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def finite(value: Any) -> Any:
+    """The same with null in place of NaN and infinity, which JSON does not have.
+
+    >>> finite({"a": [1.0, float("nan")]})
+    {'a': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def sha256(path: Path) -> str:

@@ -155,7 +155,7 @@ class Run:
         """The resolved recipe as plain data."""
         try:
             tree = yaml.safe_load((self.folder / "recipe.yaml").read_text())
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise CheckpointError(f"{self.folder} does not hold a run: {error}") from None
         if not isinstance(tree, dict):
             raise CheckpointError(f"{self.folder}/recipe.yaml: expected a mapping of sections")

@@ -29,6 +29,16 @@ def key(*names: object) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def fingerprint(point: Tensor) -> int:
+    """A key for an input's numbers; what is keyed by it is a function of the input.
+
+    >>> one, same, other = (fingerprint(x) for x in (torch.ones(3), torch.ones(3).double(), torch.zeros(3)))
+    >>> one == same, one == other
+    (True, False)
+    """
+    return key(point.double().cpu().numpy().tobytes())
+
+
 def generator(*names: object, device: torch.device | str = "cpu") -> torch.Generator:
     """A PyTorch generator seeded by names, for draws that belong to no single point (weights, order)."""
     return torch.Generator(device).manual_seed(key(*names))

@@ -246,10 +246,8 @@ def _raise_level(level: Tensor, speed: Tensor, full: Tensor, goal: Tensor) -> No
     scratch, precision = torch.empty_like(full), 8 * torch.finfo(goal.dtype).eps
     while True:
         short = goal - torch.minimum(full, level, out=scratch).mul_(speed).sum(1, keepdim=True)
-        rate = torch.sub(full, level, out=scratch).gt_(0).mul_(speed).sum(1, keepdim=True)
-        more = (short > precision * goal) & (rate > 0)
-        level += torch.where(more, short / rate, 0.0)
-        left = more.squeeze(1).nonzero().squeeze(1)
+        behind = short > precision * goal
+        left = behind.squeeze(1).nonzero().squeeze(1)
         if not len(left):
             return
         if 2 * len(left) < len(goal):  # few are left: go on with those alone
@@ -257,6 +255,11 @@ def _raise_level(level: Tensor, speed: Tensor, full: Tensor, goal: Tensor) -> No
             _raise_level(part, speed[left], full[left], goal[left])
             level[left] = part
             return
+        rate = torch.sub(full, level, out=scratch).gt_(0).mul_(speed).sum(1, keepdim=True)
+        behind &= rate > 0  # otherwise all is full
+        if not behind.any():
+            return
+        level += torch.where(behind, short / rate, 0.0)
 
 
 def _fill_in_turn(size: Tensor, room: Tensor, goal: Tensor) -> Tensor:

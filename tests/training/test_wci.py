@@ -85,6 +85,10 @@ def test_it_is_recorded_at_its_epochs(tmp_path):
     records = [r for r in read_records(path) if r["kind"] == "epoch"]
     assert [r["epoch"] for r in records if "wci" in r] == [2, 4]
     assert all(r["wci"] > 0 and r["wci_standard_error"] > 0 and r["wci_negative"] == 0 for r in records if "wci" in r)
+    assert all(r["wci"] <= r["wci_weight_norm"] * r["wci_root_trace"] for r in records if "wci" in r)
+    norm = math.sqrt(sum(float(w.detach().square().sum()) for w in trainer.model.parameters() if w.dim() > 1))
+    at_4 = next(r["wci_weight_norm"] for r in records if r["epoch"] == 4)
+    assert at_4 == pytest.approx(norm, rel=0.5)  # of the weights, one epoch later
 
 
 def test_the_rule_by_hand(monkeypatch, tmp_path):

@@ -114,3 +114,12 @@ def suite(version: str, threat: ThreatModel) -> dict[str, Attack]:
 def named(names: Sequence[str], threat: ThreatModel) -> dict[str, Attack]:
     """Some attacks by their names."""
     return {name: attack(name, threat) for name in names}
+
+
+def chosen(words: str, threat: ThreatModel) -> dict[str, Attack]:
+    """What commands understand: a version of AutoAttack, or names with commas between them.
+
+    >>> [list(chosen(words, ThreatModel("linf", "8/255"))) for words in ("rand", "FGSM,PGD-20")]
+    [['APGD-CE', 'APGD-DLR'], ['FGSM', 'PGD-20']]
+    """
+    return suite(words, threat) if words in VERSIONS else named(words.split(","), threat)

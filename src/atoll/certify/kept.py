@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from atoll.certify.certificate import Certificate, Certifier
-from atoll.certify.smoothing import fingerprint
 from atoll.distributed import rank
+from atoll.streams import fingerprint
 
 
 class Kept:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from atoll.attacks.base import evaluation_mode
 from atoll.certify.certificate import Certificate
 from atoll.errors import InputError
-from atoll.streams import Streams, key
+from atoll.streams import Streams, fingerprint
 
 ABSTAIN = -1
 
@@ -125,13 +125,3 @@ def clopper_pearson(count: int, total: int, alpha: float) -> float:
     from scipy.stats import beta  # half a second to import
 
     return float(beta.ppf(alpha, count, total - count + 1)) if count else 0.0
-
-
-def fingerprint(point: Tensor) -> int:
-    """A key for an input's numbers; what is keyed by it is a function of the input.
-
-    >>> one, same, other = (fingerprint(x) for x in (torch.ones(3), torch.ones(3).double(), torch.zeros(3)))
-    >>> one == same, one == other
-    (True, False)
-    """
-    return key(point.double().cpu().numpy().tobytes())

@@ -22,7 +22,7 @@ from rich.progress import Progress
 from atoll.attacks.base import Attack
 from atoll.attacks.evaluate import WRONG, Evaluation, evaluate
 from atoll.attacks.rays import boundary_distance
-from atoll.attacks.suites import VERSIONS, named, suite
+from atoll.attacks.suites import VERSIONS, chosen
 from atoll.attacks.transfer import Transfer
 from atoll.cli.options import checkpoint
 from atoll.cli.output import console, interval, percent, print_json, print_table, progress_bar
@@ -82,12 +82,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _attacks(options: argparse.Namespace, threat: ThreatModel, device: torch.device) -> tuple[dict[str, Attack], bool]:
     """The attacks asked for, and whether each runs only on what the ones before it left standing."""
-    version = options.attacks in VERSIONS
-    attacks = suite(options.attacks, threat) if version else named(options.attacks.split(","), threat)
+    attacks = chosen(options.attacks, threat)
     if options.surrogate is not None:
         surrogate = open_run(options.surrogate, trust=options.trust).model().to(device)
         attacks = {f"{name} (transfer)": Transfer(attack, surrogate) for name, attack in attacks.items()}
-    return attacks, version and not options.individual
+    return attacks, options.attacks in VERSIONS and not options.individual
 
 
 def _attack(run: Run, which: Which, options: argparse.Namespace, bar: Progress) -> dict[str, Any]:
@@ -130,7 +129,14 @@ def _attack(run: Run, which: Which, options: argparse.Namespace, bar: Progress) 
     if options.adbd:
         about["adbd"] = _boundary(model, split, threat, evaluation, bar)
     bar.remove_task(task)
-    result = {**about, "folder": str(folder), "torch": torch.__version__, **evaluation.to_json()}
+    # The evaluation has a list of its own under ``attacks``.
+    result = {
+        **about,
+        "suite": options.attacks,
+        "folder": str(folder),
+        "torch": torch.__version__,
+        **evaluation.to_json(),
+    }
     if is_main():
         write_json(folder / "evaluation.json", result)
         _picture(run, model, split, evaluation, folder)

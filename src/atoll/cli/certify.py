@@ -24,7 +24,7 @@ import torch
 from rich.progress import Progress, TaskID
 from safetensors.torch import save
 
-from atoll.attacks.suites import VERSIONS, named, suite
+from atoll.attacks.suites import VERSIONS, chosen
 from atoll.certify.evaluate import Certification, OnProgress, attack_certified, certify, empirical, relative_cost
 from atoll.certify.families import certifier_for
 from atoll.certify.kept import Kept
@@ -183,11 +183,9 @@ def _prove(
         result["empirical"] = []
         for eps in radii:
             threat = ThreatModel("l2", eps, run.data.bounds)
-            version = options.attacks in VERSIONS
-            attacks = suite(options.attacks, threat) if version else named(options.attacks.split(","), threat)
             accuracy = empirical(
-                model, split, certification, attacks, eps, batch_size=options.batch_size, seed=options.seed,
-                device=device, on_progress=progress,
+                model, split, certification, chosen(options.attacks, threat), eps, batch_size=options.batch_size,
+                seed=options.seed, device=device, on_progress=progress,
             )  # fmt: skip
             result["empirical"].append({"eps": eps, "attacks": options.attacks, **accuracy.to_json()})
     return result

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 NORMAL_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
 
@@ -25,6 +27,20 @@ class Estimate:
     value: float
     standard_error: float = 0.0
     skewed: bool = False
+
+    @staticmethod
+    def mean_of(values: Tensor) -> Estimate:
+        """The mean of independent values; those that are NaN are left out.
+
+        >>> import torch
+        >>> str(Estimate.mean_of(torch.tensor([1.0, 2.0, 3.0, math.nan])))
+        '2 ± 0.58'
+        """
+        values = values[~values.isnan()].double()
+        if not len(values):
+            return Estimate(math.nan, math.nan)
+        error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return Estimate(values.mean().item(), error)
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from atoll.attacks.base import check_labels, evaluation_mode
 from atoll.curvature.problem import Problem
 from atoll.curvature.trace import OnProgress
-from atoll.errors import InputError
+from atoll.data.arrays import read_npz
+from atoll.errors import DataError, InputError
 from atoll.streams import Streams, generator
 from atoll.training.methods.perturbation import restored
 
@@ -34,6 +35,28 @@ class Landscape:
     def save(self, path: Path) -> None:
         """The data, as ``.npz``."""
         np.savez(path, a=self.a.numpy(), b=self.b.numpy(), loss=self.loss.numpy(), axes=np.array(self.axes))
+
+    @staticmethod
+    def load(path: Path) -> Landscape:
+        """What ``save`` has written.
+
+        >>> import tempfile
+        >>> line = torch.linspace(-1, 1, 3)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Landscape(line, line, torch.eye(3), ("up", "down")).save(Path(folder, "some.npz"))
+        ...     Landscape.load(Path(folder, "some.npz")).axes
+        ('up', 'down')
+        """
+        found = read_npz(path, ("a", "b", "loss", "axes"))
+        try:
+            a, b, loss = (torch.from_numpy(found[name].astype(np.float64)) for name in ("a", "b", "loss"))
+            first, second = (str(axis) for axis in found["axes"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise DataError(f"{path}: expected a landscape's a, b, loss and axes, got: {error}") from None
+        if a.dim() != 1 or b.dim() != 1 or loss.shape != (len(a), len(b)):
+            shapes = ", ".join(str(tuple(values.shape)) for values in (a, b, loss))
+            raise DataError(f"{path}: expected a landscape over two axes, got shapes {shapes}")
+        return Landscape(a, b, loss, (first, second))
 
     def plot(self) -> Figure:
         """Surface and contour side by side."""

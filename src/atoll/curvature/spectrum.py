@@ -13,7 +13,8 @@ from torch import Tensor
 
 from atoll.curvature.dense import blocks, hessian
 from atoll.curvature.problem import Problem, flatten
-from atoll.errors import AtollError, InputError
+from atoll.data.arrays import read_npz
+from atoll.errors import AtollError, DataError, InputError
 from atoll.streams import generator
 
 if TYPE_CHECKING:
@@ -96,6 +97,25 @@ class Density:
     def save(self, path: Path) -> None:
         """The data, as ``.npz``."""
         np.savez(path, eigenvalues=self.eigenvalues, weights=self.weights)
+
+    @staticmethod
+    def load(path: Path) -> Density:
+        """What ``save`` has written.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Density(np.zeros((1, 2)), np.full((1, 2), 0.5)).save(Path(folder, "some.npz"))
+        ...     Density.load(Path(folder, "some.npz")).weights
+        array([[0.5, 0.5]])
+        """
+        found = read_npz(path, ("eigenvalues", "weights"))
+        shapes = {name: values.shape for name, values in found.items()}
+        if len(found) < 2 or len(set(shapes.values())) > 1 or found["weights"].ndim != 2 or not found["weights"].size:
+            raise DataError(f"{path}: expected eigenvalues and weights of one shape (vectors, steps), got {shapes}")
+        try:
+            return Density(found["eigenvalues"].astype(np.float64), found["weights"].astype(np.float64))
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{path}: expected numbers, got: {error}") from None
 
     def plot(self) -> Figure:
         """The density, on a logarithmic scale because most eigenvalues are close to zero."""

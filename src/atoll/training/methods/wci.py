@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 class MeasureWCI(Method):
     """Records the Weight-Curvature Index of the run's own loss and attack; training itself is not changed.
 
-    At the end of an epoch the metrics get ``wci``, ``wci_standard_error`` and ``wci_negative`` (traces that were
-    clipped).  Points, random starts and random vectors are the same every time, so that what changes is the model.  For
-    losses without an attack it is the index of the plain loss.
+    At the end of an epoch the metrics get ``wci``, ``wci_standard_error``, ``wci_negative`` (traces that were clipped),
+    and both factors of its bound, ``wci_weight_norm`` and ``wci_root_trace``.  Points, random starts and random vectors
+    are the same every time, so that what changes is the model.  For losses without an attack it is the index of the
+    plain loss.
 
     Args:
         start: share of the run before the first measurement.
@@ -68,6 +69,8 @@ class MeasureWCI(Method):
         metrics["wci"] = found.index.value
         metrics["wci_standard_error"] = found.index.standard_error
         metrics["wci_negative"] = found.negative
+        metrics["wci_weight_norm"] = found.weight_norm
+        metrics["wci_root_trace"] = found.root_trace
         if self.gap:
             assert trainer.attack is not None
             train, test = (self.sample(trainer, split) for split in ("train", "test"))
