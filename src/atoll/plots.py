@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
 from atoll.attacks.base import evaluation_mode
+from atoll.data.boxes import check_boxes, known
 from atoll.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,8 +51,7 @@ def plot_adversarial(
             # matplotlib would read $...$ in a class name as mathematics.
             place.set_title(title, fontsize=9, color="black" if title != titles[2] or after[row] == y[row] else "red")
             place.title.set_parse_math(False)
-            place.set_axis_off()
-            place.imshow(picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
+            _image(place, picture.clamp(0, 1))
     return figure
 
 
@@ -108,11 +110,86 @@ def plot_prototypes(x: Tensor, prototypes: Tensor, examples: Tensor, *, rows: in
     figure = Figure(figsize=(1.2 * columns, 1.3 * count), layout="constrained")
     for axis, row in zip(figure.subplots(count, columns, squeeze=False), pictures, strict=True):
         for place, picture in zip(axis, row, strict=True):
-            place.set_axis_off()
-            place.imshow(picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
+            _image(place, picture.clamp(0, 1))
     for place, title in zip(figure.axes[:columns], ("input", "prototype", "examples"), strict=False):
         place.set_title(title, fontsize=9)
     return figure
+
+
+def plot_attributions(
+    images: Tensor,
+    attributions: Mapping[str, Tensor],
+    boxes: Tensor | None = None,
+    titles: Sequence[str] | None = None,
+    *,
+    percentile: float = 99.0,
+) -> Figure:
+    """One row per image: the image, then a column for each method (of one model or several) with its heat map.
+
+    Attributions are summed over channels and laid over the image in grey: red speaks for the class, blue against it,
+    and the more transparent, the less it matters.  Each map has its full colour at its ``percentile`` of absolute
+    values, so that a single pixel does not wash out the others.
+
+    Args:
+        images: ``(N, C, H, W)`` in [0, 1].
+        attributions: by the title of their column, ``(N, C, H, W)`` or ``(N, H, W)``.
+        boxes: ``(N, 4)``, x1, y1, x2, y2 inclusive, drawn where they are known.
+        titles: of the rows.
+
+    >>> x = torch.rand(2, 3, 8, 8)
+    >>> maps = {"SM, standard": torch.randn(2, 3, 8, 8), "SM, robust": torch.randn(2, 8, 8)}
+    >>> len(plot_attributions(x, maps, torch.tensor([[1, 2, 5, 6], [-1, -1, -1, -1]]), ["cat", "dog"]).axes)
+    6
+    """
+    if images.dim() != 4:
+        raise InputError(f"images: expected (N, C, H, W), got {tuple(images.shape)}")
+    maps = {}
+    for name, values in attributions.items():
+        maps[name] = (values.detach().sum(1) if values.dim() == 4 else values.detach()).double().cpu()
+        if maps[name].shape != (len(images), *images.shape[2:]):
+            raise InputError(f"{name}: expected attributions of {tuple(images.shape)}, got {tuple(values.shape)}")
+        if not maps[name].isfinite().all():
+            raise InputError(f"{name}: expected finite attributions, got NaN or infinity")
+    if boxes is not None:
+        check_boxes(boxes, len(images), images.shape, "boxes")
+    if titles is not None and len(titles) != len(images):
+        raise InputError(f"titles: expected one for each of {len(images)} images, got {len(titles)}")
+    images = images.detach().cpu().clamp(0, 1)
+    figure = Figure(figsize=(1.6 * (1 + len(maps)), 1.7 * len(images)), layout="constrained")
+    axes = figure.subplots(len(images), 1 + len(maps), squeeze=False)
+    for row, (image, axis) in enumerate(zip(images, axes, strict=True)):
+        _image(axis[0], image)
+        for place, values in zip(axis[1:], maps.values(), strict=True):
+            _image(place, 0.3 + 0.4 * image.mean(0, keepdim=True))  # pale, so that colours stand out from it
+            _heat(place, values[row], percentile)
+        for place in axis:
+            if boxes is not None and bool(known(boxes[row : row + 1])):
+                x1, y1, x2, y2 = boxes[row].tolist()
+                place.add_patch(Rectangle((x1 - 0.5, y1 - 0.5), x2 - x1 + 1, y2 - y1 + 1, fill=False, edgecolor="gold"))
+        if titles is not None:
+            _row_title(axis[0], titles[row])
+    for place, name in zip(axes[0, 1:], maps, strict=True):
+        place.set_title(name, fontsize=9)
+        place.title.set_parse_math(False)
+    return figure
+
+
+def _image(axis: Any, image: Tensor) -> None:
+    axis.set_axis_off()
+    axis.imshow(image.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
+
+
+def _row_title(axis: Any, title: str) -> None:
+    """Beside the first picture of a row; its axis is off, and its label with it."""
+    place = {"rotation": 90, "va": "center", "ha": "right", "transform": axis.transAxes}
+    axis.text(-0.05, 0.5, shorten(title, 24, placeholder="…"), fontsize=8, parse_math=False, **place)
+
+
+def _heat(axis: Any, values: Tensor, percentile: float) -> None:
+    size = values.abs()
+    # A map with few pixels that are not zero has nothing at its percentile.
+    limit = float(size.quantile(percentile / 100)) or float(size.max()) or 1.0
+    axis.imshow(values.numpy(), cmap="bwr", vmin=-limit, vmax=limit, alpha=(size / limit).clamp(0, 1).numpy())
 
 
 def _name(label: Tensor, names: Sequence[str] | None) -> str:

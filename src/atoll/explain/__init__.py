@@ -1,0 +1,38 @@
+"""What a classifier looks at: attributions, whether they are faithful, and whether they lie on the object."""
+
+from atoll.explain.attributions import (
+    ATTRIBUTIONS,
+    InputXGradient,
+    IntegratedGradients,
+    Saliency,
+    SmoothGrad,
+    attribution,
+)
+from atoll.explain.boundary import BoundaryPoints, boundary_search
+from atoll.explain.boundary_attributions import BoundaryIntegratedGradients, BoundarySaliency
+from atoll.explain.faithfulness import completeness_gap, infidelity
+from atoll.explain.importance import alignment, rho_importance
+from atoll.explain.lipschitz import attribution_lipschitz
+from atoll.explain.locality import Locality, locality
+from atoll.explain.sanity import sanity_check
+
+__all__ = [
+    "ATTRIBUTIONS",
+    "BoundaryIntegratedGradients",
+    "BoundaryPoints",
+    "BoundarySaliency",
+    "InputXGradient",
+    "IntegratedGradients",
+    "Locality",
+    "Saliency",
+    "SmoothGrad",
+    "alignment",
+    "attribution",
+    "attribution_lipschitz",
+    "boundary_search",
+    "completeness_gap",
+    "infidelity",
+    "locality",
+    "rho_importance",
+    "sanity_check",
+]

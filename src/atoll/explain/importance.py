@@ -1,0 +1,171 @@
+"""What attributions stand for (thesis, definitions 1 and 2): importance of single features, by Monte Carlo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from atoll.attacks.base import evaluation_mode
+from atoll.curvature.estimate import Estimate
+from atoll.errors import InputError
+from atoll.explain.gradients import Target, checked, checked_target
+from atoll.streams import Streams, fingerprint
+from atoll.threat import Bounds
+
+Neighbourhood = Literal["pointwise", "local", "global"]
+Output = Literal["probability", "logit"]
+
+
+@dataclass(frozen=True)
+class Importance:
+    """The importance of every feature of every input, estimated.
+
+    Args:
+        x: the inputs.
+        value: of the inputs' shape.
+        standard_error: the same; 0 where the value is exact.
+    """
+
+    x: Tensor
+    value: Tensor
+    standard_error: Tensor
+
+    def important(self, rho: float) -> Tensor:
+        """Which features are rho-important."""
+        return self.value >= rho
+
+    def uncertain(self, rho: float, errors: float = 2.0) -> Tensor:
+        """Which of them might change sides: within so many standard errors of rho."""
+        return (self.value - rho).abs() < errors * self.standard_error
+
+
+def rho_importance(
+    model: nn.Module,
+    inputs: Tensor,
+    target: Target = None,
+    *,
+    neighbourhood: Neighbourhood = "local",
+    sigma: float = 0.1,
+    output: Output = "probability",
+    samples: int = 100,
+    bounds: Bounds = (0.0, 1.0),
+    batch_size: int = 1024,
+    seed: object = 0,
+) -> Importance:
+    r"""Definition 1: how each feature goes together with the output, all others fixed.
+
+    .. math:: E_{\epsilon \sim N}\big[(x_j + \epsilon)\, f_y(x_1, \dots, x_j + \epsilon, \dots, x_d)\big]
+
+    For small inputs: it takes a forward pass for every feature and sample.
+
+    Args:
+        model: any module from inputs to logits.
+        inputs: ``(points, ...)``.
+        target: y; the predicted classes if None.
+        neighbourhood: the distribution N: ``pointwise``, no noise at all, which is exact; ``local``, normal with
+            standard deviation sigma; ``global``, such that the feature is uniform within the bounds.
+        sigma: of the local one.
+        output: f is the probability of y, by which models compare, or its logit.
+        samples: draws of the noise for each feature.
+        bounds: of the global one.
+        batch_size: rows that go through the model together.
+        seed: of the noise, which depends on the input's numbers and on the feature.
+
+    >>> model = nn.Linear(2, 2, bias=False).double()
+    >>> _ = model.weight.data.copy_(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+    >>> x = torch.tensor([[0.5, 0.25]], dtype=torch.float64)
+    >>> rho_importance(model, x, 0, neighbourhood="pointwise", output="logit").value  # x_j f_0(x)
+    tensor([[0.5000, 0.2500]], dtype=torch.float64)
+    """
+    x = checked(inputs)
+    if neighbourhood not in ("pointwise", "local", "global"):
+        raise InputError(f"neighbourhood: expected pointwise, local or global, got {neighbourhood!r}")
+    if output not in ("probability", "logit"):
+        raise InputError(f"output: expected probability or logit, got {output!r}")
+    if samples < 2 or batch_size < 1:
+        raise InputError(f"samples, batch_size: expected at least 2 and 1, got {samples}, {batch_size}")
+    if not 0 < sigma < math.inf:
+        raise InputError(f"sigma: expected a number > 0, got {sigma}")
+    draws = 1 if neighbourhood == "pointwise" else samples
+    value, error = torch.empty_like(x), torch.zeros_like(x)
+    with evaluation_mode(model), torch.no_grad():
+        classes = checked_target(model, x, target, batch_size)
+        for row, point in enumerate(x):
+            flat = point.flatten()
+            features = torch.arange(len(flat), device=x.device)
+            drawn = flat[:, None].clone()
+            if neighbourhood != "pointwise":
+                streams = Streams(seed, "importance", neighbourhood, fingerprint(point), index=features)
+                if neighbourhood == "local":
+                    drawn = drawn + sigma * streams.normal(draws, dtype=x.dtype)
+                else:
+                    drawn = bounds[0] + (bounds[1] - bounds[0]) * streams.uniform(draws, dtype=x.dtype)
+            outcome = drawn * _outputs(model, point, drawn, int(classes[row]), output, batch_size)
+            value[row] = outcome.mean(1).view_as(point)
+            if draws > 1:
+                error[row] = (outcome.std(1) / math.sqrt(draws)).view_as(point)
+    return Importance(x, value, error)
+
+
+def _outputs(model: nn.Module, point: Tensor, drawn: Tensor, y: int, output: Output, batch_size: int) -> Tensor:
+    """The output for every feature and every value that it takes on."""
+    number = torch.arange(drawn.numel(), device=point.device)
+    found = []
+    for chunk in torch.split(number, batch_size):
+        feature = chunk // drawn.shape[1]
+        rows = point.flatten().repeat(len(chunk), 1).scatter(1, feature[:, None], drawn.flatten()[chunk, None])
+        logits = model(rows.view(-1, *point.shape))
+        found.append((logits if output == "logit" else logits.softmax(1))[:, y])
+    return torch.cat(found).view_as(drawn)
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine of two vectors for each point, 1 where both are zero; in [0, 1] for inputs that are not negative."""
+    a, b = a.flatten(1).double(), b.flatten(1).double()
+    sizes = a.norm(dim=1) * b.norm(dim=1)
+    both = (a.norm(dim=1) == 0) & (b.norm(dim=1) == 0)
+    return torch.where(both, 1.0, (a * b).sum(1) / sizes.clamp_min(1e-300))
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How similar the important features of two functions are, for each point."""
+
+    similarity: Tensor
+
+    @property
+    def mean(self) -> Estimate:
+        return Estimate.mean_of(self.similarity)
+
+    def aligned(self, lambda_: float) -> bool:
+        """Whether the mean is at least lambda."""
+        return self.mean.value >= lambda_
+
+
+def alignment(
+    x: Tensor, important: Tensor, reference: Tensor, *, similarity: Callable[[Tensor, Tensor], Tensor] = cosine
+) -> Alignment:
+    r"""Definition 2: f is :math:`(\rho, \lambda)`-aligned with f* if the mean of this over the data is at least lambda.
+
+    .. math:: \mathrm{similarity}(x \cdot 1[x_j\ \text{important to}\ f^*],\ x \cdot 1[x_j\ \text{important to}\ f])
+
+    Args:
+        x: inputs.
+        important: which of their features are rho-important to f: ``Importance.important``.
+        reference: the same for f*: another model's, or a mask of the object.
+        similarity: of two vectors, into [0, 1].
+
+    >>> x = torch.tensor([[3.0, 4.0, 0.0]])
+    >>> yes, no = torch.tensor([[True, True, False]]), torch.tensor([[True, False, False]])
+    >>> str(alignment(x, yes, yes).mean.value), round(float(alignment(x, yes, no).similarity), 2)
+    ('1.0', 0.6)
+    """
+    for name, mask in (("important", important), ("reference", reference)):
+        if mask.shape != x.shape or mask.dtype != torch.bool:
+            raise InputError(f"{name}: expected a mask of shape {tuple(x.shape)}, got {mask.dtype} {tuple(mask.shape)}")
+    return Alignment(similarity(x * reference, x * important))

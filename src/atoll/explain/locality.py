@@ -1,0 +1,97 @@
+"""Locality: how much of what counts for a model lies on the object."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from atoll.curvature.estimate import Estimate
+from atoll.data.boxes import check_boxes, known, mask
+from atoll.errors import InputError
+
+
+@dataclass(frozen=True)
+class Locality:
+    """Precision, recall and F1 of each point; NaN where they are not defined."""
+
+    precision: Tensor
+    recall: Tensor
+    f1: Tensor
+
+    @property
+    def means(self) -> dict[str, Estimate]:
+        """Over the points where they are defined, with standard errors."""
+        return {name: Estimate.mean_of(values) for name, values in vars(self).items()}
+
+    @property
+    def undefined(self) -> dict[str, int]:
+        """How many points the means leave out."""
+        return {name: int(values.isnan().sum()) for name, values in vars(self).items()}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: mean.to_json() | {"points": len(self.f1), "undefined": self.undefined[name]}
+            for name, mean in self.means.items()
+        }
+
+
+def locality(attributions: Tensor, boxes: Tensor, *, rho: float = 0.0) -> Locality:
+    """How well attributions agree with the boxes of the objects.
+
+    With A the attribution of each pixel, summed over channels, A+ those of them that are positive and at least ``rho``
+    (0 elsewhere), and B the pixels of the box (Z. Wang, "On the Feature Alignment of Deep Vision Models", definitions
+    9 and 10 and equation 2.3)::
+
+        precision = sum A+ B / sum A+        how much of what speaks for the class is on the object
+        recall    = sum A+ B / sum |A| B     how much of what is on the object speaks for the class
+        F1        = 2 sum A+ B / (sum A+ + sum |A| B), their harmonic mean
+
+    A quotient 0 / 0 is NaN: all three are for an attribution of zeros.  An attribution that is the same for every pixel
+    has the box's share of the image as precision; one with random signs has a recall of a half.
+
+    Args:
+        attributions: ``(N, C, H, W)`` or ``(N, H, W)``.
+        boxes: int64 ``(N, 4)``: x1, y1, x2, y2, inclusive; leave out first what is not ``usable``.
+        rho: what an attribution must reach to count as important.
+
+    >>> import torch
+    >>> maps = torch.tensor([[[3.0, 1.0], [0.0, -1.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    >>> found = locality(maps, torch.tensor([[0, 0, 0, 1], [0, 0, 0, 1]]))  # the left half of each image
+    >>> found.precision, found.recall, found.undefined["f1"]
+    (tensor([0.7500,    nan], dtype=torch.float64), tensor([1., nan], dtype=torch.float64), 1)
+    """
+    if attributions.dim() not in (3, 4) or not attributions.is_floating_point():
+        raise InputError(
+            "attributions: expected floats of shape (N, C, H, W) or (N, H, W),"
+            f" got {attributions.dtype} {tuple(attributions.shape)}"
+        )
+    if not attributions.isfinite().all():
+        raise InputError("attributions: expected finite numbers, got NaN or infinity")
+    if not 0 <= rho < math.inf:
+        raise InputError(f"rho: expected a finite number >= 0, got {rho}")
+    check_boxes(boxes, len(attributions), attributions.shape, "boxes")
+    if not known(boxes).all():
+        raise InputError("boxes: expected a box for every image, got some without; leave out what is not usable")
+    a = attributions.detach().double()
+    a = a.sum(1) if a.dim() == 4 else a
+    positive = a.clamp_min(0) * (a >= rho)
+    inside = mask(boxes.to(a.device), *a.shape[1:])
+    on_object, important, marked = (v.sum((1, 2)) for v in (positive * inside, positive, a.abs() * inside))
+    return Locality(on_object / important, on_object / marked, 2 * on_object / (important + marked))
+
+
+def usable(boxes: Tensor, shape: tuple[int, ...], most: float = 0.8) -> Tensor:
+    """Which images locality says something about: those with a box of at most ``most`` of the image ``(..., H, W)``.
+
+    >>> import torch
+    >>> usable(torch.tensor([[0, 0, 3, 3], [0, 0, 7, 6], [-1, -1, -1, -1]]), (3, 8, 8))
+    tensor([ True, False, False])
+    """
+    if not 0 < most <= 1:
+        raise InputError(f"most: expected a share in (0, 1], got {most}")
+    check_boxes(boxes, len(boxes), shape, "boxes")
+    sides = boxes[:, 2:] - boxes[:, :2] + 1
+    return known(boxes) & (sides.prod(1) <= most * shape[-2] * shape[-1])
