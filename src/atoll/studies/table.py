@@ -1,0 +1,111 @@
+"""Tables of numbers with standard errors, the best marked, for people and for machines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeGuard
+
+from atoll.curvature.estimate import Estimate
+
+Value = Estimate | str | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column holds.
+
+    Args:
+        name: its title.
+        better: which end is the better one, if any: the best number is then marked.
+        digits: after the point.
+    """
+
+    name: str
+    better: Literal["high", "low"] | None = None
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class Table:
+    r"""Rows of estimates.
+
+    The best of a column is bold; so close to it that :math:`a_{top} - SE_{top} \le a + SE` (a "silver" of the papers)
+    is italic.
+
+    >>> columns = [Column("robust, %", "high", 1), Column("seconds", digits=0)]
+    >>> rows = {"AT": [Estimate(41.0, 0.8), Estimate(9.0)], "TRADES": [Estimate(42.1, 0.5), Estimate(11.0)]}
+    >>> print(Table(columns, rows).markdown())
+    |  | robust, % | seconds |
+    | --- | --- | --- |
+    | AT | *41.0 ± 0.8* | 9 |
+    | TRADES | **42.1 ± 0.5** | 11 |
+    """
+
+    columns: Sequence[Column]
+    rows: Mapping[str, Sequence[Value]]
+
+    def mark(self, row: str, column: int) -> Literal["best", "silver"] | None:
+        """Whether a number is the best of its column, or as good within standard errors."""
+        better, value = self.columns[column].better, self.rows[row][column]
+        if better is None or not _is_number(value):
+            return None
+        sign = 1 if better == "high" else -1
+        rivals = [v for each in self.rows.values() if _is_number(v := each[column])]
+        top = max(rivals, key=lambda v: sign * v.value)
+        if value.value == top.value:
+            return "best"
+        return "silver" if sign * (top.value - value.value) <= _error(top) + _error(value) else None
+
+    def texts(self) -> list[list[str]]:
+        """All cells as text, titles first."""
+        lines = [["", *(column.name for column in self.columns)]]
+        for name, values in self.rows.items():
+            lines.append([name, *map(_text, values, self.columns)])
+        return lines
+
+    def markdown(self) -> str:
+        lines = self.texts()
+        stars = {"best": "**", "silver": "*", None: ""}
+        for line, name in zip(lines[1:], self.rows, strict=True):
+            for column in range(len(self.columns)):
+                star = stars[self.mark(name, column)]
+                line[column + 1] = f"{star}{line[column + 1]}{star}"
+        lines.insert(1, ["---"] * len(lines[0]))
+        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+    def csv(self) -> str:
+        """Every number in full, with its standard error and its mark in columns of their own."""
+        text = io.StringIO()
+        out = csv.writer(text, lineterminator="\n")
+        out.writerow(["", *(f"{c.name}{end}" for c in self.columns for end in ("", ", standard error", ", mark"))])
+        for name, values in self.rows.items():
+            line = [name]
+            for column, value in enumerate(values):
+                if isinstance(value, Estimate):
+                    error = "" if math.isnan(value.standard_error) else repr(value.standard_error)
+                    line += [repr(value.value), error, self.mark(name, column) or ""]
+                else:
+                    line += [value or "", "", ""]
+            out.writerow(line)
+        return text.getvalue()
+
+
+def _is_number(value: Value) -> TypeGuard[Estimate]:
+    return isinstance(value, Estimate) and not math.isnan(value.value)
+
+
+def _error(value: Estimate) -> float:
+    return 0.0 if math.isnan(value.standard_error) else value.standard_error
+
+
+def _text(value: Value, column: Column) -> str:
+    if not isinstance(value, Estimate):
+        return value or "-"
+    if math.isnan(value.value):
+        return "-"
+    error = _error(value)
+    return f"{value.value:.{column.digits}f}" + (f" ± {error:.{column.digits}f}" if error else "")

@@ -1,0 +1,153 @@
+"""Cells are run once, kept, in order, and none of them stops the others; on this process and on Ray."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from atoll.curvature.estimate import Estimate
+from atoll.errors import AtollError, InputError
+from atoll.recipe import read_recipe
+from atoll.studies import Cell, Column, Found, Table, run_study
+from atoll.studies.engine import merged, ordered
+from studies.toy import Toy
+
+
+def seen(log: Path) -> list[str]:
+    return [line.split()[0] for line in log.read_text().splitlines()]
+
+
+def test_every_cell_once_after_what_it_needs(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    found, _ = run_study(Toy(log), "smoke", tmp_path / "study")
+    order = seen(log)
+    assert sorted(order) == sorted(cell.name for cell in found.numbers)
+    assert order.index("a-0") < order.index("c-0")
+    assert found.rows == ["c", "a", "b"]
+    assert found.paired("b", "a", "x") == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_goes_on_where_it_was(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(KeyboardInterrupt):
+        run_study(Toy(log), "smoke", tmp_path / "study", on_done=lambda _, done, total: _stop(done == 3))
+    before = seen(log)
+    assert len(before) == 3
+    run_study(Toy(log), "smoke", tmp_path / "study")
+    assert len(seen(log)) == 7
+    assert len(set(seen(log))) == 7
+    # Another scale is another definition: nothing is taken for what it is not.
+    run_study(Toy(log), "cpu", tmp_path / "study")
+    assert len(seen(log)) == 14
+
+
+def test_the_cells_own_values_outlive_another_data_set() -> None:
+    cell = Cell("a", 3, "mnist-at", ("data.limit=7", "trainer.epochs=2"))
+    user = ["data.class_path=Npz", "data.path=mnist.npz", "trainer.epochs=5"]
+    tree = read_recipe("mnist-at", [f"seed={cell.seed}", *merged(cell.overrides, user)])
+    assert tree["data"] == {"class_path": "Npz", "init_args": {"limit": 7, "path": "mnist.npz"}}
+    assert (tree["seed"], tree["trainer"]["epochs"]) == (3, 5)
+
+
+def _stop(now: bool) -> None:
+    if now:
+        raise KeyboardInterrupt
+
+
+def test_a_broken_record_is_measured_anew(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    run_study(Toy(log), "smoke", tmp_path / "study")
+    for name, text in (("a-0", '{"definition"'), ("a-1", "[]"), ("b-2", "{}")):
+        (tmp_path / "study" / "cells" / f"{name}.json").write_text(text)
+    run_study(Toy(log), "smoke", tmp_path / "study")
+    assert sorted(seen(log)[7:]) == ["a-0", "a-1", "b-2"]
+
+
+def test_a_failure_is_told_and_stops_nobody(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "study"
+    found, _ = run_study(Toy(log, fails=("a-0", "b-1")), "smoke", folder)
+    assert {cell.name: reason for cell, reason in found.failed.items()} == {
+        "c-0": "needs a-0, which failed",
+        "a-0": "a-0 <b>will not</b> | do",
+        "b-1": "b-1 <b>will not</b> | do",
+    }
+    assert len(found.numbers) == 4
+    page = (folder / "README.md").read_text()
+    assert "- c-0: needs a-0, which failed" in page
+    assert "InputError" in (folder / "cells" / "a-0.error.txt").read_text()
+    raw = json.loads((folder / "raw.json").read_text())
+    assert [cell["row"] for cell in raw["failed"]] == ["c", "a", "b"]
+    # Failures are not kept: mended, they are tried again.
+    found, _ = run_study(Toy(log), "smoke", folder)
+    assert not found.failed
+    assert len(seen(log)) == 6 + 3
+
+
+def test_all_failed(tmp_path: Path) -> None:
+    fails = tuple(cell.name for cell in Toy(tmp_path).cells("smoke"))
+    with pytest.raises(AtollError, match="every cell failed; the first: needs a-0"):
+        run_study(Toy(tmp_path / "log", fails=fails), "smoke", tmp_path / "study")
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ([Cell("a"), Cell("A")], "the same twice"),
+        ([Cell("a", needs=("b-0",))], "got b-0"),
+        ([Cell("a", needs=("b-0",)), Cell("b", needs=("a-0",))], "a-0 needs b-0 needs a-0"),
+    ],
+)
+def test_grids_that_make_no_sense(cells: list[Cell], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        ordered(cells)
+
+
+def test_marks() -> None:
+    column = Column("robust", "high")
+    rows = {name: [Estimate(value, error)] for name, value, error in [("a", 5, 0.4), ("b", 4.4, 0.3), ("c", 4, 0.5)]}
+    table = Table([column], rows)
+    assert [table.mark(row, 0) for row in rows] == ["best", "silver", None]  # 5 - 0.4 <= 4.4 + 0.3; 4 + 0.5 < 4.6
+    assert [Table([Column("time", "low")], rows).mark(row, 0) for row in rows] == [None, "silver", "best"]
+    assert [Table([Column("time")], rows).mark(row, 0) for row in rows] == [None] * 3
+
+
+def test_tables_that_lack_numbers_and_have_bars_in_their_names() -> None:
+    nothing = Estimate(float("nan"), float("nan"))
+    table = Table(
+        [Column("x | y", "high")], {"one seed": [Estimate(1.25, float("nan"))], "a|b": [nothing], "c": [None]}
+    )
+    assert table.markdown().splitlines()[2:] == ["| one seed | **1.25** |", "| a\\|b | - |", "| c | - |"]
+    rows = list(csv.reader(table.csv().splitlines()))
+    assert rows[1] == ["one seed", "1.25", "", "best"]
+    assert [len(row) for row in rows] == [4] * 4
+
+
+def test_means_over_seeds() -> None:
+    found = Found("smoke", {Cell("a", 0): {"x": 1.0}, Cell("a", 1): {"x": 3.0}, Cell("a", 2): {"x": None}})
+    mean = found.mean("a", "x", 100)
+    assert mean is not None
+    assert (mean.value, mean.standard_error) == pytest.approx((200.0, 100.0))
+    assert found.mean("a", "y") is None
+
+
+def test_who_has_the_last_word() -> None:
+    cell = ["data.limit=100", "model.class_path=MLP", "trainer.epochs=3"]
+    user = ["trainer.epochs=1", "data.class_path=Npz", "data.path=a.npz", "model.class_path=LiResNet"]
+    tree = read_recipe("mnist-flat/at-base", merged(cell, user))
+    assert tree["data"] == {"class_path": "Npz", "init_args": {"limit": 100, "path": "a.npz"}}
+    assert tree["model"] == {"class_path": "LiResNet"}
+    assert tree["trainer"]["epochs"] == 1
+
+
+def test_pairs_leave_out_what_is_missing() -> None:
+    numbers = {Cell("a", 0): {"x": 1.0}, Cell("a", 1): {"x": None}, Cell("b", 0): {"x": 3.0}, Cell("b", 1): {"x": 2.0}}
+    found = Found(
+        "smoke",
+        numbers | {Cell("a", 2): {}, Cell("b", 2): {"x": 5.0}, Cell("a", 3): {"x": math.nan}, Cell("b", 3): {"x": 1.0}},
+    )
+    assert found.paired("b", "a", "x") == [2.0]
+    assert found.paired("b", "a", "x", of=lambda x: x**2) == [8.0]

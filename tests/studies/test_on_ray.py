@@ -1,0 +1,44 @@
+"""Studies on a real Ray of two workers, one of which is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from atoll.studies import run_study
+from atoll.studies.on_ray import OnRay
+from studies.toy import Toy
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # where workers find the toy
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        yield
+        ray.shutdown()
+
+
+@pytest.mark.usefixtures("cluster")
+class TestOnRay:
+    def test_a_killed_worker_loses_nothing(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        found, _ = run_study(Toy(log, dies="b-1"), "smoke", tmp_path / "study", engine=OnRay())
+        alone, _ = run_study(Toy(tmp_path / "other"), "smoke", tmp_path / "alone")
+        assert found.numbers == alone.numbers
+        assert not found.failed
+        lines = [line.split() for line in log.read_text().splitlines()]
+        assert sum(name == "b-1" for name, *_ in lines) == 2  # killed, and tried again
+        assert len({pid for _, pid, *_ in lines}) >= 2  # processes
+        assert lines.index(next(line for line in lines if line[0] == "a-0")) < lines.index(
+            next(line for line in lines if line[0] == "c-0")
+        )
+
+    def test_failures_are_told(self, tmp_path: Path) -> None:
+        found, _ = run_study(Toy(tmp_path / "log", fails=("a-0",)), "smoke", tmp_path / "study", engine=OnRay())
+        assert {cell.name for cell in found.failed} == {"a-0", "c-0"}
+        assert len(found.numbers) == 5

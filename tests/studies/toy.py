@@ -1,0 +1,43 @@
+"""A study that trains nothing and takes no time; in a module of its own, so that Ray's workers can import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from atoll.errors import InputError
+from atoll.run import Run
+from atoll.studies import Cell, Column, Findings, Found, Study, Table, Verdict
+from atoll.studies.base import Numbers, Scale
+
+
+class Toy(Study):
+    """Rows a and b, three seeds; ``fails`` names cells that raise, ``dies`` one whose process is killed, once."""
+
+    name = "toy"
+    title = "A toy"
+    shows = "Nothing"
+
+    def __init__(self, log: Path, fails: tuple[str, ...] = (), dies: str = "") -> None:
+        self.log, self.fails, self.dies = log, fails, dies
+
+    def cells(self, scale: Scale) -> list[Cell]:
+        last = [Cell("c", needs=("a-0",))]
+        return [*last, *(Cell(row, seed) for row in ("a", "b") for seed in range(3))]
+
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+        with self.log.open("a") as file:
+            file.write(f"{cell.name} {os.getpid()} {' '.join(needed)}\n")
+        if cell.name in self.fails:
+            raise InputError(f"{cell.name} <b>will not</b> | do")
+        if cell.name == self.dies and self.log.read_text().count(cell.name) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.01)
+        return {"x": {"a": 1.0, "b": 2.0, "c": 3.0}[cell.row] + 0.1 * cell.seed}
+
+    def conclude(self, found: Found) -> Findings:
+        rows = {row: [found.mean(row, "x")] for row in found.rows}
+        return Findings({"x": Table([Column("x", "high")], rows)}, [Verdict("b is more than a", "held", "by 1")])
