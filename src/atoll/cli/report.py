@@ -1,0 +1,34 @@
+"""One page about trained models: what the other commands have kept in the folders of their runs.
+
+atoll report runs/digits-at
+atoll report runs/digits-standard runs/digits-at -o report.html --title "Standard and robust"
+
+The page is one file that needs no network.  Nothing is measured for it: what is missing is named on it, with the
+command that would make it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from atoll.cli.output import console, print_json
+from atoll.report import write_report
+
+HELP = "a page to read about one run or several"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs; several are compared")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: report.html in the first run's folder")
+    parser.add_argument("--title", help="of the page (default: the names of the runs)")
+
+
+def run(options: argparse.Namespace) -> int:
+    path = write_report(options.runs, options.out or options.runs[0] / "report.html", title=options.title)
+    size = path.stat().st_size
+    if options.json:
+        print_json({"report": str(path), "bytes": size, "runs": [str(folder) for folder in options.runs]})
+    else:
+        console.print(f"{path} ({size / 1e6:.1f} MB)", markup=False, highlight=False, soft_wrap=True)
+    return 0

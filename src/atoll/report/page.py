@@ -1,0 +1,103 @@
+"""Readings to one HTML file that needs nothing else: script, style, data and pictures are inside.
+
+Three walls stand between what a run's files say and the browser: every text is escaped by the template (autoescape),
+plots get their data as JSON that is parsed, not run, and a Content-Security-Policy allows the two scripts by their
+digests and no connection at all, so that even a text that came through would run nothing and reach nobody.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+
+from atoll.errors import InputError
+from atoll.files import write_atomic
+from atoll.report.blocks import plots
+from atoll.report.figures import colour
+from atoll.report.read import Reading, read_runs
+from atoll.report.sections import SECTIONS, summary
+from atoll.report.values import plain
+
+
+def write_report(folders: Sequence[Path | str], out: Path | str, *, title: str | None = None) -> Path:
+    """The page about some runs, written to a file; the same folders give the same bytes.
+
+    Args:
+        folders: of runs; one is shown alone, several are compared.
+        out: the file.
+        title: of the page (default: the names of the runs).
+    """
+    path = Path(out)
+    if path.is_dir():
+        raise InputError(f"out: expected a file, got the folder {path}")
+    content = render(read_runs(folders), title).encode()
+    try:
+        write_atomic(path, content)
+    except OSError as error:
+        raise InputError(f"out: cannot write {path}: {error.strerror}") from None
+    return path
+
+
+def render(runs: Sequence[Reading], title: str | None = None) -> str:
+    """The page as text."""
+    if not runs:
+        raise InputError("runs: expected at least one, got none")
+    sections = [section(runs) for section in SECTIONS]
+    scripts = [_plotly(), _text("page.js")]
+    return _template().render(
+        title=title or ", ".join(plain(run.name) for run in runs),
+        runs=runs,
+        summary=summary.blocks(runs),
+        sections=sections,
+        figures={plot.id: plot.figure for section in sections for plot in plots(section.blocks)},
+        colours=[colour(run.number) for run in runs],
+        style=_text("page.css"),
+        scripts=scripts,
+        digests=[digest(script) for script in scripts],
+    )
+
+
+def digest(script: str) -> str:
+    """A script as a Content-Security-Policy names it.
+
+    >>> digest("alert(1)")
+    'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI='
+    """
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def _text(name: str) -> str:
+    return files("atoll.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise InputError(f"report: {error.name} is missing (pip install 'atoll[report]')") from None
+    script: str = get_plotlyjs()
+    return script
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Everything that is printed goes through ``plain``; Markup is what the template itself has made.
+        finalize=lambda value: value if isinstance(value, Markup) else plain(value),
+    )
+    # Ours, and pictures that were written anew: base64, which needs no escaping.
+    environment.filters["inline"] = Markup
+    # NaN is no JSON; figures must not hold any.
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return environment.from_string(_text("page.html"))

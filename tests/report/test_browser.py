@@ -1,0 +1,226 @@
+"""The page in a real browser: plots are drawn, tabs work, nothing is loaded, and nothing hostile runs."""
+
+import io
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from atoll.report import write_report
+from report_cases import poisoned
+
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    # WebGL in software, for machines without a GPU.
+    "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",
+]  # fmt: skip
+# Curvature last: the landscape keeps a machine without a GPU busy.
+TABS = ("training", "attacks", "certificates", "explanation", "recipe", "reproduce", "curvature")
+KEYS = (
+    ("ArrowRight", "attacks"), ("End", "reproduce"), ("ArrowRight", "training"), ("ArrowLeft", "reproduce"),
+    ("Home", "training"),
+)  # fmt: skip
+# What the browser says about its own software WebGL, not about the page.
+BROWSERS_OWN = re.compile(r"GL Driver Message|willReadFrequently")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert path, "these tests need Chromium: `make browser` installs it"
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+class Visit:
+    """A page that is open, and all that it said, asked for and threw."""
+
+    def __init__(self, browser, path, **options):
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
+        self.page = self.context.new_page()
+        self.said, self.requests, self.dialogs = [], [], []
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
+        self.address = path.as_uri()
+        self.page.goto(self.address)
+
+    def open(self, tab):
+        self.page.click(f"#tab-{tab}")
+        self.page.wait_for_function(
+            "tab => [...document.querySelectorAll(`#${tab} .plot`)].every(p => p.querySelector('.main-svg'))", arg=tab
+        )
+
+    def close(self):
+        """Nothing went wrong, and nothing left the page."""
+        self.context.close()
+        assert [line for line in self.said if not BROWSERS_OWN.search(line)] == []
+        # Pictures inside the page are data, and what Plotly makes of itself is a blob; neither is a connection.
+        assert {url for url in self.requests if not url.startswith(("data:", "blob:"))} == {self.address}
+        assert self.dialogs == []
+
+
+@pytest.fixture(scope="module")
+def alone(measured, tmp_path_factory):
+    return write_report([measured / "robust"], tmp_path_factory.mktemp("page") / "alone.html")
+
+
+@pytest.fixture(scope="module")
+def compared(measured, tmp_path_factory):
+    runs = [measured / "robust", measured / "certified"]
+    return write_report(runs, tmp_path_factory.mktemp("page") / "compared.html")
+
+
+def drawn(visit, tab):
+    """Sizes of what is drawn in a tab, by the ids of the plots."""
+    return visit.page.eval_on_selector_all(
+        f"#{tab} .plot",
+        """plots => Object.fromEntries(plots.map(plot => {
+            const box = plot.querySelector(".main-svg").getBoundingClientRect();
+            const marks = plot.querySelectorAll(".scatterlayer path, .barlayer path, .contourlayer path, canvas");
+            return [plot.id, [box.width, box.height, marks.length]];
+        }))""",
+    )
+
+
+def test_every_plot_is_drawn_every_picture_shown_and_tabs_open_by_click(browser, compared):
+    visit = Visit(browser, compared)
+    seen = {}
+    for tab in TABS:
+        visit.open(tab)
+        assert [name for name in TABS if visit.page.is_visible(f"#{name}")] == [tab]
+        seen |= drawn(visit, tab)
+        pictures = visit.page.eval_on_selector_all(f"#{tab} img", "all => all.map(i => i.naturalWidth * i.clientWidth)")
+        assert all(pictures)
+        assert len(pictures) == {"attacks": 1, "explanation": 1}.get(tab, 0)
+    assert len(seen) == 12
+    for name, (width, height, marks) in seen.items():
+        assert width > 300, name
+        assert height > 150, name
+        assert marks > 0, name
+    visit.close()
+
+
+def test_the_landscape_turns_with_the_mouse_and_hovering_shows_numbers(browser, alone):
+    visit = Visit(browser, alone)
+    page = visit.page
+    visit.open("training")
+    page.hover("#training-robust .nsewdrag")
+    page.wait_for_selector("#training-robust .hoverlayer text")
+    hover = " ".join(page.locator("#training-robust .hoverlayer text").all_text_contents())
+    assert re.search(r"validation : \d+(\.\d+)? %", hover), hover
+    with page.expect_download() as download:  # the policy allows that, too
+        page.click("#training-robust .modebar-btn[data-title^='Download plot']")
+    assert download.value.suggested_filename.endswith(".png")
+    visit.open("curvature")
+    place = page.locator("#landscape-weights-0")
+    place.scroll_into_view_if_needed()
+    eye = "document.getElementById('landscape-weights-0').layout.scene.camera.eye"
+    before, box = page.evaluate(eye), place.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 120, y + 40, steps=3)
+    page.mouse.up()
+    page.wait_for_function(f"before => {eye}.x !== before.x", arg=before)
+    # It is WebGL, which nobody can ask what it has drawn: the middle of the picture has many colours.
+    middle = page.screenshot(clip={"x": x - 60, "y": y - 40, "width": 120, "height": 120})
+    pixels = np.asarray(Image.open(io.BytesIO(middle)).convert("RGB")).reshape(-1, 3)
+    assert len(np.unique(pixels, axis=0)) > 50
+    visit.close()
+
+
+def test_tabs_work_with_the_keyboard_and_have_addresses(browser, alone):
+    visit = Visit(browser, alone)
+    page = visit.page
+    page.focus("#tab-training")
+    for key, tab in KEYS:
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.id") == f"tab-{tab}"
+        assert page.is_visible(f"#{tab}")
+        assert page.locator("[role=tab][aria-selected=true]").count() == 1
+    page.evaluate("location.hash = '#recipe'")
+    page.wait_for_selector("#recipe", state="visible")
+    visit.close()
+
+
+def test_without_javascript_everything_is_there_to_read(browser, compared):
+    visit = Visit(browser, compared, java_script_enabled=False)
+    assert all(visit.page.is_visible(f"#{tab}") for tab in TABS)
+    assert visit.page.is_visible("noscript p")
+    visit.close()
+
+
+def test_dark_and_light_follow_the_system_and_the_switch(browser, alone):
+    visit = Visit(browser, alone, color_scheme="dark")
+    visit.open("training")
+
+    def colours():
+        return visit.page.evaluate(
+            """() => [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,
+                      getComputedStyle(document.querySelector("#training-robust .xtitle")).fill]"""
+        )
+
+    def light(colour):
+        return sum(map(int, re.findall(r"\d+", colour)[:3])) > 3 * 128
+
+    assert [light(colour) for colour in colours()] == [False, True, True]
+    visit.page.click("#theme")
+    assert [light(colour) for colour in colours()] == [True, False, False]
+    visit.page.click("#theme")
+    assert [light(colour) for colour in colours()] == [False, True, True]
+    visit.close()
+
+
+def test_on_a_phone_the_page_does_not_scroll_sideways(browser, compared):
+    visit = Visit(browser, compared, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    for tab in TABS:
+        visit.open(tab)
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == 390, tab
+        widths = visit.page.eval_on_selector_all(f"#{tab} .main-svg", "all => all.map(p => p.clientWidth)")
+        assert all(100 < width <= 390 for width in widths)
+    visit.close()
+
+
+def test_only_what_differs_can_be_shown(browser, compared):
+    visit = Visit(browser, compared)
+    visit.open("recipe")
+    visible = "rows => rows.filter(row => row.offsetHeight > 0).map(row => row.className)"
+    assert set(visit.page.eval_on_selector_all("#recipe tbody tr", visible)) == {"same", "different"}
+    visit.page.check("#recipe input")
+    assert set(visit.page.eval_on_selector_all("#recipe tbody tr", visible)) == {"different"}
+    visit.close()
+
+
+def test_nothing_of_a_hostile_run_runs(browser, measured, robust, tmp_path):
+    path = write_report(
+        [poisoned(robust), measured / "certified"], tmp_path / "page.html", title="<script>hacked=1</script>"
+    )
+    visit = Visit(browser, path)
+    for tab in TABS:
+        visit.open(tab)
+        assert visit.page.evaluate("document.querySelectorAll('img[src=x], b, [onerror]').length") == 0
+    assert visit.page.evaluate("typeof window.hacked") == "undefined"
+    assert visit.page.locator("h1").inner_text() == "<script>hacked=1</script>"
+    labels = visit.page.locator("#training .legendtext").all_text_contents()
+    assert any("<img src=x" in label for label in labels), labels  # shown as text in plots, too
+    visit.close()
+
+
+def test_the_policy_stops_what_would_get_through(browser, alone, tmp_path):
+    """If escaping failed one day: scripts, handlers and requests in the page are refused by the browser."""
+    evil = "<script>hacked=1</script><img src=x onerror='hacked=2'><img src='https://example.com/x.png'>"
+    path = tmp_path / "evil.html"
+    path.write_text(alone.read_text().replace("<main>", f"<main>{evil}<iframe src='https://example.com'></iframe>"))
+    visit = Visit(browser, path)
+    visit.page.wait_for_timeout(300)
+    assert visit.page.evaluate("typeof window.hacked") == "undefined"
+    assert sum("Content Security Policy" in line for line in visit.said) >= 4
+    visit.context.close()
