@@ -8,7 +8,7 @@ PEERS := .venv-bench
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format bench clean
+.PHONY: help setup browser demo test test-slow lint format bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -25,13 +25,23 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt huggingface_hub
 	@touch $@
 
-demo: setup  ## train a standard and a robust classifier on digits and attack both, in under 3 minutes
+# The tests of `atoll report` look at its pages in a real browser, Debian's Chromium.
+browser:  ## install Chromium, if it is not there
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+		if [ "$$(id -u)" = 0 ]; then SUDO=; else SUDO=sudo; fi; \
+		$$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium >/dev/null; \
+	} || { echo "The tests of reports need Chromium, and apt-get could not install it: please do." >&2; exit 1; }
+
+DEMO := runs/demo/standard runs/demo/robust
+demo: setup  ## train a standard and a robust classifier on digits, attack both, and show a report: under 4 minutes
 	rm -rf runs/demo
 	$(BIN)/atoll train digits-standard --out runs/demo/standard
 	$(BIN)/atoll train digits-flat/trades-trh --out runs/demo/robust
-	$(BIN)/atoll attack runs/demo/standard runs/demo/robust --attacks fast
+	$(BIN)/atoll attack $(DEMO) --attacks fast
+	for run in $(DEMO); do $(BIN)/atoll curvature $$run --landscape weights || exit 1; done
+	$(BIN)/atoll report $(DEMO) -o runs/demo/report.html --title "Standard and robust training on digits"
 
-test: setup lint  ## lint, types, all tests but the slow ones
+test: setup browser lint  ## lint, types, all tests but the slow ones
 	$(PYTEST) -m "not slow"
 
 test-slow: setup  ## trainings and kill loops that take minutes

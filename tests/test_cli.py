@@ -67,7 +67,7 @@ def test_ls_names_everything(capsys):
 def test_help_reads_well():
     done = run_command("--help", check=True)
     assert "atoll train digits-at" in done.stdout
-    for verb in ("train", "attack", "certify", "export", "curvature", "ls"):
+    for verb in ("train", "attack", "certify", "export", "curvature", "report", "ls"):
         assert verb in done.stdout
         assert "--json" in run_command(verb, "--help", check=True).stdout
 

@@ -6,6 +6,7 @@ asserts that ours is the truth and that the published value is not.
 
 import math
 
+import captum.attr
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from atoll.certify import GloRo, LipschitzEstimate, NearestCentroid
 from atoll.certify.gloro import Constants
 from atoll.curvature import Problem, wci
 from atoll.curvature.pac_bayes import linear_form, square_root
+from atoll.explain import IntegratedGradients, Saliency, attribution_lipschitz
 from atoll.models import MLP, CentroidNet, LiResNet
 from atoll.training.losses import (
     EMMA,
@@ -360,3 +362,36 @@ def test_theorem_9_is_unsound():
     assert certifier.local_radius <= truth < certifier.local_radius + 3e-4
     assert published > 5 * truth
     assert float(found.radius[accepted].min()) >= certifier.local_radius * (1 - 1e-9)
+
+
+def test_definition_12_is_about_the_wrong_ball():
+    """Thesis, Definition 12: the premise bounds the change of the attribution, not the distance.
+
+    The slope of 10 ReLU(x) is 0 at x = -0.01 and jumps to 10 at 0.  Within 1 of x the ratio comes to 10 / 0.01; of the
+    points where the slope changes by at most 1, as printed, every one has ratio 0.
+    """
+
+    class Kink(nn.Module):
+        def forward(self, x):
+            return torch.cat([10 * x.relu(), 0 * x], 1)
+
+    eps, x = 1.0, torch.tensor([[-0.01]], dtype=torch.float64)
+    saliency = Saliency(Kink())
+    line = torch.linspace(-1.01, 0.99, 200_001, dtype=torch.float64)[:, None]
+    change = (saliency.attribute(line, 0) - saliency.attribute(x, 0)).abs()
+    ratio = change / (line - x).abs().clamp_min(1e-9)
+    published, truth = float(ratio[change <= eps].max()), float(ratio.max())
+    ours = float(attribution_lipschitz(saliency, x, 0, eps=eps, bounds=None, steps=100).value)
+    assert published == 0
+    assert truth == pytest.approx(1000, rel=0.01)
+    assert 0.8 * truth < ours <= 1000 * (1 + 1e-9)
+
+
+def test_captums_trapezoid_is_not_complete():
+    """Thesis, B.3: IG by ``riemann_trapezoid`` with 20 points; should this fail one day, Captum has changed."""
+    model = nn.Linear(6, 3).double()
+    x = torch.rand(4, 6, dtype=torch.float64)
+    change = (model(x) - model(0 * x))[:, 1].detach()
+    theirs = captum.attr.IntegratedGradients(model).attribute(x, target=1, n_steps=20, method="riemann_trapezoid")
+    torch.testing.assert_close(theirs.sum(1), 0.95 * change, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(IntegratedGradients(model).attribute(x, 1).sum(1), change)

@@ -7,12 +7,22 @@ import os
 import sys
 from collections.abc import Sequence
 
-from atoll.cli import attack, certify, curvature, export, ls, train
+from atoll.cli import attack, certify, curvature, explain, export, ls, report, study, train
 from atoll.cli.output import error_console
 from atoll.distributed import is_main
 from atoll.errors import AtollError, TrainingError
 
-VERBS = {"train": train, "attack": attack, "certify": certify, "export": export, "curvature": curvature, "ls": ls}
+VERBS = {
+    "train": train,
+    "attack": attack,
+    "certify": certify,
+    "export": export,
+    "curvature": curvature,
+    "explain": explain,
+    "study": study,
+    "report": report,
+    "ls": ls,
+}
 
 DESCRIPTION = """\
 Train, attack, certify and explain adversarially robust image classifiers.
@@ -25,6 +35,9 @@ Train, attack, certify and explain adversarially robust image classifiers.
   atoll certify runs/digits-gloro              radii within which predictions provably cannot change
   atoll export runs/digits-gloro -o net.onnx   the same as a file that other programs can run
   atoll curvature runs/digits-at               how flat it is, layer by layer
+  atoll explain runs/digits-at                 what it looks at, and whether that is faithful
+  atoll study trh-two-moons                    a figure of a paper, and whether its claim held
+  atoll report runs/digits-at                  all of that as a page to read
 """
 
 
