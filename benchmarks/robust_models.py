@@ -1,4 +1,4 @@
-"""Robust models that benchmarks attack; trained once, into ``runs/bench``.
+"""Models that benchmarks attack, robust but one; trained once, into ``runs/bench``.
 
 Where MNIST cannot be downloaded, ``ATOLL_MNIST`` names its ``.npz`` file (x_train, y_train, x_test, y_test).
 """
@@ -15,6 +15,7 @@ from atoll.run import Run, open_run
 FOLDER = Path("runs/bench")
 TRAININGS = {
     "mnist-at": ["mnist-flat/at-base", "data.limit=5000", "trainer.epochs=10"],
+    "mnist-standard": ["mnist-flat/at-base", "data.limit=5000", "trainer.epochs=10", "loss=Standard"],
     "mnist-trades": ["mnist-flat/trades-base", "data.limit=5000", "trainer.epochs=10"],
     "digits-trades": ["digits-flat/trades-trh"],
     "digits-preact": ["digits-at", "model=PreActResNet", "trainer.epochs=12", "attack.steps=5"],

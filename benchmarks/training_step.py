@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
-from atoll.data import Batch, Data, HorizontalFlip, MemorySplit, RandomCrop, Splits, batches, shuffled
+from atoll.cost import Noise, peak_memory, ratio
+from atoll.data import Batch, batches, shuffled
 from atoll.models import Classifier, ConvNet4C3F, ConvNet6C2F, PreActResNet, SmallConvNet
 from atoll.threat import ThreatModel
 from atoll.training.losses import AT
 from atoll.training.trainer import Settings, Trainer
-from benchmarks.measure import Row, peak_memory, ratio
+from benchmarks.measure import Row
 
 # model, input shape, batch size, repeats
 CASES: dict[str, tuple[type[Classifier], tuple[int, ...], int, int]] = {
@@ -23,23 +24,6 @@ CASES: dict[str, tuple[type[Classifier], tuple[int, ...], int, int]] = {
     "6C2F, CIFAR": (ConvNet6C2F, (3, 32, 32), 128, 11),
     "SmallConvNet, MNIST": (SmallConvNet, (1, 28, 28), 128, 31),
 }
-
-
-class Noise(Data):
-    """Random images: the cost of a step does not depend on what is on them."""
-
-    classes = tuple("0123456789")
-
-    def __init__(self, shape: tuple[int, ...], size: int) -> None:
-        augment = [RandomCrop(padding=4), HorizontalFlip()] if shape[0] == 3 else []
-        super().__init__(validation=0.0, augment=augment)
-        self.image_shape, self.size = shape, size
-
-    def load(self) -> Splits:
-        draw = torch.Generator().manual_seed(0)
-        images = torch.randint(0, 256, (self.size, *self.image_shape), generator=draw, dtype=torch.uint8)
-        split = MemorySplit(images, torch.arange(self.size) % 10)
-        return Splits(split, split)
 
 
 def setting(name: str) -> tuple[Trainer, Batch]:
