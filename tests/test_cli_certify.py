@@ -108,6 +108,21 @@ def test_smoothing_of_any_model_is_resumed_and_says_that_it_is_no_proof(tmp_path
     assert "sigma: expected a number > 0" in capsys.readouterr().err
 
 
+def test_rejection_of_other_data(tmp_path, capsys):
+    words = ["digits-centroid", "data.limit=256", "model.per_class=5", "trainer.epochs=1", "trainer.test_steps=0"]
+    assert main(["train", *words, "--out", str(tmp_path / "run"), "--json"]) == 0
+    capsys.readouterr()
+    words = (tmp_path / "run", "--no-attack", "--points", "30", "--eps", "0,0.3", "--reject", "noise")
+    for eta in (0.0, 0.3):
+        found = result(capsys, *words, "--reject", "{class_path: Digits}", "--eta", eta)[str(tmp_path / "run")]
+        shares = {(r["data"], r["eps"]): r["correct"] for r in found["rejected"]}
+        assert shares["test points", 0.3] == shares["{class_path: Digits}", 0.3] >= 30 - found["clean"]["correct"]
+        assert shares["test points", 0.0] <= shares["test points", 0.3]
+        assert (shares["noise", 0.0] == 30) == (eta > 0)  # noise is far from all centroids
+    assert main(["certify", *map(str, words), "--eta", "0.3"]) == 0
+    assert "rejected %" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_two_processes_share_the_points(trained):
     words = ("certify", str(trained), "--points", "41", "--json", "--check", "5", "--attacks", "PGD-2")
@@ -122,6 +137,10 @@ def test_two_processes_share_the_points(trained):
         (["--points", "0"], "--points: expected at least 1"),
         (["--eps", "x"], "eps: expected a number or a fraction"),
         (["--attacks", "magic"], "attack: expected one of FGSM"),
+        (["--eta", "0.1"], "eta: expected a CentroidNet, got SmallConvNet"),
+        (["--reject", "noise", "--smooth", "0.1"], "--smooth: goes with neither --reject nor --eta"),
+        (["--reject", "TwoMoons"], "--reject: expected inputs of 1x8x8, got 2 from TwoMoons"),
+        (["--reject", "Didgits"], "--reject"),
         (["--checkpoint", "first"], "--checkpoint: expected best, last or a step"),
     ],
 )

@@ -100,7 +100,7 @@ def rows(book: str) -> list[str]:
     >>> "rat/cifar10-preact18-linf-trades-1st" in rows("rat")
     True
     """
-    tree = _parse_yaml(_recipe_text(book), book)
+    tree = parse_yaml(_recipe_text(book), book)
     if not _is_book(tree):
         return [book]
     return [f"{book}/{'-'.join(choices)}" for choices in itertools.product(*tree["vary"])]
@@ -131,7 +131,7 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     else:
         book, _, row = str(source).partition("/")
         in_book = book in recipes() and row
-        tree = _parse_yaml(_recipe_text(book if in_book else source), str(source))
+        tree = parse_yaml(_recipe_text(book if in_book else source), str(source))
         if in_book and _is_book(tree):
             tree = _row(tree, book, row)
         elif _is_book(tree):
@@ -142,7 +142,7 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise RecipeError(f"overrides: expected key.sub=value, got {override!r}")
-        _override(tree, key, _parse_yaml(value, override))
+        _override(tree, key, parse_yaml(value, override))
     return tree
 
 
@@ -331,7 +331,7 @@ def _recipe_text(source: str | Path) -> str:
     raise RecipeError(f"no recipe {str(source)!r}{_suggest(str(source), recipes())}")
 
 
-def _parse_yaml(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Any:
     try:
         return get_loader("yaml")(text)  # like PyYAML's safe loader, but 1e-3 is a number
     except Exception as error:  # the loader's own errors have no common type

@@ -35,7 +35,12 @@ class Proof(Protocol):
 
 @singledispatch
 def certifier_for(
-    model: object, *, budget: float = BUDGET, on_layer: OnLayer | None = None, radii: Sequence[float] = ()
+    model: object,
+    *,
+    budget: float = BUDGET,
+    on_layer: OnLayer | None = None,
+    radii: Sequence[float] = (),
+    eta: float = 0.0,
 ) -> Proof:
     """The certifier of a model; other kinds than GloRo register theirs by the class of the model.
 
@@ -44,6 +49,7 @@ def certifier_for(
         budget: operations that the proof of one layer may take.
         on_layer: told of every layer that is done.
         radii: that matter; some certifiers take the time to look closer where these are not reached.
+        eta: of an eta-layer, which only Centroid Nets can have.
 
     >>> from atoll.models import MLP
     >>> type(certifier_for(MLP((2,), 2))).__name__
@@ -54,16 +60,28 @@ def certifier_for(
 
 @certifier_for.register
 def _(
-    model: Classifier, *, budget: float = BUDGET, on_layer: OnLayer | None = None, radii: Sequence[float] = ()
+    model: Classifier,
+    *,
+    budget: float = BUDGET,
+    on_layer: OnLayer | None = None,
+    radii: Sequence[float] = (),
+    eta: float = 0.0,
 ) -> Proof:
+    if eta:
+        raise InputError(f"eta: expected a CentroidNet, got {type(model).__name__}")
     return GloRo.proven(model, budget=budget, on_layer=on_layer)
 
 
 @certifier_for.register
 def _(
-    model: CentroidNet, *, budget: float = BUDGET, on_layer: OnLayer | None = None, radii: Sequence[float] = ()
+    model: CentroidNet,
+    *,
+    budget: float = BUDGET,
+    on_layer: OnLayer | None = None,
+    radii: Sequence[float] = (),
+    eta: float = 0.0,
 ) -> Proof:
-    return NearestCentroid.proven(model, budget=budget, on_layer=on_layer, radii=radii)
+    return NearestCentroid.proven(model, budget=budget, on_layer=on_layer, radii=radii, eta=eta)
 
 
 def estimated_for(model: Classifier, lipschitz: LipschitzEstimate) -> Certifier:

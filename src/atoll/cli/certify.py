@@ -3,6 +3,7 @@
 atoll certify runs/digits-gloro
 atoll certify runs/mnist-gloro --eps 0.3,1.58 --points 1000
 atoll certify runs/mnist-gloro --no-attack
+atoll certify runs/mnist-centroid --eta 0.1 --reject noise --reject FashionMNIST
 atoll certify runs/digits-smoothing --smooth 0.25 --samples 10000
 
 Certified points are attacked at their radius; if one falls, the command fails.  Results are kept in RUN/certificates.
@@ -10,6 +11,8 @@ Certified points are attacked at their radius; if one falls, the command fails. 
 --smooth certifies any model by randomized smoothing: it predicts what the model mostly says under Gaussian noise.  Such
 certificates hold with a probability (1 - alpha for each point), not surely, so no attack could refute one, and none is
 run.  Points are kept as they come: the same command goes on where it was interrupted.
+
+--reject tells how much of other data is rejected: inputs for which nothing is certified at eps.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from atoll.certify.evaluate import Certification, OnProgress, attack_certified, 
 from atoll.certify.families import certifier_for
 from atoll.certify.kept import Kept
 from atoll.certify.norms import BUDGET
+from atoll.certify.rejection import others, share_rejected
 from atoll.certify.smoothing import Smoothed
 from atoll.cli.options import checkpoint, trained_radius
 from atoll.cli.output import console, interval, percent, print_json, print_table, progress_bar
@@ -56,6 +60,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--check", type=int, default=500, metavar="N", help="certified points attacked (default: 500)")
     parser.add_argument("--attack", action=argparse.BooleanOptionalAction, default=True, help="attack at all")
+    parser.add_argument("--eta", type=float, default=0.0, help="of an eta-layer, for Centroid Nets (default: none)")
+    parser.add_argument(
+        "--reject",
+        action="append",
+        default=[],
+        metavar="DATA",
+        help="tell how much of it is rejected: noise, or a data set as in a recipe; may be given several times",
+    )
     parser.add_argument("--smooth", type=float, metavar="SIGMA", help="randomized smoothing with noise of this size")
     parser.add_argument("--samples", type=int, default=100_000, metavar="N", help="of the noise (default: 100000)")
     parser.add_argument("--alpha", type=float, default=0.001, help="share of false certificates, at most (0.001)")
@@ -124,6 +136,8 @@ def _certify(run: Run, which: Which, options: argparse.Namespace, bar: Progress)
         "folder": str(folder),
         "torch": torch.__version__,
     }
+    if options.smooth is not None and (options.reject or options.eta):
+        raise InputError("--smooth: goes with neither --reject nor --eta")
     if options.smooth is not None:
         smoothed = Smoothed(certified, options.smooth, n=options.samples, alpha=options.alpha, seed=options.seed)
         about = {name: getattr(smoothed, name) for name in ("sigma", "n0", "n", "alpha")}
@@ -163,13 +177,29 @@ def _prove(
         budget=options.budget,
         on_layer=lambda layer: bar.update(task, note=f"norm of {layer.name}"),
         radii=radii,
+        eta=options.eta,
     )
+    # Before the work: a data set that is not there, or of another shape, is a fault of the command line.
+    outside = {
+        word: others(word, certified.input_shape, len(split), seed=options.seed, trust=options.trust)
+        for word in options.reject
+    }
     certification = certify(certifier, split, batch_size=options.batch_size, device=device, on_progress=progress)
     result = {
         "layers": [vars(layer) for layer in certifier.layers],
         "lipschitz": certifier.lipschitz,
         **certification.to_json(radii),
     }
+    if outside:
+        found = {f"{options.split} points": certification}
+        for word, other in outside.items():
+            found[word] = certify(certifier, other, batch_size=options.batch_size, device=device, on_progress=progress)
+        result["eta"] = options.eta
+        result["rejected"] = [
+            {"data": word, "eps": eps, **share_rejected(each, eps).to_json()}
+            for word, each in found.items()
+            for eps in radii
+        ]
     x = to_float(split.fetch(torch.arange(min(options.batch_size, len(split))))).to(device)
     result["relative_cost"] = relative_cost(certifier, certified, x.to(next(certified.parameters()).dtype))
     if is_main():  # before the attacks, which take longest
@@ -214,6 +244,9 @@ def _show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> No
             rows.append([found["attacks"], f"{found['eps']:.4g}", percent(found), interval(found)])
         title = f"{folder}: {result['points']:,} {result['split']} points, l2, {result['precision']}"
         print_table(title, ["", "eps", "accuracy %", "95 %"], rows)
+        if "rejected" in result:
+            rows = [[r["data"], f"{r['eps']:.4g}", percent(r), interval(r)] for r in result["rejected"]]
+            print_table(f"{folder}: rejected", ["data", "eps", "rejected %", "95 %"], rows)
         lines = [f"median certified radius {result['median_radius']:.4g}{_cost(result)}"]
         if "check" in result:
             check = result["check"]

@@ -50,6 +50,9 @@ def _results(run: Reading) -> list[Block]:
         for one in entries(tree, "empirical"):
             rows.append(_row(f"under {plain(get(one, 'attacks'))}", digits(get(one, "eps")), one))
         blocks.append(Table(["", "radius (l2)", "accuracy", "95 %"], rows))
+        if shares := entries(tree, "rejected"):
+            lines = [_row(plain(get(one, "data")), digits(get(one, "eps")), one) for one in shares]
+            blocks.append(Table(["rejected of", "radius (l2)", "share", "95 %"], lines))
         blocks.append(Words([f"Median certified radius {digits(get(tree, 'median_radius'))}.", *_check(kept)]))
         if layers := [one for one in entries(tree, "layers") if get(one, "how") != "known"]:
             table = [_layer(one) for one in layers]
