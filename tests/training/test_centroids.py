@@ -9,6 +9,7 @@ from atoll.certify import NearestCentroid
 from atoll.certify.power import LipschitzEstimate
 from atoll.errors import InputError, RecipeError, TrainingError
 from atoll.models import MLP, CentroidNet
+from atoll.models.centroid import Centroids
 from atoll.recipe import build_recipe
 from atoll.run import build_model, open_run, train
 from atoll.threat import ThreatModel
@@ -35,22 +36,29 @@ def naive_margin(loss, z, centroids, y, reach):
 @given(seed=st.integers(0, 10**6), per_class=st.integers(1, 6), classes=st.integers(2, 4))
 def test_value_is_the_formula(seed, per_class, classes):
     draw = torch.Generator().manual_seed(seed)
-    centroids = torch.randn(classes, per_class, 3, generator=draw, dtype=torch.float64)
+    head = Centroids(3, classes, per_class).double()
+    head.centroids.data = torch.randn(classes, per_class, 3, generator=draw, dtype=torch.float64)
     z, y = torch.randn(4, 3, generator=draw, dtype=torch.float64), torch.arange(4) % classes
     reach = 0.6 * (1 - torch.eye(classes, dtype=torch.float64))  # eps L = 0.3
     loss = CentroidMargin(tau=0.5)
-    value = loss.values(Outputs(features=z, centroids=centroids, reach=reach), y)["margin"]
-    torch.testing.assert_close(value, naive_margin(loss, z, centroids, y, 0.3))
+    value = loss.values(Outputs(features=z, head=head, reach=reach), y)["margin"]
+    torch.testing.assert_close(value, naive_margin(loss, z, head.centroids, y, 0.3))
 
 
-def test_the_margin_is_the_certified_radius():
-    """With all centroids to choose from it is the bound by planes, as far as one own centroid serves against all."""
-    model = CentroidNet((3,), 3, per_class=1, bounds=None).double()
+@pytest.mark.parametrize(
+    ("bounds", "stretch", "classes"), [(None, 0.0, 3), ((0.0, 1.0), 0.2, 2)], ids=["plain", "stretched"]
+)
+def test_the_margin_is_the_certified_radius(bounds, stretch, classes):
+    """With all centroids to choose from it is the bound by planes, as far as one own centroid serves against all.
+
+    Of stretched inputs there is one plane only: the closest one is chosen after stretching, not before.
+    """
+    model = CentroidNet((3,), classes, per_class=1, bounds=bounds, stretch=stretch).double()
     x = torch.rand(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = NearestCentroid.proven(model)(x)
+    found = NearestCentroid.proven(model, radii=[9.0] if stretch else [])(x)
     term = CentroidMargin(target=1.0, tau=1e-3).terms["margin"][1]
-    reach = 2 * (1 - torch.eye(3, dtype=torch.float64))
-    out = Outputs(features=model.features(x), centroids=model.head.centroids.detach(), reach=1e-3 * reach)
+    reach = 2 * model.head.lipschitz * (1 - torch.eye(classes, dtype=torch.float64))
+    out = Outputs(features=model.features(x), head=model.head, reach=1e-3 * reach)
     hinge = term.value(out, found.prediction)  # max(0, 1 - r / eps) is 0 where r >= eps
     assert ((hinge < 1e-3) == (found.radius > 1e-3)).all()
     out.reach = 100 * reach  # and 1 - r / eps where it is not

@@ -34,12 +34,15 @@ class NearestCentroid:
     to any other class, and that divided by L is a radius.  With ``radii`` the p are taken together where that decides
     about one of these radii: c's region is a polyhedron, and its distance is bounded by ``polyhedra.distance_bounds``.
     Without an encoder the polyhedron is also cut with the box of valid inputs (``model.bounds``), and the radius then
-    is about valid inputs only; so are threat models.
+    is about valid inputs only; so are threat models.  If inputs are stretched, centroids are compared with
+    :math:`\phi(z)`; a plane's distance there, divided by the constant of ``Stretch``, is a first bound, and
+    ``distance_bounds`` finds that of the inputs themselves.
 
     Rounding.  The head chooses centroids by products and then computes their distances; with the unit roundoff of the
     network a computed squared logit is off by no more than :math:`5 \gamma (\|z'\| + \max \|c\|)^2`.  That, at any z'
     that matters, and the error of the differences computed here, in float64, is subtracted from the numerator; the
-    encoder's error is paid for at both ends, as in ``gloro.radius``.
+    encoder's error is paid for at both ends, as in ``gloro.radius``.  A stretched pixel is off by at most four
+    roundings of its slope.
 
     Args:
         model: with the weights that ``encoder`` was computed from.
@@ -126,7 +129,7 @@ class NearestCentroid:
         # Computed by a difference, so that rounding is not small where two centroids almost meet.
         between = (between.clamp_min(0) + 8 * gamma(c.shape[1] + 8, UNITS[torch.float64]) * norms.max()).sqrt()
         margin = near.squares[:, None] - near.squares.gather(1, own)[:, :, None] - near.slack[:, None, None]
-        distance = (margin / (2 * between)).amax(1)
+        distance = (margin / (2 * between)).amax(1) / self.model.head.lipschitz
         per_class = self.model.head.centroids.shape[1]
         classes = torch.arange(len(c), device=c.device) // per_class
         return distance.masked_fill(classes == near.top[:, None], math.inf)
@@ -148,6 +151,7 @@ class NearestCentroid:
                 near.low[rows],
                 near.high[rows],
                 torch.where(below[rows].gather(1, other), goal[rows, None], 0.0),
+                gain=self.model.head.lipschitz,
             )
             better = torch.maximum(found, bounds[rows].gather(1, other))
             bounds[rows[:, None], other] = better
@@ -175,7 +179,7 @@ class NearestCentroid:
         that of y by at least :math:`\eta (d_1 + d_2) \ge \eta\, d_{\min}`; accepted as y', it is the other way round;
         and a step of r changes the difference by at most 2 L r.
         """
-        return self.eta.eta * self.separation / self.encoder.lipschitz
+        return self.eta.eta * self.separation / (self.encoder.lipschitz * self.model.head.lipschitz)
 
     @property
     def local_radius(self) -> float:
@@ -193,11 +197,11 @@ class _Neighbourhood:
 
     Args:
         top: predicted classes.
-        squares: squared distances to all centroids, ``(batch, centroids)``.
+        squares: squared distances (of stretched features) to all centroids, ``(batch, centroids)``.
         own: the nearest centroids of the predicted class, nearest first.
         slack: what rounding may have added to a difference of two squared distances.
-        low: how far each feature can fall, where that is known.
-        high: how far it can rise.
+        low: moves of a feature below it change nothing more, where that is known.
+        high: nor do moves above it.
     """
 
     top: Tensor
@@ -209,20 +213,27 @@ class _Neighbourhood:
 
     @staticmethod
     def of(z: Tensor, top: Tensor, certifier: NearestCentroid) -> _Neighbourhood:
-        model, c = certifier.model, certifier.centroids
+        model, c, stretch = certifier.model, certifier.centroids, certifier.model.head.stretch
         per_class = model.head.centroids.shape[1]
         norms = c.square().sum(1)
-        squares = z.square().sum(1, keepdim=True) - 2 * z @ c.T + norms
+        u = model.head.stretched(z)
+        squares = u.square().sum(1, keepdim=True) - 2 * u @ c.T + norms
         mine = squares.view(len(z), -1, per_class)[torch.arange(len(z), device=z.device), top]
         own = mine.topk(min(REFINED_OWN, per_class), largest=False).indices + per_class * top[:, None]
         low, high = torch.full_like(z, -math.inf), torch.full_like(z, math.inf)
-        size, largest = z.norm(dim=1), norms.max().sqrt()
+        size, largest = u.norm(dim=1), norms.max().sqrt()
         # No region is further away than its own centroid, so features beyond that do not matter.
         farthest = 2 * size + largest
         if model.is_nearest_prototype and model.bounds is not None:
             # A little wider, because of rounding here; and never without z itself, should it not be valid.
             low, high = (model.bounds[0] - z - 1e-12).clamp_max(0), (model.bounds[1] - z + 1e-12).clamp_min(0)
             farthest = farthest.clamp_min(max(map(abs, model.bounds)) * math.sqrt(z.shape[1]))
-        terms = z.shape[1] + 16
-        rounding = 5 * gamma(terms, certifier.unit) + 5 * gamma(terms, UNITS[torch.float64])
-        return _Neighbourhood(top, squares, own, rounding * (farthest + largest) ** 2 * (1 + 1e-12), low, high)
+        terms, unit = z.shape[1] + 16, UNITS[torch.float64]
+        rounding = 5 * gamma(terms, certifier.unit) + 5 * gamma(terms, unit)
+        slack = rounding * (farthest + largest) ** 2 * (1 + 1e-12)
+        if stretch is not None:
+            low, high = stretch.slope(z)
+            # The difference of two squared distances is linear in u, with slopes of length 2 |p - c|.
+            off = 4 * (certifier.unit + unit) * stretch.lipschitz * math.sqrt(z.shape[1])
+            slack = slack + 4 * largest * off * (1 + 1e-12)
+        return _Neighbourhood(top, squares, own, slack, low, high)

@@ -88,5 +88,5 @@ def estimated_for(model: Classifier, lipschitz: LipschitzEstimate) -> Certifier:
     """What the certifier would say if the constants that training goes by were right: no proof."""
     pairs = lipschitz.converged()
     if isinstance(model, CentroidNet):
-        return NearestCentroid(model, Bound(float(pairs[0, 1]) / 2))
+        return NearestCentroid(model, Bound(float(pairs[0, 1]) / (2 * model.head.lipschitz)))
     return GloRo(model, Constants.estimated(pairs))

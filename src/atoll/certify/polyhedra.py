@@ -1,12 +1,14 @@
-"""Proven lower bounds of the distance to a polyhedron within a box, by its dual."""
+"""Proven lower bounds of the distance to a polyhedron within a box, or of stretched inputs, by its dual."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from atoll.certify.crossing import cheapest, multiplier
 from atoll.certify.lipschitz import UNITS, gamma
 
 STEPS = 200  # of ascent at most,
@@ -14,32 +16,43 @@ CHECK = 20  # and after so many, a look whether it is enough
 
 
 def distance_bounds(
-    own: Tensor, other: Tensor, margin: Tensor, low: Tensor, high: Tensor, goal: Tensor, *, steps: int = STEPS
+    own: Tensor,
+    other: Tensor,
+    margin: Tensor,
+    low: Tensor,
+    high: Tensor,
+    goal: Tensor,
+    *,
+    gain: float = 1.0,
+    steps: int = STEPS,
 ) -> Tensor:
     r"""Lower bounds of the length of a move after which c is at least as close as all p.
 
-    With :math:`s_p = \|z - c\|^2 - \|z - p\|^2` these are the moves with :math:`2 (p - c) \cdot \delta + s_p \le 0` for
-    all p.  For any :math:`\lambda \ge 0`, and :math:`v = 2 \sum_p \lambda_p (p - c)`,
+    With :math:`s_p = \|z - c\|^2 - \|z - p\|^2` these are the moves with :math:`2 (p - c) \cdot \Delta + s_p \le 0`
+    for all p, where :math:`\Delta` is what the move :math:`\delta` changes: the move itself, or, of stretched inputs,
+    what ``crossing`` says.  For any :math:`\lambda \ge 0`, and :math:`v = 2 \sum_p \lambda_p (p - c)`,
 
     .. math:: \tfrac12 \|\delta\|^2 \ge q(\lambda) = \lambda \cdot s
-              + \min_{low \le \delta \le high} \tfrac12 \|\delta\|^2 + v \cdot \delta,
+              + \sum_i \min_{\delta_i} \tfrac12 \delta_i^2 + v_i \Delta_i.
 
-    where the minimum is taken at :math:`\delta = clip(-v, low, high)`.  So :math:`\sqrt{2 q}` is a bound whatever
-    :math:`\lambda` is; accelerated gradient ascent (Nesterov, 1983; restarts: O'Donoghue & Candes, 2015) makes it a
-    good one.  It stops where all pairs of a point have reached the goal.
+    So :math:`\sqrt{2 q}` is a bound whatever :math:`\lambda` is.  The best one of a single p is found by bisection;
+    from there on accelerated gradient ascent (Nesterov, 1983; restarts: O'Donoghue & Candes, 2015) makes use of the
+    others.  It stops where all pairs of a point have reached the goal.
 
-    Rounding: q is computed to within :math:`\gamma\, (\lambda \cdot |s| + 3 V^2)`, where
+    Rounding: q is computed to within :math:`\gamma\, (\lambda \cdot |s| + 3 g^2 V^2)`, where g is the gain and
     :math:`V = 2 \sum_p \lambda_p (\|p\| + \|c\|) \ge \|v\|`: v is a sum over the p, its error at most
-    :math:`\gamma V`; the minimum moves with v no faster than :math:`\|\delta\| \le \|v\|`; and it is itself a sum over
-    the features of at most :math:`1.5 \|v\|^2`.
+    :math:`\gamma V`; the minimum moves with v no faster than :math:`\|\Delta\| \le g^2 \|v\|`; and it is itself a sum
+    over the features of at most :math:`1.5\, g^2 \|v\|^2`.  Where low and high, numbers of size 1, are off by
+    rounding, a minimum is off by no more than that times its slope there, :math:`1 + g |v_i|`.
 
     Args:
         own: the p of each point, ``(batch, own, features)``, float64.
         other: the c, ``(batch, other, features)``.
         margin: s, or less, ``(batch, other, own)``.
-        low: the box, ``(batch, features)``; not above 0.
-        high: not below 0.
+        low: moves below it change nothing more, ``(batch, features)``.
+        high: nor do moves above it.
         goal: what is enough, ``(batch, other)``.
+        gain: change for a move in between.
         steps: of ascent.
 
     >>> own, other = torch.zeros(1, 1, 2).double(), torch.tensor([[[2.0, 0.0]]]).double()
@@ -48,19 +61,12 @@ def distance_bounds(
     >>> distance_bounds(own, other, s, -free, free, torch.tensor([[5.0]]))
     tensor([[1.0000]], dtype=torch.float64)
     """
-    problem = _Dual(own, other, margin, low[:, None], high[:, None])
-    best = torch.zeros_like(margin[:, :, 0])
+    problem = _Dual(own, other, margin, low[:, None], high[:, None], gain)
+    point = ahead = problem.best_single()
+    best = problem.bound(point)
     left = torch.arange(len(margin), device=margin.device)  # points that have not reached their goal
-    point = ahead = torch.zeros_like(margin)
     pace, rate = torch.ones_like(margin[:, :, :1]), problem.rate()
-    for step in range(1, steps + 1):
-        gradient = problem.gradient(ahead)
-        moved = (ahead + rate * gradient).clamp_min(0)
-        # Momentum that points downhill is dropped.
-        good = ((moved - point) * gradient).sum(2, keepdim=True) >= 0
-        following = torch.where(good, (1 + (1 + 4 * pace**2).sqrt()) / 2, 1.0)
-        ahead = moved + torch.where(good, (pace - 1) / following, 0.0) * (moved - point)
-        point, pace = moved, following
+    for step in range(steps + 1):
         if step % CHECK == 0 or step == steps:
             best[left] = torch.maximum(best[left], problem.bound(point))
             rows = (best[left] < goal[left]).any(1).nonzero().squeeze(1)
@@ -69,6 +75,13 @@ def distance_bounds(
             if len(rows) < len(left):
                 left, problem = left[rows], problem.take(rows)
                 point, ahead, pace, rate = (v[rows] for v in (point, ahead, pace, rate))
+        gradient = problem.gradient(ahead)
+        moved = (ahead + rate * gradient).clamp_min(0)
+        # Momentum that points downhill is dropped.
+        good = ((moved - point) * gradient).sum(2, keepdim=True) >= 0
+        following = torch.where(good, (1 + (1 + 4 * pace**2).sqrt()) / 2, 1.0)
+        ahead = moved + torch.where(good, (pace - 1) / following, 0.0) * (moved - point)
+        point, pace = moved, following
     return best
 
 
@@ -81,32 +94,46 @@ class _Dual:
     margin: Tensor
     low: Tensor
     high: Tensor
+    gain: float
 
     def take(self, rows: Tensor) -> _Dual:
-        return _Dual(*(v[rows] for v in (self.own, self.other, self.margin, self.low, self.high)))
+        own, other, margin, low, high = (v[rows] for v in (self.own, self.other, self.margin, self.low, self.high))
+        return _Dual(own, other, margin, low, high, self.gain)
+
+    def best_single(self) -> Tensor:
+        """Multipliers of the p whose plane alone is furthest away; the others are 0."""
+        between = torch.cdist(self.other, self.own).clamp_min(torch.finfo(self.own.dtype).tiny)
+        chosen = (self.margin / between).argmax(2, keepdim=True)
+        p = self.own.gather(1, chosen.expand(-1, -1, self.own.shape[2]))
+        margin = self.margin.gather(2, chosen)
+        found = multiplier(2 * (p - self.other), margin.squeeze(2).clamp_min(0), self.low, self.high, self.gain)
+        return torch.zeros_like(self.margin).scatter(2, chosen, found[:, :, None])
 
     def slope(self, multipliers: Tensor) -> Tensor:
         """v."""
         return 2 * (multipliers @ self.own - multipliers.sum(2, keepdim=True) * self.other)
 
     def gradient(self, multipliers: Tensor) -> Tensor:
-        delta = torch.clamp(-self.slope(multipliers), self.low, self.high)
-        return 2 * (delta @ self.own.mT - (delta * self.other).sum(2, keepdim=True)) + self.margin
+        _, change = cheapest(self.slope(multipliers), self.low, self.high, self.gain)
+        return 2 * (change @ self.own.mT - (change * self.other).sum(2, keepdim=True)) + self.margin
 
     def rate(self) -> Tensor:
-        """One over an upper bound of the largest eigenvalue of the Gram matrix of the 2 (p - c) (Gershgorin)."""
+        """One over an upper bound of the largest eigenvalue of the Gram matrix of the 2 g (p - c) (Gershgorin)."""
         cross = self.other @ self.own.mT  # batch, other, own
         gram = (self.own @ self.own.mT)[:, None] - cross[..., None] - cross[:, :, None]
-        gram = 4 * (gram + self.other.square().sum(2)[..., None, None])
+        gram = 4 * self.gain**2 * (gram + self.other.square().sum(2)[..., None, None])
         return 1 / gram.abs().sum(3).amax(2, keepdim=True).clamp_min(torch.finfo(gram.dtype).tiny)
 
     def bound(self, multipliers: Tensor) -> Tensor:
         v = self.slope(multipliers)
-        delta = torch.clamp(-v, self.low, self.high)
-        value = (multipliers * self.margin).sum(2) + (delta * (delta / 2 + v)).sum(2)
+        move, change = cheapest(v, self.low, self.high, self.gain)
+        value = (multipliers * self.margin).sum(2) + (move * move / 2 + v * change).sum(2)
         lengths = self.own.norm(dim=2)[:, None] + self.other.norm(dim=2)[..., None]
-        reach = 2 * (multipliers * lengths).sum(2)
-        terms = sum(self.own.shape[1:]) + 16
-        error = gamma(terms, UNITS[torch.float64]) * ((multipliers * self.margin.abs()).sum(2) + 3 * reach.square())
+        reach = 2 * self.gain * (multipliers * lengths).sum(2)
+        count, features = self.own.shape[1:]
+        ends = features + math.sqrt(features) * reach  # by Cauchy-Schwarz
+        terms = count + features + 16
+        size = (multipliers * self.margin.abs()).sum(2) + 3 * reach.square() + ends
+        error = gamma(terms, UNITS[torch.float64]) * size
         found: Tensor = (2 * (value - 2 * error).clamp_min(0)).sqrt() * (1 - 1e-12)
         return found

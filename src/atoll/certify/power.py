@@ -21,8 +21,8 @@ class LipschitzEstimate(nn.Module):
 
     :math:`K_{ji} = \|w_j - w_i\| \prod_l \sigma_l` with the rows w of a linear head and :math:`\sigma = \|A v\|` for
     every linear layer of the body; v moves a few power iterations further at every call, starting where the last one
-    ended.  Only the last product has a gradient.  With ``Centroids`` as head every logit has the constant 1, and the
-    difference of two of them 2.
+    ended.  Only the last product has a gradient.  With ``Centroids`` as head every logit has one constant, mostly 1,
+    and the difference of two of them twice that.
 
     The vectors are buffers of this module, not of the model: a model's file holds weights only.
 
@@ -73,10 +73,12 @@ class LipschitzEstimate(nn.Module):
         with torch.autocast(self._device_type, enabled=False):
             linear = linear_map(head.module)
             body = self._product(self._nodes, move)
-            if linear is None:
+            if isinstance(head.module, Centroids):
+                body = body * head.module.lipschitz
                 one = next(head.module.parameters()).new_ones(())
                 differ = 1 - torch.eye(self._num_classes, dtype=one.dtype, device=one.device)
                 return body * 2 * differ, body * math.sqrt(self._num_classes) * one
+            assert linear is not None
             return body * pair_distances(linear.weight), body * self._norm(linear, head, move)
 
     @property

@@ -52,8 +52,11 @@ def prototypes(model: CentroidNet, x: Tensor, *, steps: int = 300, lr: float = 0
     with evaluation_mode(model):
         with torch.no_grad():
             centroid = flat[model.head.squares(model.features(x)).flatten(1).argmin(1)]
-            best = centroid.view(x.shape).clamp(low, high) if model.is_nearest_prototype else x.detach().clone()
-            distance = (model.features(best) - centroid).norm(dim=1)
+            best = x.detach().clone()
+            if model.is_nearest_prototype:
+                stretch = model.head.stretch
+                best = (centroid if stretch is None else stretch.inverse(centroid)).view(x.shape).clamp(low, high)
+            distance = (model.head.stretched(model.features(best)) - centroid).norm(dim=1)
         if model.is_nearest_prototype:
             return Prototypes(best, centroid, distance)
         moving = best.clone().requires_grad_()
@@ -81,7 +84,7 @@ def nearest_examples(model: CentroidNet, features: Tensor, split: Split, count: 
     parts = []
     with evaluation_mode(model):
         for batch in batches(split, in_order(len(split), 512), device=features.device):
-            parts.append(torch.cdist(features, model.features(batch.x.to(features.dtype))))
+            parts.append(torch.cdist(features, model.head.stretched(model.features(batch.x.to(features.dtype)))))
     return torch.cat(parts, 1).topk(min(count, len(split)), largest=False).indices
 
 

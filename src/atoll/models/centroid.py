@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from atoll.errors import InputError
 from atoll.models.base import Classifier, InputRange, expect_positive
+from atoll.models.stretch import Stretch
 from atoll.threat import Bounds
 
 EncoderFactory = Callable[[tuple[int, ...], int], Classifier]
@@ -18,12 +19,14 @@ EncoderFactory = Callable[[tuple[int, ...], int], Classifier]
 class Centroids(nn.Module):
     r"""The head: :math:`f_j(z) = -\min_i \|z - c_{ji}\|` (thesis, equation 6.1), k centroids for each class j.
 
-    Every logit is 1-Lipschitz in z.
+    Every logit is 1-Lipschitz in z.  With ``stretch`` it is the distance from the stretched z, and the constant that of
+    ``Stretch``.
 
     Args:
         features: size of z.
         num_classes: number of logits.
         per_class: k.
+        stretch: what is closer to 0 or 1 becomes 0 or 1, see ``Stretch``; 0 for features as they are.
 
     >>> head = Centroids(2, 2, 1)
     >>> _ = head.centroids.data.copy_(torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]]]))
@@ -31,11 +34,21 @@ class Centroids(nn.Module):
     tensor([[-0., -5.]], grad_fn=<NegBackward0>)
     """
 
-    def __init__(self, features: int, num_classes: int, per_class: int) -> None:
+    def __init__(self, features: int, num_classes: int, per_class: int, stretch: float = 0.0) -> None:
         super().__init__()
         expect_positive(per_class=per_class)
+        self.stretch = Stretch(stretch) if stretch else None
         self.centroids = nn.Parameter(torch.empty(num_classes, per_class, features))
         nn.init.normal_(self.centroids, std=1 / math.sqrt(features))
+
+    @property
+    def lipschitz(self) -> float:
+        """Of every logit."""
+        return 1.0 if self.stretch is None else self.stretch.lipschitz
+
+    def stretched(self, z: Tensor) -> Tensor:
+        """What is compared with centroids."""
+        return z if self.stretch is None else self.stretch(z)
 
     def squares(self, z: Tensor) -> Tensor:
         """Squared distances to all centroids but for the square of z, ``(batch, classes, per_class)``; no gradient.
@@ -43,13 +56,13 @@ class Centroids(nn.Module):
         They only tell which centroid is nearest: small differences of large numbers are not what a logit is made of.
         """
         flat = self.centroids.detach().flatten(0, 1)
-        found = torch.addmm(flat.square().sum(1), z.detach(), flat.T, alpha=-2)
+        found = torch.addmm(flat.square().sum(1), self.stretched(z.detach()), flat.T, alpha=-2)
         return found.view(-1, *self.centroids.shape[:2])
 
     def forward(self, z: Tensor) -> Tensor:
         nearest = self.squares(z).argmin(2)
         chosen = self.centroids[torch.arange(nearest.shape[1], device=z.device), nearest]
-        distances: Tensor = torch.linalg.vector_norm(z[:, None] - chosen, dim=2)
+        distances: Tensor = torch.linalg.vector_norm(self.stretched(z)[:, None] - chosen, dim=2)
         return -distances
 
     def extra_repr(self) -> str:
@@ -68,6 +81,8 @@ class CentroidNet(Classifier):
         per_class: centroids of each class.
         encoder: a model whose body makes the features, such as a ``LiResNet``; its head is left out.  None for the
             identity.
+        stretch: pixels closer than that to 0 or 1 count as 0 or 1 (``Stretch``); without an encoder only, and still
+            with certificates that lose nothing.
         input_range: what the encoder sees.
 
     >>> CentroidNet((1, 8, 8), 10, per_class=5)(torch.zeros(2, 1, 8, 8)).shape
@@ -83,6 +98,7 @@ class CentroidNet(Classifier):
         *,
         per_class: int = 10,
         encoder: EncoderFactory | None = None,
+        stretch: float = 0.0,
         input_range: InputRange = "[0,1]",
         bounds: Bounds | None = (0.0, 1.0),
     ) -> None:
@@ -95,7 +111,9 @@ class CentroidNet(Classifier):
             if type(other).features is not Classifier.features or not isinstance(other.head, nn.Linear):
                 raise InputError(f"encoder: expected a model with a body and a linear head, got {type(other).__name__}")
             self.body, features = other.body, other.head.in_features
-        self.head = Centroids(features, num_classes, per_class)
+        if stretch and not (self.is_nearest_prototype and bounds == (0.0, 1.0)):
+            raise InputError("stretch: expected a net without an encoder, of inputs in [0, 1]")
+        self.head = Centroids(features, num_classes, per_class, stretch)
 
     @property
     def is_nearest_prototype(self) -> bool:

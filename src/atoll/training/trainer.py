@@ -125,7 +125,7 @@ class Passes(nn.Module):
             pairs, whole = self.lipschitz(move)
             out.reach, out.reach_all = eps * pairs, eps * whole
         if isinstance(self.model, CentroidNet):
-            out.centroids = self.model.head.centroids
+            out.head = self.model.head
         return out
 
     def _pass(self, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -498,8 +498,10 @@ class Trainer:
         assert isinstance(self.model, Classifier)
         # Proofs are about the network in float64, as with `atoll certify`.
         proven = proven or self.lipschitz.exact
-        exact = copy.deepcopy(self.model).double() if proven else None
-        certifier = certifier_for(exact) if exact is not None else estimated_for(self.model, self.lipschitz)
+        if proven:
+            certifier = certifier_for(copy.deepcopy(self.model).double(), radii=[self.threat.radius])
+        else:
+            certifier = estimated_for(self.model, self.lipschitz)
         certified = certify(certifier, split, batch_size=size, device=self.device)
         return found.accuracy | {"vra" if proven else "vra_estimate": certified.verified(self.threat.radius)}
 
@@ -656,4 +658,5 @@ def _cat_outputs(parts: Sequence[Outputs]) -> Outputs:
         tensors = [getattr(part, name) for part in parts]
         return None if tensors[0] is None else torch.cat([t.detach() for t in tensors])
 
-    return Outputs(*(cat(name) for name in ("logits", "features", "adv_logits", "adv_features")))
+    logits, features, adv_logits, adv_features = map(cat, ("logits", "features", "adv_logits", "adv_features"))
+    return Outputs(logits, features, adv_logits, adv_features)

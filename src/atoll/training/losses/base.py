@@ -14,6 +14,7 @@ from torch import Tensor
 
 from atoll.attacks.objectives import Objective
 from atoll.errors import InputError
+from atoll.models.centroid import Centroids
 
 
 @dataclass
@@ -21,7 +22,7 @@ class Outputs:
     """What one training pass computed; parts that nobody asked for are None.
 
     ``reach`` is eps K, for every pair (j, i) of classes: the most by which logit j minus logit i can fall within eps;
-    ``reach_all`` is the same for all logits together, as a vector in l2.  ``centroids`` are those of a Centroid Net.
+    ``reach_all`` is the same for all logits together, as a vector in l2.  ``head`` is that of a Centroid Net.
     """
 
     logits: Tensor | None = None
@@ -30,7 +31,7 @@ class Outputs:
     adv_features: Tensor | None = None
     reach: Tensor | None = None
     reach_all: Tensor | None = None
-    centroids: Tensor | None = None
+    head: Centroids | None = None
 
     @property
     def g(self) -> Tensor:
@@ -55,11 +56,11 @@ class Outputs:
         return _known(self.reach_all)
 
     @property
-    def latent(self) -> tuple[Tensor, Tensor]:
+    def latent(self) -> tuple[Tensor, Centroids]:
         """Clean features and the centroids they are compared with."""
-        if self.features is None or self.centroids is None:
+        if self.features is None or self.head is None:
             raise InputError("this loss needs the centroids of a CentroidNet, in the plain training pass")
-        return self.features, self.centroids
+        return self.features, self.head
 
 
 def _known(reach: Tensor | None) -> Tensor:

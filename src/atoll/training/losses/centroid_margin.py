@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atoll.certify.crossing import crossing_distance
 from atoll.errors import InputError
 from atoll.training.losses.base import Loss, Outputs, Term, hard_labels
 
@@ -20,7 +21,9 @@ class PlaneDistance(Term):
 
     Of the ``others`` nearest c the one whose plane is closest, of the ``own`` nearest p the one for which that is
     furthest away: the bound that ``NearestCentroid`` certifies with, but for centroids that are not looked at.  The
-    choice has no gradient.  A radius in units of eps, so that t and tau mean the same for any eps and encoder.
+    choice has no gradient.  If inputs are stretched, the planes are chosen for the stretched ones, and r is the
+    distance of the input itself (``crossing_distance``).  A radius in units of eps, so that t and tau mean the same
+    for any eps and encoder.
     """
 
     def __init__(self, target: float, tau: float, own: int, others: int) -> None:
@@ -30,11 +33,13 @@ class PlaneDistance(Term):
         self.target, self.tau, self.own, self.others = target, tau, own, others
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
-        z, centroids = out.latent
-        p, c = (centroids.flatten(0, 1)[rows] for rows in self.choose(z, centroids, hard_labels(y, "CentroidMargin")))
-        # Logits of a Centroid Net have the constant L, differences of two of them 2 L.
-        reach = out.eps_k[0, 1] / 2
-        return self.tau * F.softplus((self.target - plane_distance(z, p, c) / reach) / self.tau)
+        z, head = out.latent
+        chosen = self.choose(head.stretched(z), head.centroids, hard_labels(y, "CentroidMargin"))
+        p, c = (head.centroids.flatten(0, 1)[rows] for rows in chosen)
+        distance = plane_distance(z, p, c) if head.stretch is None else crossing_distance(z, p, c, head.stretch)
+        # Logits have the constant of the encoder times that of the head, differences of two of them twice that.
+        reach = out.eps_k[0, 1] / (2 * head.lipschitz)
+        return self.tau * F.softplus((self.target - distance / reach) / self.tau)
 
     @torch.no_grad()
     def choose(self, z: Tensor, centroids: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

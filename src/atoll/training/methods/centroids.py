@@ -39,4 +39,4 @@ class CentroidsFromData(Method):
             rows = rows[torch.randperm(len(rows), generator=draw)[: len(own)]]
             x = to_float(split.fetch(rows)).to(centroids.device, centroids.dtype)
             with evaluation_mode(model):
-                own.copy_(model.features(x))
+                own.copy_(model.head.stretched(model.features(x)))
