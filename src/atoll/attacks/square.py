@@ -47,7 +47,6 @@ class Square(RowAttack):
         self.queries = queries
         self.p_init = p_init
         self.horizon = horizon
-        self._ends = {"low": -threat.radius, "high": threat.radius}
 
     def length(self, classes: int) -> int:
         return self.queries
@@ -58,24 +57,21 @@ class Square(RowAttack):
         >>> Square(ThreatModel(), queries=10_000).share(torch.tensor([10, 11, 51, 8001]))
         tensor([0.8000, 0.4000, 0.2000, 0.0016])
         """
-        scaled = done * 10_000 // (self.horizon or self.queries)
-        halved = (scaled[:, None] > torch.tensor(HALVINGS, device=done.device)).sum(1)
-        return self.p_init * 0.5**halved
+        starts = [-(-(share + 1) * (self.horizon or self.queries) // 10_000) for share in HALVINGS]
+        halved = torch.bucketize(done, torch.tensor(starts, device=done.device), right=True)
+        return torch.tensor([self.p_init * 0.5**n for n in range(len(HALVINGS) + 1)], device=done.device)[halved]
 
     def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
-        x = as_images(points.x)
+        x = as_images(points.x).contiguous()  # candidates are changed in place, whose memory has to be in order
         if self.threat.norm == "linf":
             # Vertical stripes: what filters of convolutions are most sensitive to (section 3.2).
             stripes = streams.rademacher(x.shape[1], 1, x.shape[3], dtype=x.dtype)
             start = self.threat.clamp(x + self.threat.radius * stripes)
-            # Where a pixel may go at most: kept, because half of the cost beside the model was to find it again.
-            ends = {name: self.threat.clamp(points.x + r) for name, r in self._ends.items()}
         else:
-            start, ends = tiles(self.threat, x, streams), {}
+            start = tiles(self.threat, x, streams)
         return start.view_as(points.x), {
             "best": points.x.clone(),
             "best_value": torch.full((len(points),), -math.inf, dtype=x.dtype, device=x.device),
-            **ends,
         }
 
     @torch.no_grad()
@@ -103,18 +99,24 @@ class Square(RowAttack):
             side = (share * width).round().clamp(1, width)
         else:
             side = (share * height * width).sqrt().round().clamp(1, max(1, min(height, width) - 1))
-        in_rows, in_columns = _stretch(height, side.clamp_max(height), draw[:, 0]), _stretch(width, side, draw[:, 1])
-        # Adding 3 eps and clipping ends at +-eps from wherever the pixel was, without a slow choice by pixel.
-        sign, far = (draw[:, 2:, None, None] - 0.5).sign(), 3 * self.threat.radius
-        moved = torch.addcmul(best, sign * in_rows[:, None, :, None], in_columns[:, None, None, :], value=far)
-        return moved.view_as(rows.x).clamp_(*(rows.state[name] for name in self._ends))
+        down, across = _stretches((height, width), side, draw[:, :2]).unbind(1)
+        # Squares are small most of the time: only their pixels are looked at.
+        square = (down[:, :height, None] * width + across[:, None]).flatten(1)[:, None].expand(-1, channels, -1)
+        sign = (draw[:, 2:, None] - 0.5).sign()
+        moved = self.threat.clamp(x.flatten(2).gather(2, square).add_(sign, alpha=self.threat.radius))
+        # In the place of the last candidate: fresh memory costs several times as much as the copy.
+        rows.adv.copy_(rows.state["best"]).view(len(x), channels, -1).scatter_(2, square, moved)
+        return rows.adv
 
 
-def _stretch(length: int, side: Tensor, u: Tensor) -> Tensor:
-    """1 at the places of a stretch of ``side`` out of ``length`` at a random position, 0 elsewhere, for each row."""
-    first = (u * (length - side + 1)).floor()[:, None]
-    place = torch.arange(length, device=u.device)
-    return ((place >= first) & (place < first + side[:, None])).to(u.dtype)
+def _stretches(lengths: tuple[int, ...], side: Tensor, u: Tensor) -> Tensor:
+    """The places of stretches of ``side`` at a random position in each of some lengths, ``(batch, lengths, places)``.
+
+    There are as many places as in the longest stretch of all rows: shorter ones repeat their last.
+    """
+    length, steps = u.new_tensor(lengths), torch.arange(int(side.max()), device=u.device)
+    side = torch.minimum(side[:, None], length)
+    return ((u * (length - side + 1)).floor()[:, :, None] + torch.minimum(steps, side[:, :, None] - 1)).long()
 
 
 def as_images(x: Tensor) -> Tensor:
