@@ -235,15 +235,16 @@ class ThreatModel:
 
 def _fill_together(speed: Tensor, full: Tensor, goal: Tensor) -> Tensor:
     """Lowers ``full`` to the level at which sum(speed * min(level, full)) = goal; leaves it if there is none."""
-    level = goal / full.sign().mul_(speed).sum(1, keepdim=True).clamp_min_(1e-20)
-    _raise_level(level, speed, full, goal)
+    scratch = torch.empty_like(full)  # one for all: fresh memory costs more than the arithmetic
+    level = goal / torch.sign(full, out=scratch).mul_(speed).sum(1, keepdim=True).clamp_min_(1e-20)
+    _raise_level(level, speed, full, goal, scratch)
     return torch.minimum(full, level, out=full)
 
 
-def _raise_level(level: Tensor, speed: Tensor, full: Tensor, goal: Tensor) -> None:
+def _raise_level(level: Tensor, speed: Tensor, full: Tensor, goal: Tensor, scratch: Tensor) -> None:
     """The sum is concave and piecewise linear in the level, so Newton's method comes from below and ends on the right
     piece after a few steps, without sorting."""
-    scratch, precision = torch.empty_like(full), 8 * torch.finfo(goal.dtype).eps
+    precision = 8 * torch.finfo(goal.dtype).eps
     while True:
         short = goal - torch.minimum(full, level, out=scratch).mul_(speed).sum(1, keepdim=True)
         behind = short > precision * goal
@@ -252,7 +253,7 @@ def _raise_level(level: Tensor, speed: Tensor, full: Tensor, goal: Tensor) -> No
             return
         if 2 * len(left) < len(goal):  # few are left: go on with those alone
             part = level[left]
-            _raise_level(part, speed[left], full[left], goal[left])
+            _raise_level(part, speed[left], full[left], goal[left], scratch[: len(left)])
             level[left] = part
             return
         rate = torch.sub(full, level, out=scratch).gt_(0).mul_(speed).sum(1, keepdim=True)
