@@ -19,6 +19,7 @@ from atoll.attacks.base import Attack
 from atoll.attacks.evaluate import evaluate
 from atoll.attacks.objectives import Objective
 from atoll.attacks.pgd import PGD
+from atoll.certify.certificate import Certifier
 from atoll.certify.evaluate import certify
 from atoll.certify.families import certifier_for, estimated_for
 from atoll.certify.power import LipschitzEstimate
@@ -498,6 +499,7 @@ class Trainer:
         assert isinstance(self.model, Classifier)
         # Proofs are about the network in float64, as with `atoll certify`.
         proven = proven or self.lipschitz.exact
+        certifier: Certifier
         if proven:
             certifier = certifier_for(copy.deepcopy(self.model).double(), radii=[self.threat.radius])
         else:
