@@ -1,12 +1,13 @@
 """A run: a folder with its recipe, checkpoints, metrics and results.
 
-runs/NAME/
-  recipe.yaml        resolved: every default filled in; `atoll train recipe.yaml` runs it again
-  environment.json   versions, machine, command
-  metrics.jsonl      one record per line
-  tensorboard/
-  checkpoints/       one folder each; index.json says which is last and which is best
-  result.json        test results of best and last
+In it::
+
+    recipe.yaml        resolved: every default filled in; `atoll train recipe.yaml` runs it again
+    environment.json   versions, machine, command
+    metrics.jsonl      one record per line
+    tensorboard/
+    checkpoints/       one folder each; index.json says which is last and which is best
+    result.json        test results of best and last
 """
 
 from __future__ import annotations

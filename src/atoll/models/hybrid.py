@@ -138,7 +138,10 @@ class HybridViT(Classifier):
         root_kernel: side of the root convolution's kernel.
         stem_width: channels of the root, a multiple of 32 (the groups of the normalisation).
         dropout: rate in the transformer.
-        width, depth, heads, mlp_ratio: in place of the variant's own.
+        width: in place of the variant's own, as are the next three.
+        depth: number of blocks.
+        heads: of the attention.
+        mlp_ratio: hidden units of a block's MLP, in units of the width.
 
     >>> small = {"stem_width": 32, "blocks": (1, 1, 1), "width": 16, "depth": 1, "heads": 2}
     >>> model = HybridViT((3, 32, 32), 10, strides=(1, 2, 2, 2), **small)

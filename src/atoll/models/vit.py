@@ -177,7 +177,10 @@ class ViT(Classifier):
         patch_size: side of the square patches.
         stride: distance between patches, by default the patch size; patches must reach the image's edge.
         dropout: rate after the position embeddings, attention and both MLP layers.
-        width, depth, heads, mlp_ratio: in place of the variant's own.
+        width: in place of the variant's own, as are the next three.
+        depth: number of blocks.
+        heads: of the attention.
+        mlp_ratio: hidden units of a block's MLP, in units of the width.
 
     >>> model = ViT((3, 32, 32), 10, patch_size=4, stride=2, width=16, depth=1, heads=2)
     >>> model.body.grid, model(torch.zeros(2, 3, 32, 32)).shape

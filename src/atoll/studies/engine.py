@@ -1,11 +1,12 @@
 """How a study is run: every cell trained and measured once, kept, and a failure of one no obstacle to the others.
 
-FOLDER/
-  cells/NAME/          the run of a cell; studies of one family may share a folder of cells
-  cells/NAME.json      what was measured of it; its presence means that the cell is done
-  README.md            tables, pictures, verdicts
-  *.csv  *.png         each table and picture
-  raw.json             everything that was measured, and what failed
+In its folder::
+
+    cells/NAME/          the run of a cell; studies of one family may share a folder of cells
+    cells/NAME.json      what was measured of it; its presence means that the cell is done
+    README.md            tables, pictures, verdicts
+    *.csv  *.png         each table and picture
+    raw.json             everything that was measured, and what failed
 """
 
 from __future__ import annotations

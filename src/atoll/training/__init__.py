@@ -1,0 +1,1 @@
+"""Robust training: losses, methods that act on the loop, and the loop."""

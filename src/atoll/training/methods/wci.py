@@ -110,7 +110,9 @@ class WCISchedule(MeasureWCI):
         smoothing: s, how much of the average stays; the first measurement starts it.
         start: share of the run before the first measurement.
         interval: epochs between measurements.
-        options: as for ``MeasureWCI``.
+        points: as for ``MeasureWCI``.
+        probes: likewise.
+        gap: likewise.
 
     >>> rule = WCISchedule(threshold=100.0, smoothing=0.5)
     >>> [rule.follow(wci) for wci in (80.0, 320.0, 200.0)]  # averages 80, 200, 200
