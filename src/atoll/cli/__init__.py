@@ -59,16 +59,26 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The words of a command; leaves with argparse's message if they are not understood.
+
+    >>> parse(["train", "digits-at", "--data.root", "here", "trainer.epochs=5"]).overrides
+    ['data.root=here', 'trainer.epochs=5']
+    """
     whole = parser()
     # Overrides may stand anywhere; argparse would only take them directly behind the recipe.
-    options, rest = whole.parse_known_args(_dotted_flags(sys.argv[1:] if argv is None else argv))
+    options, rest = whole.parse_known_args(_dotted_flags(argv))
     stray = [word for word in rest if not hasattr(options, "overrides") or word.startswith("-") or "=" not in word]
     if stray:
         whole.error(f"unrecognized arguments: {' '.join(stray)}")
     if rest:
         options.overrides += rest
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = parse(sys.argv[1:] if argv is None else argv)
     try:
         code: int = VERBS[options.verb].run(options)
         return code
