@@ -1,10 +1,12 @@
 """Settings for all tests."""
 
 import os
+import shutil
 
 import pytest
 import torch
 from hypothesis import settings
+from playwright.sync_api import sync_playwright
 
 from atoll.cli import main
 from support import SMALL
@@ -17,6 +19,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("atoll", deadline=None)
 settings.load_profile("atoll")
 
+BROWSER = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    # WebGL in software, for machines without a GPU.
+    "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",
+]  # fmt: skip
+
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
@@ -24,3 +33,13 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "small"
     assert main(["train", *SMALL, "--out", str(folder), "--json"]) == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert path, "these tests need Chromium: `make browser` installs it"
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=BROWSER)
+        yield opened
+        opened.close()

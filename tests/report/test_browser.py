@@ -2,22 +2,14 @@
 
 import io
 import re
-import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import sync_playwright
 
 from atoll.report import write_report
 from report_cases import poisoned
 
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    # WebGL in software, for machines without a GPU.
-    "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",
-]  # fmt: skip
 # Curvature last: the landscape keeps a machine without a GPU busy.
 TABS = ("training", "attacks", "certificates", "explanation", "recipe", "reproduce", "curvature")
 KEYS = (
@@ -26,16 +18,6 @@ KEYS = (
 )  # fmt: skip
 # What the browser says about its own software WebGL, not about the page.
 BROWSERS_OWN = re.compile(r"GL Driver Message|willReadFrequently")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert path, "these tests need Chromium: `make browser` installs it"
-    with sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=path, args=FLAGS)
-        yield opened
-        opened.close()
 
 
 class Visit:
