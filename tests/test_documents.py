@@ -1,0 +1,79 @@
+"""What the documentation shows works as it stands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll.attacks.suites import chosen
+from atoll.cli import main, parse
+from atoll.plots import plot_curves
+from atoll.run import open_run
+from atoll.studies import STUDIES
+from atoll.threat import ThreatModel
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
+
+
+def run_examples(text, name):
+    names: dict[str, object] = {"__name__": name}
+    for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(example, name, "exec"), names)  # each goes on where the one before it ended, as a reader would
+
+
+def commands():
+    """The words after ``atoll`` of all commands in blocks of README, guides and other pages."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for line in page.read_text().replace("\\\n", " ").splitlines():
+            if re.match(r"\s*(torchrun .* -m )?atoll (?!.*\.\.\.$)", line):
+                words = shlex.split(line, comments=True)
+                yield pytest.param(words[words.index("atoll") + 1 :], id=f"{page.stem}: {' '.join(words)}")
+
+
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert max(len(re.findall(r"\S.*", block)) for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL)) <= 10
+    run_examples(README, "README.md")
+    printed = capsys.readouterr().out
+    assert "robust accuracy" in printed
+    assert "initial accuracy" in printed
+    assert (tmp_path / "runs/readme/adversarial.png").stat().st_size > 1000
+    # and the curves of that run
+    figure = plot_curves(open_run(tmp_path / "runs/readme"))
+    assert [len(axis.lines) for axis in figure.axes] == [1, 2]  # AT has no clean pass on training data
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_the_python_of_guides_runs(guide, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_examples(guide.read_text(), guide.name)
+
+
+@pytest.mark.parametrize("words", commands())
+def test_commands_are_valid(words):
+    options = parse(words)
+    if options.verb == "train" and not options.resume:
+        assert main([*words, "--dry-run"]) == 0
+    if options.verb == "study":
+        assert options.name in {None, *STUDIES}
+    if options.verb in ("attack", "certify"):
+        assert chosen(options.attacks, ThreatModel(getattr(options, "norm", None) or "linf", options.eps or 0.1))
+
+
+def test_the_table_names_only_what_exists():
+    from atoll.registry import KINDS, members
+
+    known = {name for kind in KINDS for name in members(kind)} | set(dir(atoll)) | {"Timm"}
+    table = README.split("## What is implemented")[1].split("\n## ")[0]
+    named = {n for row in table.splitlines() if row.startswith("|") for n in re.findall(r"`([A-Z]\w+)`", row)}
+    assert named <= known, named - known
+
+
+def test_everything_in_all_can_be_imported():
+    assert all(getattr(atoll, name) is not None for name in atoll.__all__)
+    with pytest.raises(AttributeError):
+        _ = atoll.nothing
