@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-bench
+CODE := src tests benchmarks docs
 # As many test processes as cores; each test uses one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow lint format bench clean
+.PHONY: help setup browser demo docs test test-slow lint format bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -20,17 +21,17 @@ setup: $(STAMP)  ## build .venv from the pinned constraints
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,docs]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps timm torchvision
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt huggingface_hub
 	@touch $@
 
-# The tests of `atoll report` look at its pages in a real browser, Debian's Chromium.
+# Tests look at reports and at the documentation in a real browser, Debian's Chromium.
 browser:  ## install Chromium, if it is not there
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
 		if [ "$$(id -u)" = 0 ]; then SUDO=; else SUDO=sudo; fi; \
 		$$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium >/dev/null; \
-	} || { echo "The tests of reports need Chromium, and apt-get could not install it: please do." >&2; exit 1; }
+	} || { echo "Some tests need Chromium, and apt-get could not install it: please do." >&2; exit 1; }
 
 DEMO := runs/demo/standard runs/demo/robust
 demo: setup  ## train a standard and a robust classifier on digits, attack both, and show a report: under 4 minutes
@@ -41,6 +42,10 @@ demo: setup  ## train a standard and a robust classifier on digits, attack both,
 	for run in $(DEMO); do $(BIN)/atoll curvature $$run --landscape weights || exit 1; done
 	$(BIN)/atoll report $(DEMO) -o runs/demo/report.html --title "Standard and robust training on digits"
 
+# One of the tests builds it as well, and looks at it in a browser.
+docs: setup  ## the documentation into site/; a broken link or a module without a docstring is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 test: setup browser lint  ## lint, types, all tests but the slow ones
 	$(PYTEST) -m "not slow"
 
@@ -48,13 +53,13 @@ test-slow: setup  ## trainings and kill loops that take minutes
 	$(PYTEST) -m slow
 
 lint: setup  ## ruff and mypy
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check --quiet src tests benchmarks
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check --quiet $(CODE)
 	$(BIN)/mypy
 
 format: setup  ## let ruff put the code in order
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
 
 bench: setup $(PEERS)/.installed  ## measured ratios, all from one run
 	$(BIN)/python -m benchmarks
@@ -69,4 +74,4 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean:  ## remove .venv and caches; runs stay
-	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site

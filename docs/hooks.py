@@ -1,0 +1,223 @@
+"""The pages of the site that are made when it is built (mkdocs.yml), and formulas as MathML.
+
+README.md and CONTRIBUTING.md are pages; so are every package and module of ``atoll``, the help of every verb, and what
+is in docs/results.  A fault is a warning, and ``mkdocs build --strict`` fails with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import io
+import logging
+import os
+import re
+from functools import cache
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import griffe
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+# Files outside docs/ that are pages.
+BORROWED = {"README.md": "index.md", "CONTRIBUTING.md": "extend.md"}
+log = logging.getLogger("mkdocs.hooks.atoll")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """A new result joins the menu by itself."""
+    for entry in config.nav or []:
+        if "Results" in entry:
+            entry["Results"] = ["results/index.md", *(f"results/{path.name}" for path in results())]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    pages = {"results/index.md": gallery(), "commands.md": commands(), **reference()}
+    for source, page in BORROWED.items():
+        pages[page] = (ROOT / source).read_text()
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links to files of the repository become links to the pages they are."""
+    sources = {name: source for source, name in BORROWED.items()}
+    name = page.file.src_uri
+    here = (ROOT / sources.get(name, f"docs/{name}")).parent
+
+    def linked(match: re.Match[str]) -> str:
+        target = os.path.relpath(here / match[1], ROOT)
+        target = BORROWED.get(target, target.removeprefix("docs/"))
+        return f"]({os.path.relpath(target, Path(name).parent)}"
+
+    return re.sub(r"\]\((?!\w+:|#)([^)#\s]+)", linked, markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Formulas become MathML, and names of the library links to the reference."""
+    content = re.sub(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', _mathml, content, flags=re.DOTALL)
+    return re.sub(r"<code>([\w.]+)</code>(?!</a>|</autoref>)", _linked, content)
+
+
+def _mathml(match: re.Match[str]) -> str:
+    return convert(html.unescape(match[2]), display="block" if match[1] == "div" else "inline")
+
+
+def _linked(match: re.Match[str]) -> str:
+    path = public_names().get(match[1])
+    return f'<autoref identifier="{path}">{match[0]}</autoref>' if path else match[0]
+
+
+class Docstrings(griffe.Extension):
+    """Docstrings as Markdown: formulas and doctests, before griffe looks for sections in them."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring:
+            obj.docstring.value = markdown(obj.docstring.value)
+
+
+def markdown(docstring: str) -> str:
+    r"""The reST of a docstring as Markdown: formulas, doctests, literal blocks.
+
+    >>> markdown("A :math:`x_i`:\n\n.. math:: a\n    + b\n\n>>> 1\n1").split("\n\n")
+    ['A \\(x_i\\):', '\\[a + b\\]', '```pycon\n>>> 1\n1\n```']
+    >>> print(markdown("As in::\n\n    a\n      b\n\nNo more."))
+    As in:
+    <BLANKLINE>
+    ```text
+    a
+      b
+    ```
+    <BLANKLINE>
+    No more.
+    """
+
+    def one_line(text: str) -> str:
+        return " ".join(text.split())
+
+    text = re.sub(r"^\.\. math::(.*(?:\n +\S.*)*)", lambda m: rf"\[{one_line(m[1])}\]", docstring, flags=re.M)
+    text = re.sub(r":math:`([^`]*)`", lambda m: rf"\({one_line(m[1])}\)", text)
+    text = re.sub(r"^(>>> .*(?:\n.+)*)", r"```pycon\n\1\n```", text, flags=re.M)
+    return re.sub(r"::\n\n((?: +\S.*\n?)+)", lambda m: f":\n\n```text\n{dedent(m[1]).rstrip()}\n```\n", text)
+
+
+@cache
+def library() -> griffe.Module:
+    """All of ``atoll``, read and not imported."""
+    found = griffe.load("atoll", search_paths=[ROOT / "src"])
+    assert isinstance(found, griffe.Module)
+    return found
+
+
+@cache
+def public_names() -> dict[str, str]:
+    """Where names that texts mention are documented: those of classes that packages export, and full ones."""
+    found = {}
+    for module in modules(library()):
+        for name in module.exports or []:
+            path = f"{module.path}.{name}"
+            found[path] = path
+            if str(name)[0].isupper() and module is not library():
+                found.setdefault(str(name), path)
+    return found
+
+
+def modules(parent: griffe.Module) -> list[griffe.Module]:
+    """A module and all below it."""
+    return [parent, *(below for child in parent.modules.values() for below in modules(child))]
+
+
+def reference() -> dict[str, str]:
+    """A page for every package and module of ``atoll``, and one that lists them."""
+    pages, index = {}, ["# Reference", "", "What `from atoll import` gives is also where its kind is.", ""]
+    for module in modules(library()):
+        if not module.docstring:
+            log.warning("%s has no docstring", module.path)
+    for name, module in sorted(library().modules.items()):
+        if name not in ("__main__", "cli", "recipes"):  # for the last two: atoll --help, atoll ls
+            pages[f"api/{name}.md"] = "\n".join([f"# atoll.{name}", "", *described(module)])
+            index.append(f"- [`atoll.{name}`]({name}.md): {first_sentence(module)}")
+    return pages | {"api/index.md": "\n".join(index)}
+
+
+def first_sentence(module: griffe.Module) -> str:
+    text = module.docstring.value if module.docstring else ""
+    return " ".join(markdown(text).partition("\n\n")[0].split())
+
+
+def described(module: griffe.Module) -> list[str]:
+    """Directives for what a module exports, then for its modules with whatever else they have."""
+    exports = [str(name) for name in module.exports or []]
+    shown = {module[name].canonical_path for name in exports if name in module.members}
+    lines = directive(module, exports or own(module, set()), "show_root_heading: false", "show_root_toc_entry: false")
+    for child in sorted(module.modules.values(), key=lambda child: (not child.modules, child.name)):
+        rest = own(child, shown)
+        if child.modules:
+            lines += [f"## {child.path}", "", *described(child)]
+        elif rest:
+            lines += directive(child, rest, "show_root_full_path: true")
+    return lines
+
+
+def directive(module: griffe.Module, members: list[str], *options: str) -> list[str]:
+    """What mkdocstrings is to show of a module."""
+    return [f"::: {module.path}", "    options:", *(f"      {o}" for o in (*options, f"members: {members}")), ""]
+
+
+def own(module: griffe.Module, shown: set[str]) -> list[str]:
+    """Names that a module defines for others, without those in ``shown``."""
+    return [
+        name
+        for name, member in module.members.items()
+        if not (member.is_alias or member.is_module or name[0] == "_") and member.docstring and member.path not in shown
+    ]
+
+
+def commands() -> str:
+    """The help of ``atoll`` and of each of its verbs."""
+    from atoll.cli import VERBS, main
+
+    os.environ["COLUMNS"] = "100"
+    lines = ["# Command line", ""]
+    for words in ([], *([verb] for verb in VERBS)):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            main([*words, "--help"])
+        lines += [f"## {' '.join(['atoll', *words])}", "", "```text", printed.getvalue().rstrip(), "```", ""]
+    return "\n".join(lines)
+
+
+def results() -> list[Path]:
+    return sorted(RESULTS.glob("*.md"))
+
+
+def gallery() -> str:
+    """Title, first picture and verdicts of every result."""
+    lines = ["# Results", "", "Each with the commands that make it, and whether the paper's claim held.", ""]
+    for path in results():
+        text = path.read_text()
+        title = re.search(r"^# (.*)", text, re.M)
+        picture = re.search(r"^!\[.*?\]\(.*?\)", text, re.M)
+        lines += [f"## [{title[1] if title else path.stem}]({path.name})", ""]
+        lines += [f"[{picture[0]}]({path.name})", ""] if picture else []
+        lines += [f"- {verdict}" for verdict in verdicts(text)] + [""]
+    return "\n".join(lines)
+
+
+def verdicts(text: str) -> list[str]:
+    """Paragraphs and items of a list that say what held, or say something in bold.
+
+    >>> verdicts("# Title\\n\\nThe claim held.\\n\\n| **1** |\\n\\n- **More** of\\n  it\\n- no more")
+    ['The claim held.', '**More** of it']
+    """
+    blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n|^- ", text, flags=re.M)]
+    said = re.compile(r"(?![|#!]).*(\bheld\b(?!-)|\bnot hold\b|\bverdict\b|\*\*)")
+    return [block for block in blocks if said.match(block)]
