@@ -42,9 +42,9 @@ demo: setup  ## train a standard and a robust classifier on digits, attack both,
 	for run in $(DEMO); do $(BIN)/atoll curvature $$run --landscape weights || exit 1; done
 	$(BIN)/atoll report $(DEMO) -o runs/demo/report.html --title "Standard and robust training on digits"
 
-# One of the tests builds it as well, and looks at it in a browser.
+# One of the tests builds it as well, and looks at it in a browser. (With --quiet, --strict would see no warnings.)
 docs: setup  ## the documentation into site/; a broken link or a module without a docstring is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test: setup browser lint  ## lint, types, all tests but the slow ones
 	$(PYTEST) -m "not slow"
