@@ -6,9 +6,7 @@ import torch
 
 from atoll.certify.certificate import Certificate, Certifier
 from atoll.certify.evaluate import Certification, certify
-from atoll.data.base import Data, MemorySplit, Split, SubSplit
-from atoll.errors import InputError
-from atoll.recipe import build_part, parse_yaml
+from atoll.data.base import MemorySplit, Split
 from atoll.statistics import Accuracy
 from atoll.streams import Streams
 
@@ -44,18 +42,3 @@ def noise(shape: tuple[int, ...], count: int, *, seed: object = 0) -> MemorySpli
     """
     index = torch.arange(count)
     return MemorySplit(Streams(seed, "noise", index=index).uniform(*shape), torch.zeros_like(index))
-
-
-def others(word: str, shape: tuple[int, ...], count: int, *, seed: object = 0, trust: bool = False) -> Split:
-    """Up to so many inputs of another kind: ``noise``, or the test points of a data set as a recipe names it.
-
-    >>> len(others("noise", (1, 8, 8), 5)), len(others("{class_path: Digits}", (1, 8, 8), 7))
-    (5, 7)
-    """
-    if word == "noise":
-        return noise(shape, count, seed=seed)
-    data: Data = build_part(Data, parse_yaml(word, "--reject"), "--reject", trust=trust)
-    if data.shape != shape:
-        wanted, got = ("x".join(map(str, each)) for each in (shape, data.shape))
-        raise InputError(f"--reject: expected inputs of {wanted}, got {got} from {word}")
-    return SubSplit(data.test, torch.arange(min(count, len(data.test))))

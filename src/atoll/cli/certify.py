@@ -32,16 +32,17 @@ from atoll.certify.evaluate import Certification, OnProgress, attack_certified, 
 from atoll.certify.families import certifier_for
 from atoll.certify.kept import Kept
 from atoll.certify.norms import BUDGET
-from atoll.certify.rejection import others, share_rejected
+from atoll.certify.rejection import noise, share_rejected
 from atoll.certify.smoothing import Smoothed
 from atoll.cli.options import checkpoint, trained_radius
 from atoll.cli.output import console, interval, percent, print_json, print_table, progress_bar
-from atoll.data.base import Split, SubSplit, to_float
+from atoll.data.base import Data, Split, SubSplit, to_float
 from atoll.distributed import default_device, is_main, process_group
 from atoll.errors import InputError
 from atoll.files import sha256, write_atomic, write_json
 from atoll.models.base import Classifier
 from atoll.plots import plot_certified
+from atoll.recipe import build_part, parse_yaml
 from atoll.run import Run, Which, open_run
 from atoll.streams import key
 from atoll.threat import ThreatModel
@@ -181,7 +182,7 @@ def _prove(
     )
     # Before the work: a data set that is not there, or of another shape, is a fault of the command line.
     outside = {
-        word: others(word, certified.input_shape, len(split), seed=options.seed, trust=options.trust)
+        word: _others(word, certified.input_shape, len(split), seed=options.seed, trust=options.trust)
         for word in options.reject
     }
     certification = certify(certifier, split, batch_size=options.batch_size, device=device, on_progress=progress)
@@ -219,6 +220,17 @@ def _prove(
             )  # fmt: skip
             result["empirical"].append({"eps": eps, "attacks": options.attacks, **accuracy.to_json()})
     return result
+
+
+def _others(word: str, shape: tuple[int, ...], count: int, *, seed: int, trust: bool) -> Split:
+    """Up to so many inputs of another kind: ``noise``, or the test points of a data set as a recipe names it."""
+    if word == "noise":
+        return noise(shape, count, seed=seed)
+    data: Data = build_part(Data, parse_yaml(word, "--reject"), "--reject", trust=trust)
+    if data.shape != shape:
+        wanted, got = ("x".join(map(str, each)) for each in (shape, data.shape))
+        raise InputError(f"--reject: expected inputs of {wanted}, got {got} from {word}")
+    return SubSplit(data.test, torch.arange(min(count, len(data.test))))
 
 
 def _keep(certification: Certification, run: Run, radii: list[float], folder: Path) -> None:
