@@ -41,8 +41,10 @@ class Setting:
 
 # Another class of data drops the arguments of the recipe, those of a cell stay.
 _TURNED = "data.augment=[{class_path: RandomAffine, init_args: {degrees: 5.0, scale: 0.05}}]"
-_NARROW = ("threat.eps=0.3", "loss.target=2", "loss.tau=0.4")  # as the recipe says
+# As the recipe says.
+_NARROW = ("threat.eps=0.3", "loss.target=2", "loss.tau=0.4", "model.per_class=500", "model.stretch=0")
 _PART = ("data.limit=10000", "data.validation=0.02")
+_FEW = "model.per_class=300"  # as many as a class has training points would be one each
 _SHORT = (*_PART, "trainer.epochs=40", "trainer.evaluate_every=10", "trainer.test_steps=0")
 SETTINGS: Mapping[Scale, Setting] = {
     "smoke": Setting(
@@ -61,8 +63,8 @@ SETTINGS: Mapping[Scale, Setting] = {
         {
             "GloRo, 0.3": ("mnist-gloro", (*_SHORT, "threat.eps=0.3")),
             "GloRo, 1.58": ("mnist-gloro", _SHORT),
-            "Centroid, 0.3": ("mnist-centroid", (*_PART, _TURNED, *_NARROW)),
-            "Centroid, 1.58": ("mnist-centroid", (*_PART, _TURNED)),
+            "Centroid, 0.3": ("mnist-centroid", (*_PART, _TURNED, *_NARROW, _FEW)),
+            "Centroid, 1.58": ("mnist-centroid", (*_PART, _TURNED, _FEW)),
         },
         2,
         500,
