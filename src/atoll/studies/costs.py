@@ -63,6 +63,11 @@ class Costs:
     memory: bool = True
 
 
+def smoke(recipes: Mapping[str, str]) -> Costs:
+    """Of recipes for digits, in seconds."""
+    return Costs(recipes, (1, 8, 8), ("trainer.batch_size=8",), rounds=3, repeats=1, memory=False)
+
+
 class CostTable(Study):
     """A subclass says which methods.
 
@@ -123,14 +128,7 @@ class TrHCost(CostTable):
     shows = "TrH, table 2"
     published = 5.5 / 5.2  # images per second without and with TrH
     costs = {  # noqa: RUF012
-        "smoke": Costs(
-            {"base": "digits-flat/at-base", "TrH": "digits-flat/at-trh"},
-            (1, 8, 8),
-            ("trainer.batch_size=8",),
-            rounds=3,
-            repeats=1,
-            memory=False,
-        ),
+        "smoke": smoke({"base": "digits-flat/at-base", "TrH": "digits-flat/at-trh"}),
         "cpu": Costs(
             {title: f"trh-cifar/cifar10-vit_b16-at-{title.lower()}" for title in ("base", "TrH", "SWA", "S2O", "AWP")},
             (3, 32, 32),
@@ -163,14 +161,7 @@ class RATCost(CostTable):
     title = "What the Taylor terms cost"
     shows = "RAT, table 6"
     costs = {  # noqa: RUF012
-        "smoke": Costs(
-            {"TRADES": "digits-flat/trades-base", "first and second": "digits-flat/trades-rat"},
-            (1, 8, 8),
-            ("trainer.batch_size=8",),
-            rounds=3,
-            repeats=1,
-            memory=False,
-        ),
+        "smoke": smoke({"TRADES": "digits-flat/trades-base", "first and second": "digits-flat/trades-rat"}),
         "cpu": Costs(
             {
                 "TRADES": "rat/cifar10-preact18-linf-trades-0th",
