@@ -332,6 +332,7 @@ def _recipe_text(source: str | Path) -> str:
 
 
 def parse_yaml(text: str, source: str) -> Any:
+    """Plain data of a text; ``source`` is what a fault is blamed on."""
     try:
         return get_loader("yaml")(text)  # like PyYAML's safe loader, but 1e-3 is a number
     except Exception as error:  # the loader's own errors have no common type

@@ -63,7 +63,7 @@ def distance_bounds(
     """
     problem = _Dual(own, other, margin, low[:, None], high[:, None], gain)
     point = ahead = problem.best_single()
-    best = problem.bound(point)
+    best = torch.zeros_like(margin[:, :, 0])
     left = torch.arange(len(margin), device=margin.device)  # points that have not reached their goal
     pace, rate = torch.ones_like(margin[:, :, :1]), problem.rate()
     for step in range(steps + 1):
