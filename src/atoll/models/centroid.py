@@ -82,7 +82,7 @@ class CentroidNet(Classifier):
         encoder: a model whose body makes the features, such as a ``LiResNet``; its head is left out.  None for the
             identity.
         stretch: pixels closer than that to 0 or 1 count as 0 or 1 (``Stretch``); without an encoder only, and still
-            with certificates that lose nothing.
+            with certificates that lose little to the gap of a dual.
         input_range: what the encoder sees.
 
     >>> CentroidNet((1, 8, 8), 10, per_class=5)(torch.zeros(2, 1, 8, 8)).shape
