@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.cli import main
+from atoll.curvature import Estimate
 from atoll.errors import AtollError
 from atoll.report import read_runs, render
 from atoll.report.blocks import Code, plots
@@ -91,9 +92,8 @@ def test_numbers_are_those_of_the_files(measured):
         assert f"{100 * share['value']:.2f}" in text
         assert f"{100 * low:.1f}–{100 * high:.1f}" in text
     curvature = json.loads((robust / "curvature" / "curvature.json").read_text())
-    assert f"{curvature['wci']['value']:.4g} ± {curvature['wci']['standard_error']:.2g}" in text
-    for layer in curvature["layers"]:
-        assert f"{layer['trace']['value']:.4g}" in text
+    for estimate in (curvature["wci"], *(layer["trace"] for layer in curvature["layers"])):
+        assert str(Estimate(estimate["value"], estimate["standard_error"])) in text
     (proof,) = json.loads((certified / "certificates" / "certification.json").read_text())["verified"]
     assert f"Verified accuracy (VRA), l2 0.1 not measured {100 * proof['value']:.2f} %" in text
     probable = json.loads((robust / "smoothing" / "certification.json").read_text())["verified"][1]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from atoll.cli.options import checkpoint
 from atoll.cli.output import console, print_json, print_table, progress_bar
+from atoll.curvature import Estimate
 from atoll.data.base import SubSplit, sample, sample_rows, to_float
 from atoll.data.boxes import boxes_of
 from atoll.data.decode import decode, image_size
@@ -298,5 +299,4 @@ def _number(estimate: dict[str, Any] | None) -> str:
     """``1.23 ± 0.06`` from an estimate's JSON, ``-`` if there is none."""
     if estimate is None or estimate["value"] is None:
         return "-"
-    error = estimate["standard_error"]
-    return f"{estimate['value']:.3g}" + ("" if error is None else f" ± {error:.1g}")
+    return str(Estimate(estimate["value"], estimate["standard_error"] or 0.0))

@@ -34,7 +34,7 @@ class Estimate:
 
         >>> import torch
         >>> str(Estimate.mean_of(torch.tensor([1.0, 2.0, 3.0, math.nan])))
-        '2 ± 0.58'
+        '2.00 ± 0.58'
         """
         values = values[~values.isnan()].double()
         if not len(values):
@@ -58,7 +58,15 @@ class Estimate:
         return self.standard_error / abs(self.value) if self.value else math.inf
 
     def __str__(self) -> str:
-        return f"{self.value:.4g}" + (f" ± {self.standard_error:.2g}" if self.standard_error else "")
+        """Two digits of the error, and as many of the value as it leaves.
+
+        >>> print(Estimate(346.6, 163.2), Estimate(0.0027058, 0.00051), Estimate(2.0), sep="; ")
+        347 ± 163; 0.00271 ± 0.00051; 2
+        """
+        if not 1e-4 * abs(self.value) < self.standard_error < math.inf or self.standard_error < 1e-6:
+            return f"{self.value:.4g}" + (f" ± {self.standard_error:.2g}" if self.standard_error else "")
+        decimals = max(0, 1 - math.floor(math.log10(self.standard_error)))
+        return f"{self.value:.{decimals}f} ± {self.standard_error:.{decimals}f}"
 
     def to_json(self) -> dict[str, Any]:
         return {"value": self.value, "standard_error": self.standard_error, "interval": list(self.interval)}

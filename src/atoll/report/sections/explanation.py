@@ -11,6 +11,18 @@ from atoll.report.read import Kept, Reading
 from atoll.report.sections.shared import about, alarms, each, lacking
 from atoll.report.values import entries, get, measured, number, plain
 
+FAITHFULNESS: Mapping[str, tuple[str, ...]] = {
+    "infidelity": ("infidelity", "value"),
+    "at best scale": ("infidelity", "scaled"),
+    "completeness gap": ("completeness_gap",),
+    "Lipschitz, at least": ("lipschitz_at_least",),
+}
+LOCALITY: Mapping[str, tuple[str, ...]] = {
+    "precision": ("locality", "precision"),
+    "recall": ("locality", "recall"),
+    "F1": ("locality", "f1"),
+}
+
 
 def section(runs: Sequence[Reading]) -> Section:
     pictures = [picture for run in runs for kept in run.explanations for picture in _pictures(run, kept)]
@@ -26,27 +38,21 @@ def _results(run: Reading) -> list[Block]:
         blocks.append(Title("Faithfulness" if get(tree, "images") is None else "Image files", about(tree)))
         methods = get(tree, "methods")
         if isinstance(methods, Mapping) and methods:
-            blocks.append(_methods(methods))
+            blocks.append(_methods(methods, FAITHFULNESS, sanity=True))
         blocks.append(Words([*_boundary(tree), *map(plain, entries(tree, "words"))]))
+        if isinstance(methods, Mapping) and any(get(each, "locality") for each in methods.values()):
+            blocks += [Title("Locality", "how much of an attribution is on the object"), _methods(methods, LOCALITY)]
     return blocks
 
 
-def _methods(methods: Mapping[str, Any]) -> Table:
-    columns: dict[str, tuple[str, ...]] = {
-        "infidelity": ("infidelity", "value"),
-        "at best scale": ("infidelity", "scaled"),
-        "completeness gap": ("completeness_gap",),
-        "Lipschitz, at least": ("lipschitz_at_least",),
-        "precision": ("locality", "precision"),
-        "recall": ("locality", "recall"),
-        "F1": ("locality", "f1"),
-    }
+def _methods(methods: Mapping[str, Any], columns: Mapping[str, tuple[str, ...]], *, sanity: bool = False) -> Table:
+    """A row for each method; columns that no method has a number for are left out."""
     shown = {name: path for name, path in columns.items() if any(get(tree, *path) for tree in methods.values())}
     rows: list[list[str | Cell]] = [
-        [plain(name), *(measured(get(tree, *path)) or "–" for path in shown.values()), _sanity(tree)]
+        [plain(name), *(measured(get(tree, *path)) or "–" for path in shown.values()), *([_sanity(tree)] * sanity)]
         for name, tree in methods.items()
     ]
-    return Table(["method", *shown, "sanity check"], rows)
+    return Table(["method", *shown, *(["sanity check"] * sanity)], rows)
 
 
 def _sanity(tree: object) -> Cell:
