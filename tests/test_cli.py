@@ -254,17 +254,25 @@ def test_killed_again_and_again(tmp_path, seed):
     check_kills(tmp_path, kills=8, seed=seed)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(
+    ("endless", "said"),
+    [
+        (["trainer.epochs=1000"], "resume to go on"),
+        (["trainer.epochs=1", "trainer.test_steps=100000000"], "resume to test again"),
+    ],
+)
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, endless, said):
     process = subprocess.Popen(
-        [sys.executable, "-m", "atoll", "train", *SMALL, "trainer.epochs=1000", "--out", str(tmp_path / "run")],
+        [sys.executable, "-m", "atoll", "train", *SMALL, *endless, "--out", str(tmp_path / "run")],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
-    while not checkpoints.steps() or checkpoints.steps()[-1] < 4:
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.exists() or '"kind": "epoch"' not in metrics.read_text():
         assert process.poll() is None
         time.sleep(0.05)
+    time.sleep(0.5)  # in the middle of the next epoch, or of the test
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "resume to go on" in " ".join(error.split())
+    assert said in " ".join(error.split())
     assert "Traceback" not in error

@@ -68,8 +68,8 @@ def stop_on_signals(trainer: Trainer) -> None:
     """Ctrl-C and SIGTERM finish the step and save; the second one stops at once."""
 
     def stop(number: int, frame: Any) -> None:
-        trainer.stop_requested = True
         signal.signal(number, signal.SIG_DFL)
+        trainer.stop()
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)

@@ -244,6 +244,7 @@ class Trainer:
         self.damaged: list[str] = []  # checkpoints that were passed over on resume
         self._saved_at = time.monotonic()
         self.stop_requested = False  # set from outside (signals): save after this step and stop
+        self.testing = False  # everything is saved
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -273,8 +274,10 @@ class Trainer:
                         self.step += 1
                         self._save_if_due()
                     self._finish_epoch()
+                self.testing = True
                 return self._test()
             finally:
+                self.testing = False
                 for observer in self.observers:
                     observer.end()
 
@@ -567,6 +570,12 @@ class Trainer:
         self.checkpoints.save(self.step, checkpoint, protect={*best.values(), *scheduled})
         assert self.folder is not None
         write_json(self.folder / "index.json", {"last": self.step, "best": best, "epoch": self.epoch})
+
+    def stop(self) -> None:
+        """For signal handlers: stop after this step, when it is saved, or at once if there is nothing to save."""
+        self.stop_requested = True
+        if self.testing:
+            raise TrainingError("stopped in the final test as asked; resume to test again")
 
     def _save_if_due(self) -> None:
         if self.stop_requested:
