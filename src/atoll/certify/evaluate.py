@@ -19,7 +19,9 @@ from atoll.attacks.base import Attack, evaluation_mode
 from atoll.attacks.carlini_wagner import CarliniWagner
 from atoll.attacks.evaluate import STANDING, Evaluation, evaluate
 from atoll.attacks.fab import FAB
+from atoll.attacks.suites import chosen
 from atoll.certify.certificate import Certifier
+from atoll.certify.prototype_attack import PrototypeAttack, attackable
 from atoll.data.base import MemorySplit, Split, batches, to_float
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
 from atoll.errors import InputError, UnsoundError
@@ -38,6 +40,21 @@ CHECKS: AttackTable = {
     "FAB-T": lambda threat: FAB(threat, steps=20, targets=3),
     "Carlini-Wagner": lambda threat: CarliniWagner(threat, steps=30, binary_search_steps=3),
 }
+
+
+def made_for(model: nn.Module) -> AttackTable:
+    """Attacks that know this kind of model, for those that others may be blind to.
+
+    >>> from atoll.models import MLP, CentroidNet
+    >>> [list(made_for(kind((2,), 2))) for kind in (MLP, CentroidNet)]
+    [[], ['prototypes']]
+    """
+    return {"prototypes": PrototypeAttack} if attackable(model) else {}
+
+
+def attacks_on(model: nn.Module, words: str, threat: ThreatModel) -> dict[str, Attack]:
+    """A suite or names, as commands take them, and what is made for the model."""
+    return chosen(words, threat) | {name: make(threat) for name, make in made_for(model).items()}
 
 
 @dataclass(frozen=True)
@@ -147,12 +164,12 @@ def attack_certified(
         certification: of those points.
         bounds: of the inputs.
         points: so many at random; all if None.
-        attacks: made for each radius.
+        attacks: made for each radius; those of ``made_for`` are added.
         batch_size: points attacked together.
         seed: of attacks and choice of points.
         folder: where a point that falls is kept.
     """
-    began = time.monotonic()
+    began, attacks = time.monotonic(), {**attacks, **made_for(model)}
     certified = ((certification.radius > 0) & certification.radius.isfinite()).nonzero().squeeze(1)
     chosen = certified[torch.randperm(len(certified), generator=generator(seed, "certified points"))[:points]]
     passes = 0
@@ -235,7 +252,7 @@ def empirical(
     device: torch.device | str = "cpu",
     on_progress: OnProgress | None = None,
 ) -> Accuracy:
-    """Robust accuracy under attacks in l2; points that are certified at that eps need none."""
+    """Robust accuracy under attacks in l2, such as ``attacks_on``; points that are certified at that eps need none."""
     safe = certification.holds(eps)
     rest = certification.correct & ~safe
     if not rest.any():

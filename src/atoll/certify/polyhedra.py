@@ -61,14 +61,20 @@ def distance_bounds(
     >>> distance_bounds(own, other, s, -free, free, torch.tensor([[5.0]]))
     tensor([[1.0000]], dtype=torch.float64)
     """
-    problem = _Dual(own, other, margin, low[:, None], high[:, None], gain)
+    return ascend(Dual(own, other, margin, low[:, None], high[:, None], gain), goal, steps=steps)[0]
+
+
+def ascend(problem: Dual, goal: Tensor, *, steps: int = STEPS) -> tuple[Tensor, Tensor]:
+    """The bounds of ``distance_bounds``, and the multipliers in the end."""
     point = ahead = problem.best_single()
+    margin, reached = problem.margin, point.clone()
     best = torch.zeros_like(margin[:, :, 0])
     left = torch.arange(len(margin), device=margin.device)  # points that have not reached their goal
     pace, rate = torch.ones_like(margin[:, :, :1]), problem.rate()
     for step in range(steps + 1):
         if step % CHECK == 0 or step == steps:
             best[left] = torch.maximum(best[left], problem.bound(point))
+            reached[left] = point
             rows = (best[left] < goal[left]).any(1).nonzero().squeeze(1)
             if not len(rows):
                 break
@@ -82,11 +88,11 @@ def distance_bounds(
         following = torch.where(good, (1 + (1 + 4 * pace**2).sqrt()) / 2, 1.0)
         ahead = moved + torch.where(good, (pace - 1) / following, 0.0) * (moved - point)
         point, pace = moved, following
-    return best
+    return best, reached
 
 
 @dataclass(frozen=True)
-class _Dual:
+class Dual:
     """q, in the notation of ``distance_bounds``; multipliers are ``(batch, other, own)``."""
 
     own: Tensor
@@ -96,9 +102,9 @@ class _Dual:
     high: Tensor
     gain: float
 
-    def take(self, rows: Tensor) -> _Dual:
+    def take(self, rows: Tensor) -> Dual:
         own, other, margin, low, high = (v[rows] for v in (self.own, self.other, self.margin, self.low, self.high))
-        return _Dual(own, other, margin, low, high, self.gain)
+        return Dual(own, other, margin, low, high, self.gain)
 
     def best_single(self) -> Tensor:
         """Multipliers of the p whose plane alone is furthest away; the others are 0."""

@@ -7,6 +7,7 @@ atoll certify runs/mnist-centroid --eta 0.1 --reject noise --reject FashionMNIST
 atoll certify runs/digits-smoothing --smooth 0.25 --samples 10000
 
 Certified points are attacked at their radius; if one falls, the command fails.  Results are kept in RUN/certificates.
+Centroid Nets without encoder are also attacked by way of their prototypes, which sees what gradients do not.
 
 --smooth certifies any model by randomized smoothing: it predicts what the model mostly says under Gaussian noise.  Such
 certificates hold with a probability (1 - alpha for each point), not surely, so no attack could refute one, and none is
@@ -27,8 +28,17 @@ import torch
 from rich.progress import Progress, TaskID
 from safetensors.torch import save
 
-from atoll.attacks.suites import VERSIONS, chosen
-from atoll.certify.evaluate import Certification, OnProgress, attack_certified, certify, empirical, relative_cost
+from atoll.attacks.suites import VERSIONS
+from atoll.certify.evaluate import (
+    Certification,
+    OnProgress,
+    attack_certified,
+    attacks_on,
+    certify,
+    empirical,
+    made_for,
+    relative_cost,
+)
 from atoll.certify.families import certifier_for
 from atoll.certify.kept import Kept
 from atoll.certify.norms import BUDGET
@@ -215,10 +225,11 @@ def _prove(
         for eps in radii:
             threat = ThreatModel("l2", eps, run.data.bounds)
             accuracy = empirical(
-                model, split, certification, chosen(options.attacks, threat), eps, batch_size=options.batch_size,
-                seed=options.seed, device=device, on_progress=progress,
+                model, split, certification, attacks_on(model, options.attacks, threat), eps,
+                batch_size=options.batch_size, seed=options.seed, device=device, on_progress=progress,
             )  # fmt: skip
-            result["empirical"].append({"eps": eps, "attacks": options.attacks, **accuracy.to_json()})
+            names = ", ".join([options.attacks, *made_for(model)])
+            result["empirical"].append({"eps": eps, "attacks": names, **accuracy.to_json()})
     return result
 
 

@@ -9,8 +9,8 @@ import torch
 
 from atoll.attacks import suite
 from atoll.attacks.evaluate import evaluate
-from atoll.attacks.suites import chosen, named
-from atoll.certify.evaluate import attack_certified, certify, empirical
+from atoll.attacks.suites import named
+from atoll.certify.evaluate import attack_certified, attacks_on, certify, empirical
 from atoll.certify.families import certifier_for
 from atoll.data.base import Split, SubSplit
 from atoll.distributed import default_device
@@ -81,7 +81,9 @@ def certified(
     }
     for eps in radii:
         threat = ThreatModel("l2", eps, run.data.bounds)
-        robust = empirical(model, split, found, chosen(attacks, threat), eps, seed="evaluation", device=device)
+        robust = empirical(
+            model, split, found, attacks_on(model, attacks, threat), eps, seed="evaluation", device=device
+        )
         numbers |= {f"VRA {eps:.4g}": 100 * found.verified(eps).value, f"ERA {eps:.4g}": 100 * robust.value}
     return numbers
 

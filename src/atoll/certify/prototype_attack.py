@@ -1,0 +1,112 @@
+"""An attack on nearest-prototype classifiers that knows them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from atoll.attacks.base import Attack
+from atoll.certify.crossing import cheapest
+from atoll.certify.polyhedra import Dual, ascend
+from atoll.errors import InputError
+from atoll.models.centroid import CentroidNet
+from atoll.streams import Streams
+from atoll.threat import ThreatModel
+
+POINTS = 32  # at a time
+
+
+class PrototypeAttack(Attack):
+    r"""Moves of length eps towards the regions of the closest prototypes of other classes, in l2.
+
+    Where inputs are stretched, gradients are zero at black and white pixels, and attacks that follow them are blind.
+    The dual of the distance to a region (``polyhedra.distance_bounds``) is not: its multipliers say which pixels bring
+    most for their price, and at the best ones the ``cheapest`` moves all but cross.  Multiplied until the moves are as
+    long as eps, they are tried.  This takes two passes at most for each prototype, and no gradient.
+
+    Args:
+        threat: in l2.
+        targets: prototypes of other classes, the closest regions first.
+        own: prototypes of the right class, the nearest first, that have to be left behind.
+        steps: of ascent.
+
+    >>> model = CentroidNet((2,), 2, per_class=1)
+    >>> _ = model.head.centroids.data.copy_(torch.tensor([[[0.0, 0.5]], [[1.0, 0.5]]]))
+    >>> x, y = torch.tensor([[0.25, 0.5]]), torch.tensor([0])
+    >>> PrototypeAttack(ThreatModel("l2", 0.26))(model, x, y)
+    tensor([[0.5100, 0.5000]])
+    """
+
+    needs_gradients = False
+
+    def __init__(self, threat: ThreatModel, *, targets: int = 20, own: int = 24, steps: int = 100) -> None:
+        super().__init__(threat)
+        if threat.norm != "l2":
+            raise InputError(f"PrototypeAttack: expected a threat model in l2, got {threat.norm}")
+        self.targets = targets
+        self.own = own
+        self.steps = steps
+
+    @torch.no_grad()
+    def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: Streams) -> Tensor:
+        if not attackable(model):
+            raise InputError(f"PrototypeAttack: expected a CentroidNet without encoder, got {type(model).__name__}")
+        assert isinstance(model, CentroidNet)
+        result = x.clone()
+        for steps in (0, self.steps):  # most points fall to single planes, which cost little
+            standing = (model(result).argmax(1) == y).nonzero().squeeze(1)
+            for rows in standing.split(POINTS):
+                result[rows] = self._moved(model, x[rows], y[rows], steps)
+        return result
+
+    def _moved(self, model: CentroidNet, x: Tensor, y: Tensor, steps: int) -> Tensor:
+        """The first of the moves that changes the class; the inputs themselves where none does."""
+        problem = self._problem(model, x.flatten(1).double(), y)
+        endless = torch.full_like(problem.margin[:, :, 0], math.inf)
+        _, multipliers = ascend(problem, endless, steps=steps)
+        moves = self._of_length(problem, problem.slope(multipliers))
+        result, standing = x.clone(), torch.ones_like(y, dtype=torch.bool)
+        for move in moves.unbind(1):
+            x_adv = self.threat.project((x.double() + move.view_as(x)).to(x.dtype), x)
+            changed = standing & (model(x_adv).argmax(1) != y)
+            result[changed] = x_adv[changed]
+            standing &= ~changed
+        return result
+
+    def _problem(self, model: CentroidNet, z: Tensor, y: Tensor) -> Dual:
+        c, per_class, head = model.head.centroids.double().flatten(0, 1), model.head.centroids.shape[1], model.head
+        squares = torch.cdist(head.stretched(z), c).square()
+        mine = torch.arange(len(c), device=c.device) // per_class == y[:, None]
+        own = squares.masked_fill(~mine, math.inf).topk(min(self.own, per_class), largest=False).indices
+        between = torch.cdist(c[own[:, 0]], c).clamp_min(torch.finfo(c.dtype).tiny)
+        planes = (squares - squares.gather(1, own[:, :1])) / between
+        targets = min(self.targets, len(c) - per_class)
+        other = planes.masked_fill(mine, math.inf).topk(targets, largest=False).indices
+        margin = squares.gather(1, other)[:, :, None] - squares.gather(1, own)[:, None]
+        if head.stretch is not None:
+            low, high = head.stretch.slope(z)
+        else:
+            bounds = model.bounds or (-math.inf, math.inf)
+            low, high = bounds[0] - z, bounds[1] - z
+        return Dual(c[own], c[other], margin, low[:, None], high[:, None], head.lipschitz)
+
+    def _of_length(self, problem: Dual, v: Tensor) -> Tensor:
+        """The cheapest moves of the multiple of v that makes them as long as eps, if any does; by bisection."""
+
+        def moves(factor: Tensor) -> Tensor:
+            return cheapest(factor[:, :, None] * v, problem.low, problem.high, problem.gain)[0]
+
+        lower = torch.zeros_like(v[:, :, 0])
+        upper = torch.full_like(lower, 16.0)
+        for _ in range(20):
+            middle = (lower + upper) / 2
+            short = moves(middle).norm(dim=2) < self.threat.radius
+            lower, upper = torch.where(short, middle, lower), torch.where(short, upper, middle)
+        return moves(lower)
+
+
+def attackable(model: nn.Module) -> bool:
+    """Whether a model is a classifier by the nearest prototype in input space."""
+    return isinstance(model, CentroidNet) and model.is_nearest_prototype
