@@ -1,5 +1,6 @@
 """The command, as a user runs it: in a process of its own."""
 
+import io
 import json
 import os
 import random
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from safetensors.torch import load_file
 
-from atoll.cli import main
+from atoll.cli import main, output
 from atoll.run import open_run
 from atoll.training.checkpoint import Checkpoints
 from support import SMALL, run_command
@@ -252,6 +254,19 @@ def test_killed_and_resumed_ends_with_the_same_bits(tmp_path):
 @pytest.mark.parametrize("seed", range(10))
 def test_killed_again_and_again(tmp_path, seed):
     check_kills(tmp_path, kills=8, seed=seed)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_wide_tables_go_on_below_and_break_no_number(monkeypatch, width):
+    printed = io.StringIO()
+    monkeypatch.setattr(output, "console", Console(file=printed, width=width))
+    cells = [f"{10 + i}.25 ± 0.{i}1" for i in range(8)]
+    output.print_table("wide", ["", *(f"number {i} of the table" for i in range(8))], [["trades-awpt", *cells]] * 2)
+    text = printed.getvalue()
+    assert all(text.count(cell) == 2 for cell in cells)
+    assert text.count("wide") == 1
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("trades-awpt") == 2 * text.count("┏━━━")
 
 
 @pytest.mark.parametrize(

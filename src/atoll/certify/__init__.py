@@ -7,6 +7,7 @@ from atoll.certify.gloro import GloRo
 from atoll.certify.lipschitz import Lipschitz, lipschitz
 from atoll.certify.norms import conv_norm, dense_norm
 from atoll.certify.power import LipschitzEstimate
+from atoll.certify.prototype_attack import PrototypeAttack
 from atoll.certify.smoothing import Smoothed
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "LipschitzEstimate",
     "NearestCentroid",
     "Proof",
+    "PrototypeAttack",
     "Smoothed",
     "certifier_for",
     "conv_norm",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,18 +25,43 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; numbers (all columns but the first) are aligned right when every cell starts with a digit."""
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for i, column in enumerate(columns):
-        numeric = i > 0 and bool(rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in rows)
-        # Numbers are never broken, so a long first column has to give way, but not all of the way.
-        least = None if i else min(16, max([len(column), *(len(row[0]) for row in rows)]))
-        justify: JustifyMethod = "right" if numeric else "left"
-        table.add_column(column, justify=justify, no_wrap=numeric, overflow="fold", min_width=least)
-    for row in rows:
-        # Names come from users; they are text, not rich's markup.
-        table.add_row(*[cell.replace("[", "\\[") for cell in row])
-    console.print(table)
+    """A table; numbers (all columns but the first) are aligned right when every cell starts with a digit.
+
+    Numbers are never broken: a table that is too wide goes on below, with its first column again.
+    """
+    places = range(len(columns))
+    numeric = [i > 0 and bool(rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in rows) for i in places]
+    longest = [max((len(row[i]) for row in rows), default=0) for i in places]
+    # What a column needs: numbers and the words of their title are not broken, text may be, but not into letters.
+    needs = [max([longest[i], *map(len, columns[i].split())]) for i in places]
+    needs = [need if number else min(16, max(need, 1)) for need, number in zip(needs, numeric, strict=True)]
+    for number, group in enumerate(_groups(needs, console.width)):
+        table = Table(title=title if number == 0 else None, title_justify="left", title_style="bold")
+        for i in group:
+            name = "\n".join(textwrap.wrap(columns[i], max(needs[i], 1))) if numeric[i] else columns[i]
+            justify: JustifyMethod = "right" if numeric[i] else "left"
+            table.add_column(name, justify=justify, no_wrap=numeric[i], overflow="fold", min_width=needs[i])
+        for row in rows:
+            # Names come from users; they are text, not rich's markup.
+            table.add_row(*[row[i].replace("[", "\\[") for i in group])
+        console.print(table)
+
+
+def _groups(needs: Sequence[int], width: int) -> list[list[int]]:
+    """Columns side by side, the first one in every group.
+
+    >>> _groups([10, 20, 20, 20], 60), _groups([10, 90], 60)
+    ([[0, 1, 2], [0, 3]], [[0, 1]])
+    """
+    groups, left = [[0]], 0
+    for i, need in enumerate(needs[1:], 1):
+        left -= need + 3  # with the frame
+        if left < 0 and len(groups[-1]) > 1:
+            groups.append([0])
+        if len(groups[-1]) == 1:
+            left = width - 1 - (needs[0] + 3) - (need + 3)
+        groups[-1].append(i)
+    return groups
 
 
 def progress_bar(unit: str) -> Progress:
