@@ -151,7 +151,7 @@ def with_autopgd(model: Classifier, found: BoundaryPoints, *, steps: int) -> Ten
 
 
 def adds_nothing(found: Found) -> Verdict:
-    """Whether AutoPGD finds nothing that PGDs and CW do not: no more successes, and distances less than 1 % shorter."""
+    """Whether AutoPGD finds nothing that PGDs and CW do not: no more points, and distances less than 1 % shorter."""
     claim = "AutoPGD adds nothing to PGDs and CW"
     before, after = PIPELINES[1:3]
     shorter = {
@@ -172,10 +172,10 @@ def adds_nothing(found: Found) -> Verdict:
         + "; ".join(f"{row} {each}" for row, each in shorter.items())
         + f"; successes are more by at most {max(more):.1f} % of the points"
     )
-    small = [each.high < 100 * LITTLE for each in shorter.values()]
-    if all(small) and max(more) == 0:
+    if all(each.high < 100 * LITTLE for each in shorter.values()) and max(more) == 0:
         return Verdict(claim, "held", words)
-    return Verdict(claim, "held in part" if any(small) else "did not hold", words)
+    means = all(each.value < 100 * LITTLE for each in shorter.values())
+    return Verdict(claim, "held in part" if means else "did not hold", words)
 
 
 def _by_pipeline(found: Found) -> Found:

@@ -47,7 +47,13 @@ class Difference:
         return f"{self.value:.{digits}f}{interval}"
 
     def __str__(self) -> str:
-        return self.text()
+        """With two digits after the point, or more where the interval is that short.
+
+        >>> print(Difference(-0.0123, -0.0201, -0.0045))
+        -0.0123 [-0.0201, -0.0045]
+        """
+        length = self.high - self.low
+        return self.text(2 if not 0 < length < math.inf else min(6, max(2, 1 - math.floor(math.log10(length / 2)))))
 
 
 def above(claim: str, values: Mapping[str, Sequence[float]], limit: float = 0.0, *, sign: int = 1) -> Verdict:
