@@ -32,13 +32,16 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     places = range(len(columns))
     numeric = [i > 0 and bool(rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in rows) for i in places]
     longest = [max((len(row[i]) for row in rows), default=0) for i in places]
-    # What a column needs: numbers and the words of their title are not broken, text may be, but not into letters.
-    needs = [max([longest[i], *map(len, columns[i].split())]) for i in places]
-    needs = [need if number else min(16, max(need, 1)) for need, number in zip(needs, numeric, strict=True)]
+    # What a column needs: numbers are not broken, text may be, but not into letters.
+    needs = [
+        max(longest[i], len(columns[i])) if numeric[i] else min(16, max(longest[i], len(columns[i]))) for i in places
+    ]
+    if len(_groups(needs, console.width)) > 1:  # titles in several lines
+        needs = [max([longest[i], *map(len, columns[i].split())]) if numeric[i] else needs[i] for i in places]
     for number, group in enumerate(_groups(needs, console.width)):
         table = Table(title=title if number == 0 else None, title_justify="left", title_style="bold")
         for i in group:
-            name = "\n".join(textwrap.wrap(columns[i], max(needs[i], 1))) if numeric[i] else columns[i]
+            name = "\n".join(textwrap.wrap(columns[i], needs[i])) if numeric[i] else columns[i]
             justify: JustifyMethod = "right" if numeric[i] else "left"
             table.add_column(name, justify=justify, no_wrap=numeric[i], overflow="fold", min_width=needs[i])
         for row in rows:
