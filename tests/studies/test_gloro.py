@@ -16,7 +16,7 @@ from atoll.studies.gloro_table import COMPARISONS
 from atoll.studies.measure import certified, certified_as_trained
 
 WIGGLE = (0.0, 0.3, -0.2)  # of the seeds
-ABLATION, TABLE = GRIDS["cpu"].rows(), COMPARISONS["paper"]
+ABLATION, TABLE = list(GRIDS["cpu"].recipes()), COMPARISONS["paper"]
 
 
 def of(vra: Mapping[str, float], scale: str = "cpu", seeds: int = 3) -> Found:
@@ -69,7 +69,7 @@ def test_tables_of_the_ablation() -> None:
 
 
 def test_pairs_of_the_published_grid() -> None:
-    grid = GRIDS["paper"].rows()
+    grid = list(GRIDS["paper"].recipes())
     assert len([row for row in grid if row.startswith("tiny-")]) == 2 + 1 + 6
     assert len(pairs(grid, "loss")) == 6  # three data sets, two blocks
     # EMMA: two data sets, three depths, two blocks, and the ConvNet on Tiny-ImageNet; TRADES: ConvNets on all three.

@@ -26,16 +26,16 @@ CHECKED: Mapping[Scale, int] = {
 }
 GRIDS: Mapping[Scale, Grid] = {  # rows of the books are named [DATA-]LOSS-BLOCK-lDEPTH
     "smoke": Grid(
-        BOOK,
+        (BOOK,),
         ("emma-convnet-l2", "trades-liresnet-l2", "emma-liresnet-l[24]"),
         1,
         5,
         "PGD-20",
         TINY,
     ),
-    "cpu": Grid(BOOK, ("trades-liresnet-l4", "trades-convnet-l4", "emma-*"), 3, 500, "APGD-CE", _PART),
+    "cpu": Grid((BOOK,), ("trades-liresnet-l4", "trades-convnet-l4", "emma-*"), 3, 500, "APGD-CE", _PART),
     "paper": Grid(
-        "gloro-ablation",
+        ("gloro-ablation",),
         (
             *("*-trades-liresnet-l12", "*-trades-convnet-l12", "tiny-emma-convnet-l12", "*-emma-liresnet-*"),
             *(f"cifar10*-emma-{block}-l{depth}" for block in ("convnet", "resnet") for depth in (6, 12, 18)),
@@ -66,7 +66,7 @@ class GloRoAblation(Study):
         names = ("clean", "ERA", "VRA")
         columns = [Column(name, "high") for name in names]
         full = Table(columns, {row: [found.mean(row, name) for name in names] for row in found.rows})
-        grid = GRIDS[found.scale].rows()
+        grid = list(GRIDS[found.scale].recipes())
         deeper = pairs(grid, "depth")
         others = [pair for pair in deeper if part(pair[0], "block") != "liresnet"]
         verdicts = [
