@@ -6,14 +6,24 @@ All functions work without a process group too, where they describe a world of o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import signal
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from atoll.errors import TrainingError
+
+
+def started() -> int:
+    """How many processes torchrun started, also before they join; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
@@ -34,7 +44,7 @@ def default_device() -> torch.device:
 @contextmanager
 def process_group() -> Iterator[None]:
     """Join the processes torchrun started (gloo on CPUs, NCCL on GPUs); nothing to do without torchrun."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+    if started() == 1 or dist.is_initialized():
         yield
         return
     device = default_device()
@@ -45,6 +55,56 @@ def process_group() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def launch(processes: int, call: Callable[[], object]) -> None:
+    """Call a function in processes of this machine, started by torchrun's launcher, and wait for them.
+
+    If one fails, the others are ended and its error is told; if this process dies, even by SIGKILL, so do they.
+
+    Args:
+        processes: how many.
+        call: can be pickled; joins the others with ``process_group``.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # In the main thread, the launcher takes these signals for itself and does not give them back.
+    ours = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if ours}
+    with tempfile.TemporaryDirectory() as logs:
+        config = LaunchConfig(
+            *(1, 1, processes),
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(logs),
+            signals_to_handle="SIGINT,SIGTERM",
+        )
+        try:
+            elastic_launch(config, _launched)(call)
+        except ChildFailedError as error:
+            which, failure = error.get_first_failure()
+            told = failure.message  # what it raised, or how it ended if it could not tell
+            words = told["message"] if isinstance(told, dict) else told
+            raise TrainingError(f"process {which} of {processes} failed: {words}") from error
+        except SignalException as error:
+            raise KeyboardInterrupt from error
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _launched(call: Callable[[], object]) -> None:
+    # Sent when the process that launched this one is gone: nothing is to be tidied up then.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if "OMP_NUM_THREADS" not in os.environ:  # as torchrun does: processes share the cores
+        torch.set_num_threads(1)
+    call()
 
 
 @contextmanager
@@ -86,11 +146,20 @@ def all_sum(values: Tensor) -> Tensor:
     return values
 
 
-def differentiable_sum(values: Tensor) -> Tensor:
-    """The sum over all processes, with a gradient."""
-    from torch.distributed.nn.functional import all_reduce
+class _Sum(torch.autograd.Function):
+    # torch's own (torch.distributed.nn) is deprecated, and what is to replace it is private.
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return all_sum(values.clone(memory_format=torch.contiguous_format))
 
-    total: Tensor = all_reduce(values)  # type: ignore[no-untyped-call]
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return differentiable_sum(gradient)  # so that it has a gradient as well
+
+
+def differentiable_sum(values: Tensor) -> Tensor:
+    """The sum over all processes, with gradients of any order."""
+    total: Tensor = _Sum.apply(values)  # type: ignore[no-untyped-call]
     return total
 
 

@@ -26,7 +26,7 @@ import torch
 import yaml
 
 from atoll.data.base import Data
-from atoll.distributed import barrier, is_main, process_group
+from atoll.distributed import barrier, is_main, process_group, world_size
 from atoll.errors import AtollError, CheckpointError, RecipeError
 from atoll.files import write_atomic, write_json
 from atoll.models import Classifier, load_pretrained
@@ -136,6 +136,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
+        "processes": world_size(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "command": sys.argv,
     }

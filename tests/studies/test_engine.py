@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from atoll.curvature.estimate import Estimate
 from atoll.errors import AtollError, InputError
 from atoll.recipe import read_recipe
 from atoll.studies import Cell, Column, Found, Table, run_study
-from atoll.studies.engine import merged, ordered
-from studies.toy import Toy
+from atoll.studies.engine import Work, merged, ordered
+from studies.toy import Toy, Trained
 
 
 def seen(log: Path) -> list[str]:
@@ -51,6 +52,43 @@ def test_the_cells_own_values_outlive_another_data_set() -> None:
     tree = read_recipe("mnist-at", [f"seed={cell.seed}", *merged(cell.overrides, user)])
     assert tree["data"] == {"class_path": "Npz", "init_args": {"limit": 7, "path": "mnist.npz"}}
     assert (tree["seed"], tree["trainer"]["epochs"]) == (3, 5)
+
+
+def test_values_for_some_rows(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "study"
+    run_study(Toy(log), "smoke", folder, overrides=["[bc]:pretrained=mine/file", "trainer.epochs=5"])
+    assert "atoll study toy --scale smoke trainer.epochs=5\n" in (folder / "README.md").read_text()
+    # What is said of other rows does not concern those of this one.
+    run_study(Toy(log), "smoke", folder, overrides=["trainer.epochs=5"])
+    assert sorted(seen(log)[7:]) == ["b-0", "b-1", "b-2", "c-0"]
+    work = Work(Toy(log), "smoke", folder, ("[bc]:pretrained=f", "model={class_path: MLP}"))
+    assert [work.said_of(Cell(row)) for row in ("a", "b")] == [
+        ["model={class_path: MLP}"],
+        ["pretrained=f", "model={class_path: MLP}"],
+    ]
+    with pytest.raises(InputError, match="d:seed=1: expected rows of toy before the colon"):
+        run_study(Toy(log), "smoke", folder, overrides=["d:seed=1"])
+
+
+def test_two_processes_train_a_cell_as_one_does(tmp_path: Path) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    one, _ = run_study(Trained(), "smoke", tmp_path / "one")
+    two, _ = run_study(Trained(), "smoke", tmp_path / "two", processes=2)
+    assert signal.getsignal(signal.SIGINT) is handler
+    even = next(iter(two.numbers))
+    assert (one.numbers[even]["processes"], two.numbers[even]["processes"]) == (1, 2)
+    assert two.numbers[even]["weights"] == pytest.approx(one.numbers[even]["weights"], rel=1e-4, abs=1e-5)
+    (reason,) = two.failed.values()
+    assert "batch_size: expected a multiple of 2 processes" in reason
+    assert "\n" not in reason
+
+
+def test_processes_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="processes: expected at least 1, got 0"):
+        run_study(Toy(tmp_path / "log"), "smoke", tmp_path, processes=0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="without torchrun"):
+        run_study(Toy(tmp_path / "log"), "smoke", tmp_path)
 
 
 def _stop(now: bool) -> None:

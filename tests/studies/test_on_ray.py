@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +15,8 @@ import ray
 
 from atoll.studies import run_study
 from atoll.studies.on_ray import OnRay
-from studies.toy import Toy
+from atoll.training.checkpoint import Checkpoints
+from studies.toy import Toy, Trained
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +48,42 @@ class TestOnRay:
         found, _ = run_study(Toy(tmp_path / "log", fails=("a-0",)), "smoke", tmp_path / "study", engine=OnRay())
         assert {cell.name for cell in found.failed} == {"a-0", "c-0"}
         assert len(found.numbers) == 5
+
+    @pytest.mark.slow
+    def test_a_worker_that_is_killed_takes_its_processes_along_and_its_training_goes_on(self, tmp_path: Path) -> None:
+        study = Trained(epochs=40)
+        cells = tmp_path / "killed" / "cells" / "even-0" / "checkpoints"
+        lost: list[int] = []
+
+        def kill() -> None:
+            end = time.monotonic() + 120
+            while time.monotonic() < end and len(Checkpoints(cells).steps()) < 2:
+                time.sleep(0.05)
+            (worker,) = (pid for pid in processes() if command(pid).startswith("ray::_finish"))
+            lost.extend(child for child in children(worker) if "spawn_main" in command(child))
+            os.kill(worker, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        found, _ = run_study(study, "smoke", tmp_path / "killed", engine=OnRay(), processes=2)
+        killer.join()
+        assert len(lost) == 2
+        assert not set(lost) & set(processes())
+        alone, _ = run_study(study, "smoke", tmp_path / "alone", processes=2)
+        assert found.numbers == alone.numbers  # every weight, bit for bit
+
+
+def processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal() and command(int(path.name))]
+
+
+def command(pid: int) -> str:
+    """Nothing if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]

@@ -1,12 +1,15 @@
-"""A study that trains nothing and takes no time; in a module of its own, so that Ray's workers can import it."""
+"""Studies that take no time, or little; in a module of their own, so that Ray's workers can import them."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+import torch
 
 from atoll.errors import InputError
 from atoll.run import Run
@@ -41,3 +44,28 @@ class Toy(Study):
     def conclude(self, found: Found) -> Findings:
         rows = {row: [found.mean(row, "x")] for row in found.rows}
         return Findings({"x": Table([Column("x", "high")], rows)}, [Verdict("b is more than a", "held", "by 1")])
+
+
+class Trained(Study):
+    """A run of some epochs, and one whose batches two processes cannot share."""
+
+    name = "trained"
+    title = "A training"
+    shows = "Nothing"
+
+    def __init__(self, epochs: int = 2) -> None:
+        self.epochs = epochs
+
+    def cells(self, scale: Scale) -> list[Cell]:
+        short = (f"trainer.epochs={self.epochs}", "trainer.checkpoint_minutes=0.001", "trainer.test_steps=0")
+        tiny = ("data.limit=128", "model.widths=[4,4]", "attack.steps=2", *short)
+        return [Cell("even", 0, "digits-at", tiny), Cell("odd", 0, "digits-at", (*tiny, "trainer.batch_size=33"))]
+
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+        assert run is not None
+        made = json.loads((run.folder / "environment.json").read_text())
+        weights = torch.cat([p.flatten() for p in run.model("last").parameters()])
+        return {"processes": made["processes"], "weights": weights.tolist()}
+
+    def conclude(self, found: Found) -> Findings:
+        return Findings({"processes": Table([Column("n")], {r: [found.mean(r, "processes")] for r in found.rows})}, [])

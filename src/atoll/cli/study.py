@@ -3,7 +3,7 @@
 atoll study
 atoll study trh-two-moons --scale smoke
 atoll study trh-table --scale cpu --out runs/studies/trh
-atoll study trh-table --scale paper --engine ray --gpus 1
+atoll study trh-table --scale paper --engine ray --gpus 8 --processes 8
 atoll study locality-accuracy --scale cpu --cells runs/studies/locality
 atoll study locality-robustness --scale cpu --cells runs/studies/locality
 
@@ -27,7 +27,12 @@ HELP = "reproduce a table or figure of a paper"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="of the study; without one, all are listed")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="values for every recipe of the study")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key.sub=value",
+        help="values for every recipe of the study; PATTERN:key.sub=value is for rows of such a name",
+    )
     parser.add_argument(
         "--scale", default="smoke", choices=SCALES, help="seconds, minutes on two cores, or as published"
     )
@@ -37,7 +42,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--engine", default="sequential", choices=["sequential", "ray"], help="who runs the cells")
     parser.add_argument("--address", help="of the Ray cluster (default: RAY_ADDRESS, or this machine)")
-    parser.add_argument("--cpus", type=float, default=1, help="cores for a cell, with Ray (default: 1)")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="that train a cell, as under torchrun (default: 1)"
+    )
+    parser.add_argument("--cpus", type=float, help="cores for a cell, with Ray (default: one a process)")
     parser.add_argument("--gpus", type=float, default=0, help="GPUs for a cell, with Ray (default: 0)")
 
 
@@ -67,6 +75,7 @@ def run(options: argparse.Namespace) -> int:
             overrides=options.overrides,
             engine=engine,
             cells_folder=options.cells,
+            processes=options.processes,
             on_done=on_done,
         )
     if options.json:

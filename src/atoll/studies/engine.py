@@ -11,17 +11,23 @@ In its folder::
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from atoll.distributed import launch, started
 from atoll.errors import AtollError, InputError
 from atoll.files import finite, write_atomic, write_json
 from atoll.run import Run, environment, train
 from atoll.studies.base import Cell, Findings, Found, Numbers, Scale, Study
+
+# Where somebody's files are is nobody else's business.
+PRIVATE = (".path", ".root", ".extra", "pretrained")
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,9 @@ class Work:
         study: what it is a cell of.
         scale: of the study.
         folder: of the study.
-        overrides: of the user, for every recipe.
+        overrides: of the user, for every recipe, or, as ``PATTERN:key.sub=value``, for rows of such a name.
         cells: where the runs are; in the folder of the study if None.
+        processes: that train a cell.
     """
 
     study: Study
@@ -50,6 +57,7 @@ class Work:
     folder: Path
     overrides: tuple[str, ...] = ()
     cells: Path | None = None
+    processes: int = 1
 
     def run_folder(self, name: str) -> Path:
         return (self.cells or self.folder / "cells") / name
@@ -57,7 +65,12 @@ class Work:
     def definition(self, cell: Cell) -> dict[str, Any]:
         """What numbers belong to: with another definition they are measured anew."""
         study = self.study.family or self.study.name
-        return {"study": study, "scale": self.scale, "user": list(self.overrides), **cell.to_json()}
+        return {"study": study, "scale": self.scale, "user": self.said_of(cell), **cell.to_json()}
+
+    def said_of(self, cell: Cell) -> list[str]:
+        """The user's overrides for a cell."""
+        pairs = map(split_pattern, self.overrides)
+        return [override for pattern, override in pairs if fnmatch.fnmatchcase(cell.row, pattern)]
 
     def kept(self, cell: Cell) -> Numbers | None:
         """The numbers of a cell that is done."""
@@ -88,9 +101,22 @@ class Work:
         run = None
         needed = {name: Run(self.run_folder(name)) for name in cell.needs}
         if cell.recipe is not None:
-            overrides = merged(self.study.overrides(cell, needed), self.overrides)
-            run = train(cell.recipe, f"seed={cell.seed}", *overrides, out=self.run_folder(cell.name), resume=True)
+            overrides = merged(self.study.overrides(cell, needed), self.said_of(cell))
+            run = Run(self.run_folder(cell.name))
+            training = partial(train, cell.recipe, f"seed={cell.seed}", *overrides, out=run.folder, resume=True)
+            training() if self.processes == 1 else launch(self.processes, training)
         return self.study.measure(cell, run, self.scale, needed)
+
+
+def split_pattern(override: str) -> tuple[str, str]:
+    """For which rows of a study an override is, and what remains of it.
+
+    >>> split_pattern("*-vit_l16-*:pretrained=ViT-L_16.npz"), split_pattern("model={class_path: MLP}")
+    (('*-vit_l16-*', 'pretrained=ViT-L_16.npz'), ('*', 'model={class_path: MLP}'))
+    """
+    key, equals, value = override.partition("=")
+    pattern, colon, name = key.rpartition(":")
+    return pattern if colon else "*", f"{name}{equals}{value}"
 
 
 def merged(cell: Sequence[str], user: Sequence[str]) -> list[str]:
@@ -165,6 +191,7 @@ def run_study(
     overrides: Sequence[str] = (),
     engine: Engine = in_turn,
     cells_folder: Path | str | None = None,
+    processes: int = 1,
     on_done: Callable[[Outcome, int, int], None] | None = None,
 ) -> tuple[Found, Findings]:
     """Run all cells that are not done yet, then write down what they show.
@@ -173,14 +200,24 @@ def run_study(
         study: what to run.
         scale: ``smoke``, ``cpu`` or ``paper``.
         folder: where everything is kept; the same folder again goes on where it was.
-        overrides: for every recipe, such as where the data are.
+        overrides: for every recipe, such as where the data are; ``PATTERN:key.sub=value`` is for rows of such a name.
         engine: who runs the cells.
         cells_folder: where the runs of the cells are, if studies of a family are to share them.
+        processes: that train a cell, on the machine that runs it.
         on_done: called after each cell with its outcome, how many are done, and of how many.
     """
+    if processes < 1:
+        raise InputError(f"processes: expected at least 1, got {processes}")
+    if started() > 1:
+        raise InputError("a study is started once, without torchrun; its `processes` train each cell")
     folder = Path(folder)
     cells = study.cells(scale)
-    work = Work(study, scale, folder, tuple(overrides), None if cells_folder is None else Path(cells_folder))
+    for override in overrides:
+        pattern, _ = split_pattern(override)
+        if not any(fnmatch.fnmatchcase(cell.row, pattern) for cell in cells):
+            raise InputError(f"{override}: expected rows of {study.name} before the colon, got {pattern!r}")
+    where = None if cells_folder is None else Path(cells_folder)
+    work = Work(study, scale, folder, tuple(overrides), where, processes)
     outcomes: dict[Cell, Outcome] = {}
     for outcome in engine(work, cells):
         outcomes[outcome.cell] = outcome
@@ -201,8 +238,7 @@ def run_study(
 
 def write_findings(study: Study, found: Found, findings: Findings, folder: Path, overrides: Sequence[str] = ()) -> None:
     """README.md, a CSV per table, a PNG per picture, raw.json."""
-    # Where somebody's data are is nobody else's business.
-    said = "".join(f" {o}" for o in overrides if o.partition("=")[0].rpartition(".")[2] not in ("path", "root"))
+    said = "".join(f" {o}" for o in overrides if not o.partition("=")[0].endswith(PRIVATE))
     lines = [f"# {study.title}", "", f"{study.shows}. Scale `{found.scale}`; mean ± standard error over seeds.", ""]
     lines += [f"    atoll study {study.name} --scale {found.scale}{said}", ""]
     for words in findings.words:

@@ -21,12 +21,12 @@ class OnRay:
 
     Args:
         address: of the cluster; None for the one that ``RAY_ADDRESS`` names, or a new one on this machine.
-        cpus: cores for a cell.
+        cpus: cores for a cell; one for each of its processes if None.
         gpus: GPUs for a cell.
     """
 
     address: str | None = None
-    cpus: float = 1
+    cpus: float | None = None
     gpus: float = 0
 
     def __call__(self, work: Work, cells: Sequence[Cell]) -> Iterator[Outcome]:
@@ -43,7 +43,8 @@ class OnRay:
                 ray.shutdown()
 
     def _spread(self, ray: Any, work: Work, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES)(_finish)
+        cpus = work.processes if self.cpus is None else self.cpus
+        task = ray.remote(num_cpus=cpus, num_gpus=self.gpus, max_retries=RETRIES)(_finish)
         waiting = list(cells)
         running: dict[Any, Cell] = {}
         done: set[str] = set()
