@@ -162,6 +162,19 @@ def test_tables_that_lack_numbers_and_have_bars_in_their_names() -> None:
     rows = list(csv.reader(table.csv().splitlines()))
     assert rows[1] == ["one seed", "1.25", "", "best"]
     assert [len(row) for row in rows] == [4] * 4
+    (axis,) = table.figure().axes
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["one seed", "a|b", "c"]
+    assert [len(line.get_xdata()) for line in axis.lines] == [1]  # one dot, and no bar of an error that is not known
+
+
+def test_a_picture_of_a_table(tmp_path: Path) -> None:
+    run_study(Toy(tmp_path / "log"), "smoke", tmp_path / "study")
+    assert "![table](table.png)" in (tmp_path / "study" / "README.md").read_text()
+    rows = {name: [Estimate(value, 0.3), "words"] for name, value in [("a", 5.0), ("b", 4.5), ("c", 3.0)]}
+    (axis,) = Table([Column("x", "high"), Column("not numbers")], rows).figure().axes
+    dots = [container.lines[0] for container in axis.containers]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in dots] == [(5.0, 0), (4.5, 1), (3.0, 2)]
+    assert len({(line.get_color(), line.get_markerfacecolor()) for line in dots}) == 3  # best, silver, neither
 
 
 def test_means_over_seeds() -> None:

@@ -5,7 +5,7 @@ In its folder::
     cells/NAME/          the run of a cell; studies of one family may share a folder of cells
     cells/NAME.json      what was measured of it; its presence means that the cell is done
     README.md            tables, pictures, verdicts
-    *.csv  *.png         each table and picture
+    *.csv  *.png         each table and picture; where there is no picture, one of the first table
     raw.json             everything that was measured, and what failed
 """
 
@@ -247,7 +247,8 @@ def write_findings(study: Study, found: Found, findings: Findings, folder: Path,
         name = "table" if number == 0 else f"table-{number + 1}"
         write_atomic(folder / f"{name}.csv", table.csv().encode())
         lines += [f"{title}:", "", table.markdown(), ""]
-    for name, figure in findings.figures.items():
+    figures = findings.figures or {"table": next(iter(findings.tables.values())).figure()}
+    for name, figure in figures.items():
         figure.savefig(folder / f"{name}.png", dpi=90)
         lines += [f"![{name}]({name}.png)", ""]
     if found.failed:

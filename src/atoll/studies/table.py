@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from atoll.curvature.estimate import Estimate
 
@@ -76,6 +80,28 @@ class Table:
                 line[column + 1] = f"{star}{line[column + 1]}{star}"
         lines.insert(1, ["---"] * len(lines[0]))
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+    def figure(self) -> Figure:
+        """Every column of numbers as dots with standard errors; the best is filled, those as good are blue, too."""
+        rows = list(self.rows)
+        columns = [c for c in range(len(self.columns)) if any(_is_number(values[c]) for values in self.rows.values())]
+        figure = Figure(figsize=(1.5 + 0.08 * max(map(len, rows)) + 1.5 * len(columns), 1 + 0.22 * len(rows)))
+        figure.set_layout_engine("constrained")
+        axes = figure.subplots(1, max(1, len(columns)), sharey=True, squeeze=False)[0]
+        for axis, column in zip(axes, columns, strict=False):
+            for height, row in enumerate(rows):
+                value, mark = self.rows[row][column], self.mark(row, column)
+                if _is_number(value):
+                    colour = "tab:blue" if mark or self.columns[column].better is None else "silver"
+                    face = colour if mark != "silver" else "white"
+                    axis.errorbar(value.value, height, xerr=_error(value), fmt="o", ms=4, color=colour, mfc=face)
+            axis.set_title("\n".join(textwrap.wrap(self.columns[column].name, 18)), fontsize=8)
+            axis.tick_params(labelsize=7)
+            axis.xaxis.set_major_locator(MaxNLocator(3))
+            axis.grid(axis="x", alpha=0.3)
+        axes[0].set_yticks(range(len(rows)), rows)
+        axes[0].set_ylim(len(rows) - 0.5, -0.5)
+        return figure
 
     def csv(self) -> str:
         """Every number in full, with its standard error and its mark in columns of their own."""
