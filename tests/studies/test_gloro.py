@@ -60,11 +60,11 @@ def test_ablation(vra: dict[str, float], expected: list[str]) -> None:
 def test_tables_of_the_ablation() -> None:
     tables = STUDIES["gloro-ablation"].conclude(of(ablation(emma=2, depth=1))).tables
     loss, block, full = tables.values()
-    assert list(loss.rows) == ["liresnet, l4", "convnet, l4"]
-    assert [value.value for value in loss.rows["convnet, l4"] if isinstance(value, Estimate)] == pytest.approx(
-        [50.033, 52.033], abs=1e-3
-    )
-    assert list(block.rows) == ["emma, l4", "emma, l2", "emma, l8"]
+    assert [column.name for column in loss.columns] == ["liresnet, l4", "convnet, l4"]
+    found = {row: values[1].value for row, values in loss.rows.items() if isinstance(values[1], Estimate)}
+    assert found == pytest.approx({"trades": 50.033, "emma": 52.033}, abs=1e-3)
+    assert [loss.mark(row, 1) for row in loss.rows] == [None, "best"]  # the better loss, not the better net
+    assert [column.name for column in block.columns] == ["emma, l4", "emma, l2", "emma, l8"]
     assert len(full.rows) == len(ABLATION) == 11
 
 

@@ -133,13 +133,14 @@ def pairs(grid: Sequence[str], which: str) -> list[tuple[str, str]]:
 
 
 def across(found: Found, which: str, values: Sequence[str]) -> Table:
-    """VRA with one part of the name as columns; (b) is about EMMA, (a) about nets that have both losses."""
-    rows: dict[str, list[Estimate | None]] = {}
+    """VRA with one part of the name as rows; (b) is about EMMA, (a) about nets that have both losses."""
+    columns: dict[str, list[Estimate | None]] = {}
     for row in found.rows:
         known = [found.mean(put(row, which, value), "VRA") for value in values]
         if sum(value is not None for value in known) > 1 and (which == "loss" or part(row, "loss") == "emma"):
-            rows[", ".join(word for word in put(row, which, "").split("-") if word)] = known
-    return Table([Column(value, "high") for value in values], rows)
+            columns[", ".join(word for word in put(row, which, "").split("-") if word)] = known
+    rows = {value: [known[i] for known in columns.values()] for i, value in enumerate(values)}
+    return Table([Column(name, "high") for name in columns], rows)
 
 
 def _without(pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
