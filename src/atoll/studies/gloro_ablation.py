@@ -87,7 +87,7 @@ class GloRoAblation(Study):
             "(b) VRA in % with EMMA by block": across(found, "block", ("convnet", "resnet", "liresnet")),
             "All of them": full,
         }
-        return Findings(tables, verdicts, words=[words])
+        return Findings(tables, verdicts, {"accuracy": full.figure()}, [words])
 
 
 PARTS = ("loss", "block", "depth")
