@@ -12,6 +12,7 @@ from atoll.plots import plot_certified
 from atoll.run import Run
 from atoll.studies.base import Cell, Findings, Found, Numbers, Scale, Study
 from atoll.studies.compare import exceeds, raises
+from atoll.studies.gloro_table import SHORT
 from atoll.studies.measure import certified
 from atoll.studies.table import Column, Table
 
@@ -45,7 +46,6 @@ _TURNED = "data.augment=[{class_path: RandomAffine, init_args: {degrees: 5.0, sc
 _NARROW = ("threat.eps=0.3", "loss.target=2", "loss.tau=0.4", "model.per_class=500", "model.stretch=0")
 _PART = ("data.limit=10000", "data.validation=0.02")
 _FEW = "model.per_class=300"  # as many as a class has training points would be one each
-_SHORT = (*_PART, "trainer.epochs=40", "trainer.evaluate_every=10", "trainer.test_steps=0")
 SETTINGS: Mapping[Scale, Setting] = {
     "smoke": Setting(
         (0.1, 0.5),
@@ -61,8 +61,8 @@ SETTINGS: Mapping[Scale, Setting] = {
     "cpu": Setting(
         (0.3, 1.58),
         {
-            "GloRo, 0.3": ("mnist-gloro", (*_SHORT, "threat.eps=0.3")),
-            "GloRo, 1.58": ("mnist-gloro", _SHORT),
+            "GloRo, 0.3": ("mnist-gloro", (*SHORT, "threat.eps=0.3")),
+            "GloRo, 1.58": ("mnist-gloro", SHORT),
             "Centroid, 0.3": ("mnist-centroid", (*_PART, _TURNED, *_NARROW, _FEW)),
             "Centroid, 1.58": ("mnist-centroid", (*_PART, _TURNED, _FEW)),
         },
