@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -221,3 +223,16 @@ def naive_certified(loss: Loss, out: Outputs, y: torch.Tensor) -> torch.Tensor:
             total = sum((f[i] + gain).exp() for i, gain in enumerate(gains[name]))
             values.append(-(f[label].exp() / total).log())
     return torch.stack(values)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """Of all threads of a process."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]

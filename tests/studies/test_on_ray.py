@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from atoll.studies import run_study
 from atoll.studies.on_ray import OnRay
 from atoll.training.checkpoint import Checkpoints
 from studies.toy import Toy, Trained
+from support import children, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,7 @@ class TestOnRay:
         lost: list[int] = []
 
         def kill() -> None:
-            end = time.monotonic() + 120
-            while time.monotonic() < end and len(Checkpoints(cells).steps()) < 2:
-                time.sleep(0.05)
+            wait_for(lambda: len(Checkpoints(cells).steps()) >= 2, seconds=120)
             (worker,) = (pid for pid in processes() if command(pid).startswith("ray::_finish"))
             lost.extend(child for child in children(worker) if "spawn_main" in command(child))
             os.kill(worker, signal.SIGKILL)
@@ -82,8 +80,3 @@ def command(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return ""
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.training.checkpoint import Checkpoints
-from support import run_command
+from support import children, run_command, wait_for
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 RECIPE = [
@@ -94,17 +93,6 @@ def test_a_lost_worker_ends_the_run_and_it_can_be_resumed(tmp_path):
         found = Checkpoints(tmp_path / name / "checkpoints")
         finals.append(load_file(found.path(found.steps()[-1]) / "model.safetensors"))
     assert all(torch.equal(finals[0][k], finals[1][k]) for k in finals[0])
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.02)
-
-
-def children(pid: int) -> list[int]:
-    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def environment_of(pid: int) -> dict[str, str]:
