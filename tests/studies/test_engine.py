@@ -116,6 +116,8 @@ def test_a_failure_is_told_and_stops_nobody(tmp_path: Path) -> None:
     assert len(found.numbers) == 4
     page = (folder / "README.md").read_text()
     assert "- c-0: needs a-0, which failed" in page
+    assert "| c | - | seed 0: needs a-0, which failed |" in page
+    assert "| a | 1.15 ± 0.05 | seed 0: a-0 <b>will not</b> \\| do |" in page
     assert "InputError" in (folder / "cells" / "a-0.error.txt").read_text()
     raw = json.loads((folder / "raw.json").read_text())
     assert [cell["row"] for cell in raw["failed"]] == ["c", "a", "b"]

@@ -15,7 +15,7 @@ import fnmatch
 import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from atoll.errors import AtollError, InputError
 from atoll.files import finite, write_atomic, write_json
 from atoll.run import Run, environment, train
 from atoll.studies.base import Cell, Findings, Found, Numbers, Scale, Study
+from atoll.studies.table import Column, Table
 
 # Where somebody's files are is nobody else's business.
 PRIVATE = (".path", ".root", ".extra", "pretrained")
@@ -232,8 +233,30 @@ def run_study(
     if not found.numbers:
         raise AtollError(f"study {study.name}: every cell failed; the first: {next(iter(found.failed.values()))}")
     findings = study.conclude(found)
+    findings = replace(findings, tables={title: told(table, found) for title, table in findings.tables.items()})
     write_findings(study, found, findings, folder, overrides)
     return found, findings
+
+
+def told(table: Table, found: Found) -> Table:
+    """A table with a column for why cells failed, if some of its rows have such.
+
+    >>> found = Found("smoke", {}, {Cell("a", 0): "no data", Cell("a", 2): "no data"})
+    >>> told(Table([Column("x")], {"a": [None], "b": [None]}), found).texts()
+    [['', 'x', 'failed'], ['a', '-', 'seeds 0, 2: no data'], ['b', '-', '-']]
+    """
+    seeds: dict[str, dict[str, list[str]]] = {}
+    for cell, reason in found.failed.items():
+        seeds.setdefault(cell.row, {}).setdefault(" ".join(reason.split()), []).append(str(cell.seed))
+    if not seeds.keys() & table.rows.keys():
+        return table
+    words = {
+        row: "; ".join(f"seed{'s' * (len(of) > 1)} {', '.join(of)}: {reason}" for reason, of in reasons.items())
+        for row, reasons in seeds.items()
+    }
+    return Table(
+        [*table.columns, Column("failed")], {row: [*values, words.get(row)] for row, values in table.rows.items()}
+    )
 
 
 def write_findings(study: Study, found: Found, findings: Findings, folder: Path, overrides: Sequence[str] = ()) -> None:
