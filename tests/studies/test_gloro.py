@@ -90,6 +90,12 @@ def test_against_the_best_earlier_ones(more: float, expected: str) -> None:
     assert findings.tables["Accuracy in %"].rows["ImageNet, L18W588, EMMA"][3] == Estimate(35.0)
 
 
+@pytest.mark.parametrize(("vra", "expected"), [(60.0, "held"), (30.0, "not testable")])
+def test_nets_with_less_data_can_only_win(vra: float, expected: str) -> None:
+    rows = dict.fromkeys(COMPARISONS["cpu"].nets, vra)
+    assert STUDIES["gloro-table"].conclude(of(rows, seeds=2)).verdicts[0].outcome == expected
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", ["gloro-table", "gloro-ablation", "lipschitz-tightness", "threat-switching"])
 def test_missing_cells(name: str, scale: str) -> None:
