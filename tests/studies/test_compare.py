@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from atoll.studies import Cell, Found
-from atoll.studies.compare import Difference, above, in_all, raises
+from atoll.studies.compare import Difference, above, alike, in_all, raises
 
 values = st.lists(st.floats(-100, 100).map(lambda v: round(v, 3)), min_size=3, max_size=6).filter(
     lambda v: max(v) - min(v) > 0.01
@@ -70,3 +70,14 @@ def test_words_have_the_sign_of_the_difference() -> None:
 @pytest.mark.parametrize(("good", "outcome"), [(4, "held"), (3, "held in part"), (2, "did not hold")])
 def test_in_all(good: int, outcome: str) -> None:
     assert in_all("claim", good, 4, "words").outcome == outcome
+
+
+@pytest.mark.parametrize("rows", ["abc", "cab"])
+@pytest.mark.parametrize(
+    ("seeds", "apart", "expected"), [(3, 1.0, "did not hold"), (3, 0.4, "held"), (1, 0.4, "not testable")]
+)
+def test_differences_to_either_side(rows: str, seeds: int, apart: float, expected: str) -> None:
+    numbers = {Cell(row, seed): {"x": seed + apart * (row == "c")} for row in "abc" for seed in range(seeds)}
+    verdict = alike("All the same", Found("cpu", numbers), rows, "x", 0.5)
+    assert verdict.outcome == expected
+    assert verdict.words.count("against") == (3 if seeds > 1 else 0)

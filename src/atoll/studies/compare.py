@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,20 @@ def raises(
     """Whether a number is higher (``sign`` -1: lower) by ``limit`` in the first row of each pair than in the second."""
     apart = {f"{first} against {second}": found.paired(first, second, name) for first, second in pairs}
     return above(claim, apart, limit, sign=sign)
+
+
+def alike(claim: str, found: Found, rows: Sequence[str], name: str, within: float) -> Verdict:
+    """Whether no two of some rows differ by more than ``within``, to either side; each pair is told once.
+
+    >>> from atoll.studies.base import Cell
+    >>> found = Found("cpu", {Cell(row, seed): {"x": seed + (row == "c")} for row in "abc" for seed in range(3)})
+    >>> alike("No difference", found, "ab", "x", 0.5).outcome, alike("No difference", found, "abc", "x", 0.5).outcome
+    ('held', 'did not hold')
+    """
+    pairs = list(itertools.combinations(rows, 2))
+    sides = [raises(claim, found, pairs, name, -within), raises(claim, found, pairs, name, within, sign=-1)]
+    worst = ("not testable", "did not hold", "held in part", "held")
+    return min(sides, key=lambda side: worst.index(side.outcome))
 
 
 def in_all(claim: str, good: int, of: int, words: str) -> Verdict:
