@@ -74,6 +74,11 @@ def test_the_table_names_only_what_exists():
     assert named <= known, named - known
 
 
+def test_what_held_is_said_of_every_study():
+    text = (ROOT / "docs" / "results" / "claims.md").read_text()
+    assert set(re.findall(r"\[([a-z-]+)\]\(", text)) >= STUDIES.keys()
+
+
 def test_everything_in_all_can_be_imported():
     assert all(getattr(atoll, name) is not None for name in atoll.__all__)
     with pytest.raises(AttributeError):
