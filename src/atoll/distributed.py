@@ -72,7 +72,8 @@ def launch(processes: int, call: Callable[[], object]) -> None:
 
     # In the main thread, the launcher takes these signals for itself and does not give them back.
     ours = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if ours}
+    taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in taken if ours}
     with tempfile.TemporaryDirectory() as logs:
         config = LaunchConfig(
             *(1, 1, processes),
@@ -83,7 +84,6 @@ def launch(processes: int, call: Callable[[], object]) -> None:
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(logs),
-            signals_to_handle="SIGINT,SIGTERM",
         )
         try:
             elastic_launch(config, _launched)(call)
