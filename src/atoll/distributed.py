@@ -60,7 +60,8 @@ def process_group() -> Iterator[None]:
 def launch(processes: int, call: Callable[[], object]) -> None:
     """Call a function in processes of this machine, started by torchrun's launcher, and wait for them.
 
-    If one fails, the others are ended and its error is told; if this process dies, even by SIGKILL, so do they.
+    If one fails, the others are ended and its error is told; if this process dies, on Linux even by SIGKILL, so
+    do they.
 
     Args:
         processes: how many.

@@ -13,7 +13,7 @@ import pytest
 from atoll.curvature.estimate import Estimate
 from atoll.errors import AtollError, InputError
 from atoll.recipe import read_recipe
-from atoll.studies import Cell, Column, Found, Table, run_study
+from atoll.studies import Cell, Column, Findings, Found, Table, run_study
 from atoll.studies.engine import Work, merged, ordered
 from studies.toy import Toy, Trained
 
@@ -177,6 +177,15 @@ def test_a_picture_of_a_table(tmp_path: Path) -> None:
     dots = [container.lines[0] for container in axis.containers]
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in dots] == [(5.0, 0), (4.5, 1), (3.0, 2)]
     assert len({(line.get_color(), line.get_markerfacecolor()) for line in dots}) == 3  # best, silver, neither
+
+
+@pytest.mark.parametrize("tables", [{}, {"empty": Table([Column("x")], {})}])
+def test_a_study_may_have_little_to_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: dict[str, Table]
+) -> None:
+    monkeypatch.setattr(Toy, "conclude", lambda self, found: Findings(tables, []))
+    run_study(Toy(tmp_path / "log"), "smoke", tmp_path / "study")
+    assert (tmp_path / "study" / "table.png").exists() == bool(tables)
 
 
 def test_means_over_seeds() -> None:

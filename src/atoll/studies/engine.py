@@ -270,7 +270,8 @@ def write_findings(study: Study, found: Found, findings: Findings, folder: Path,
         name = "table" if number == 0 else f"table-{number + 1}"
         write_atomic(folder / f"{name}.csv", table.csv().encode())
         lines += [f"{title}:", "", table.markdown(), ""]
-    figures = findings.figures or {"table": next(iter(findings.tables.values())).figure()}
+    first = next(iter(findings.tables.values()), None)
+    figures = findings.figures or ({} if first is None else {"table": first.figure()})
     for name, figure in figures.items():
         figure.savefig(folder / f"{name}.png", dpi=90)
         lines += [f"![{name}]({name}.png)", ""]

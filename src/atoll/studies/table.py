@@ -85,7 +85,9 @@ class Table:
         """Every column of numbers as dots with standard errors; the best is filled, those as good are blue, too."""
         rows = list(self.rows)
         columns = [c for c in range(len(self.columns)) if any(_is_number(values[c]) for values in self.rows.values())]
-        figure = Figure(figsize=(1.5 + 0.08 * max(map(len, rows)) + 1.5 * len(columns), 1 + 0.22 * len(rows)))
+        figure = Figure(
+            figsize=(1.5 + 0.08 * max(map(len, rows), default=0) + 1.5 * len(columns), 1 + 0.22 * len(rows))
+        )
         figure.set_layout_engine("constrained")
         axes = figure.subplots(1, max(1, len(columns)), sharey=True, squeeze=False)[0]
         for axis, column in zip(axes, columns, strict=False):
@@ -100,7 +102,7 @@ class Table:
             axis.xaxis.set_major_locator(MaxNLocator(3))
             axis.grid(axis="x", alpha=0.3)
         axes[0].set_yticks(range(len(rows)), rows)
-        axes[0].set_ylim(len(rows) - 0.5, -0.5)
+        axes[0].set_ylim(max(1, len(rows)) - 0.5, -0.5)
         return figure
 
     def csv(self) -> str:
