@@ -87,17 +87,18 @@ def _verdict(found: Found) -> Verdict:
     claim = "Top-layer regularization lowers the whole net's trace nearly as well as full"
     if any(not found.of(row) for row in COLOURS) or found.scale == "smoke":
         return Verdict(claim, "not testable", "there is not enough to compare")
-    traces = {row: [numbers[" sum"][-1] for numbers in found.of(row)] for row in COLOURS}
-    standard, top, full = (statistics.median(traces[row]) for row in COLOURS)
-    lower = sum(a > b for a, b in zip(traces["standard"], traces["top"], strict=False))
+    last = Found(found.scale, {cell: {"trace": numbers[" sum"][-1]} for cell, numbers in found.numbers.items()})
+    standard, top, full = (statistics.median(last.values(row, "trace")) for row in COLOURS)
+    apart = last.paired("standard", "top", "trace")
+    lower = sum(each > 0 for each in apart)
     words = (
-        f"at the end top is below standard in {lower} of {len(traces['top'])} seeds, by"
+        f"at the end top is below standard in {lower} of {len(apart)} seeds, by"
         f" {100 * (1 - top / standard):.0f} % in the median against {100 * (1 - full / standard):.0f} % for full"
         f' ("nearly" is taken as {NEARLY:.0%} of the reduction)'
     )
-    if standard - top >= NEARLY * (standard - full):
+    if top < standard and standard - top >= NEARLY * (standard - full):
         return Verdict(claim, "held", words)
-    return Verdict(claim, "held in part" if lower == len(traces["top"]) else "did not hold", words)
+    return Verdict(claim, "held in part" if 0 < lower == len(apart) else "did not hold", words)
 
 
 def _figure(found: Found, epochs: tuple[int, ...]) -> Figure:
