@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-bench
-CODE := src tests benchmarks docs
+CODE := src papers tests benchmarks docs
 # As many test processes as cores; each test uses one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
@@ -18,10 +18,11 @@ setup: $(STAMP)  ## build .venv from the pinned constraints
 
 # timm comes without its dependencies: they include torchvision, which has no CPU build and would bring in CUDA.
 # The tests help the bare torchvision along (tests/models/timm_support.py).
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,docs]'
+	$(BIN)/python -m pip install --quiet --no-deps --editable papers
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps timm torchvision
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt huggingface_hub
 	@touch $@
@@ -53,10 +54,11 @@ test: setup browser lint  ## lint, types, all tests but the slow ones
 test-slow: setup  ## trainings and kill loops that take minutes
 	$(PYTEST) -m slow
 
-lint: setup  ## ruff and mypy
+lint: setup  ## ruff, mypy, and the layers of the package
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check --quiet $(CODE)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: setup  ## let ruff put the code in order
 	$(BIN)/ruff check --fix $(CODE)

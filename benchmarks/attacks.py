@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from atoll.attacks import APGD, FAB, Attack, Square
 from atoll.attacks.evaluate import evaluate
-from atoll.cost import peak_memory, ratio
 from atoll.data import MemorySplit
 from atoll.models import SmallConvNet
 from atoll.threat import ThreatModel
+from atoll_papers.cost import peak_memory, ratio
 from benchmarks.measure import Row
 
 BATCH = 500

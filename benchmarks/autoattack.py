@@ -57,7 +57,7 @@ def fast_rows() -> Iterator[Row]:
         split = SubSplit(run.data.test, torch.arange(min(count, len(run.data.test))))
         fast, standard = compare(model, split, run.threat)
         gap = 100 * (fast.robust.value - standard.robust.value)
-        alarms = [finding.kind for finding in fast.findings if finding.kind in ("gradient masking", "zero gradients")]
+        alarms = [finding.kind for finding in fast.warnings if finding.kind in ("gradient masking", "zero gradients")]
         note = f"{100 * fast.robust.value:.2f} % against {100 * standard.robust.value:.2f} %, {len(split)} points"
         note += f"; alarm: {', '.join(alarms)}" if alarms else ""
         yield Row(f"fast, points above standard, {name}", gap, None if alarms else 0.1, note=note)

@@ -22,13 +22,13 @@ from atoll.certify.gloro import GloRo
 from atoll.certify.layers import LinearMap, linear_map
 from atoll.certify.lipschitz import Leaf, body_of, unfold
 from atoll.certify.smoothing import Smoothed
-from atoll.cost import ratio, seconds
 from atoll.data import Npz, batches, shuffled
+from atoll.losses import GloRoTRADES
 from atoll.models import Classifier, ConvNet4C3F, LiResNet
 from atoll.threat import ThreatModel
-from atoll.training.losses import GloRoTRADES
 from atoll.training.methods import EpsRamp
 from atoll.training.trainer import Settings, Trainer
+from atoll_papers.cost import ratio, seconds
 from benchmarks.measure import Row
 
 POINTS = 4096  # of MNIST

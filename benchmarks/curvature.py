@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from atoll.attacks import PGD
-from atoll.cost import Noise, peak_memory, seconds
-from atoll.curvature import Problem, traces, wci
-from atoll.curvature.gauss_newton import sketch
-from atoll.curvature.problem import derivative
+from atoll.curvature import EmpiricalRisk, traces, wci
+from atoll.curvature.ggn import sketch
+from atoll.curvature.risk import derivative
 from atoll.data import Digits, batches
+from atoll.losses import AT
 from atoll.models import PreActResNet
 from atoll.threat import ThreatModel
-from atoll.training.losses import AT
 from atoll.training.trainer import Settings, Trainer
+from atoll_papers.cost import Noise, peak_memory, seconds
 from benchmarks.measure import Row
 from benchmarks.peers import run_peer
 
@@ -37,7 +37,7 @@ THREAT = ThreatModel("linf", "8/255")
 
 
 @functools.cache
-def problem() -> Problem:
+def problem() -> EmpiricalRisk:
     """A net that has learnt something, so that its spectrum is that of a trained one, and adversarial inputs."""
     x, y = Digits().tensors("train", 40 * BATCH)
     x = F.interpolate(x, size=(32, 32), mode="bilinear").expand(-1, 3, -1, -1).contiguous()
@@ -48,7 +48,7 @@ def problem() -> Problem:
         optimizer.zero_grad()
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()
-    return Problem.attacked(model.eval(), AT(), x[:POINTS], y[:POINTS], PGD(THREAT, steps=10))
+    return EmpiricalRisk.attacked(model.eval(), AT(), x[:POINTS], y[:POINTS], PGD(THREAT, steps=10))
 
 
 def loop_over_layers() -> float:
@@ -115,7 +115,7 @@ def index_step() -> Callable[[], object]:
     x, y = data.tensors("train", BATCH)
 
     def measure() -> None:
-        made = Problem.attacked(model, AT(), x, y, PGD(THREAT, steps=10))
+        made = EmpiricalRisk.attacked(model, AT(), x, y, PGD(THREAT, steps=10))
         wci(made, group=8, max_probes=2)
 
     return measure

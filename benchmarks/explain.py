@@ -11,13 +11,13 @@ import foolbox
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.evaluate import counted
-from atoll.attacks.progress import Tally
-from atoll.cost import ratio
+from atoll.attacks.progress import AttackCounts
 from atoll.data.base import sample
 from atoll.explain import BoundaryIntegratedGradients, boundary_search
-from atoll.explain.ladder import LEARNING_RATE, RUNGS, STEPS
+from atoll.explain.pgd_cw_search import LEARNING_RATE, RUNGS, STEPS
+from atoll.modules import count_passes
 from atoll.threat import number
+from atoll_papers.cost import ratio
 from benchmarks.measure import Row
 from benchmarks.robust_models import robust_model
 
@@ -37,8 +37,8 @@ class Searched:
 
 
 def ours(model: nn.Module, x: Tensor, pool: Tensor) -> Searched:
-    tally, began = Tally(), time.monotonic()
-    with counted(model, tally):
+    tally, began = AttackCounts(), time.monotonic()
+    with count_passes(model, tally):
         found = boundary_search(model, x, pool=pool)
     return Searched(found.distance, tally.forward + tally.backward, time.monotonic() - began)
 
@@ -48,8 +48,8 @@ def theirs(model: nn.Module, x: Tensor) -> Searched:
 
     Where the thesis is silent (CW's nine constants, its first one, the random starts) Foolbox's defaults stand.
     """
-    tally, began = Tally(), time.monotonic()
-    with counted(model, tally), torch.enable_grad():
+    tally, began = AttackCounts(), time.monotonic()
+    with count_passes(model, tally), torch.enable_grad():
         wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
         y = wrapped(x).argmax(1)
         best = torch.full((len(x),), math.inf)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 import torch
 
 from atoll.attacks import PGD
-from atoll.cost import Noise, added, peak_memory, seconds
 from atoll.data import batches
+from atoll.losses import AT, TRADES
 from atoll.models import PreActResNet, ViT
 from atoll.threat import ThreatModel
-from atoll.training.losses import AT, TRADES
 from atoll.training.methods import AWP, AWPT, RAT, S2O, SAM, SWA, Method, TrH
 from atoll.training.trainer import Settings, Trainer
+from atoll_papers.cost import Noise, added, peak_memory, seconds
 from benchmarks.measure import Row
 
 BATCH = 32

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from atoll.run import Run, open_run
+from atoll.runs.run import Run, open_run
 
 FOLDER = Path("runs/bench")
 TRAININGS = {

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
-from atoll.cost import Noise, peak_memory, ratio
 from atoll.data import Batch, batches, shuffled
+from atoll.losses import AT
 from atoll.models import Classifier, ConvNet4C3F, ConvNet6C2F, PreActResNet, SmallConvNet
 from atoll.threat import ThreatModel
-from atoll.training.losses import AT
 from atoll.training.trainer import Settings, Trainer
+from atoll_papers.cost import Noise, peak_memory, ratio
 from benchmarks.measure import Row
 
 # model, input shape, batch size, repeats

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from atoll.attacks import APGD, FAB, PGD, Square
-from atoll.attacks.objectives import margin
 from atoll.data import MemorySplit
+from atoll.losses.objectives import margin
 from atoll.threat import ThreatModel
 
 THREAT = ThreatModel("linf", 0.03)
@@ -17,7 +17,7 @@ def quick():
         "PGD": PGD(THREAT, steps=2),
         "APGD-CE": APGD(THREAT, steps=4),
         "APGD-T": APGD(THREAT, steps=6, targets=9),
-        "FAB-T": FAB(THREAT, steps=4),
+        "FAB-T": FAB(THREAT, steps=4, targets=9),
         "Square": Square(THREAT, queries=40),
     }
 

@@ -14,9 +14,7 @@ import torch
 from atoll.attacks import PGD
 from atoll.data import Data, MemorySplit, Splits, batches
 from atoll.data.base import in_order
-from atoll.models import CentroidNet, SmallConvNet
-from atoll.threat import ThreatModel
-from atoll.training.losses import (
+from atoll.losses import (
     ALP,
     AT,
     EMMA,
@@ -31,6 +29,8 @@ from atoll.training.losses import (
     Outputs,
     Standard,
 )
+from atoll.models import CentroidNet, SmallConvNet
+from atoll.threat import ThreatModel
 from atoll.training.methods import (
     AWP,
     AWPT,
@@ -43,7 +43,6 @@ from atoll.training.methods import (
     EpsRamp,
     GaussianNoise,
     Lookahead,
-    MeasureThreats,
     MeasureWCI,
     Mixup,
     TrH,
@@ -79,7 +78,6 @@ METHODS = {
     "rat": RAT,
     "rat-exact": lambda: RAT(terms="exact"),
     "measure-wci": lambda: MeasureWCI(points=12, gap=True),
-    "measure-threats": lambda: MeasureThreats(points=20),
     "wci-schedule": lambda: WCISchedule(threshold=0.5, start=0.3, points=12),
 }
 

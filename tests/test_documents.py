@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.attacks.suites import chosen
+from atoll.attacks.suites import parse_attacks
 from atoll.cli import main, parse
 from atoll.plots import plot_curves
-from atoll.run import open_run
+from atoll.runs.run import open_run
 from atoll.studies import STUDIES
 from atoll.threat import ThreatModel
 
@@ -59,16 +59,16 @@ def test_commands_are_valid(words):
     if options.verb == "train" and not options.resume:
         assert main([*words, "--dry-run"]) == 0
     if options.verb == "study":
-        assert options.name in {None, *STUDIES}
+        assert options.name in {None, *STUDIES.members()}
     if options.verb in ("attack", "certify"):
         norm = getattr(options, "norm", "l2") or "linf"  # `certify` is about l2, and takes several radii
-        assert all(chosen(options.attacks, ThreatModel(norm, eps)) for eps in (options.eps or "0.1").split(","))
+        assert all(parse_attacks(options.attacks, ThreatModel(norm, eps)) for eps in (options.eps or "0.1").split(","))
 
 
 def test_the_table_names_only_what_exists():
-    from atoll.registry import KINDS, members
+    from atoll.registry import REGISTRIES, registry
 
-    known = {name for kind in KINDS for name in members(kind)} | set(dir(atoll)) | {"Timm"}
+    known = {name for kind in REGISTRIES for name in registry(kind).members()} | set(dir(atoll)) | {"Timm"}
     table = README.split("## What is implemented")[1].split("\n## ")[0]
     named = {n for row in table.splitlines() if row.startswith("|") for n in re.findall(r"`([A-Z]\w+)`", row)}
     assert named <= known, named - known
@@ -76,7 +76,7 @@ def test_the_table_names_only_what_exists():
 
 def test_what_held_is_said_of_every_study():
     text = (ROOT / "docs" / "results" / "claims.md").read_text()
-    assert set(re.findall(r"\[([a-z-]+)\]\(", text)) >= STUDIES.keys()
+    assert set(re.findall(r"\[([a-z-]+)\]\(", text)) >= STUDIES.members().keys()
 
 
 def test_everything_in_all_can_be_imported():

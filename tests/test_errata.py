@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 from atoll.certify import GloRo, LipschitzEstimate, NearestCentroid
-from atoll.certify.gloro import Constants
-from atoll.curvature import Problem, wci
+from atoll.certify.gloro import PairwiseLipschitz
+from atoll.curvature import EmpiricalRisk, wci
 from atoll.curvature.pac_bayes import linear_form, square_root
 from atoll.explain import IntegratedGradients, Saliency, attribution_lipschitz
-from atoll.models import MLP, CentroidNet, LiResNet
-from atoll.training.losses import (
+from atoll.losses import (
     EMMA,
     KL,
     MART,
@@ -30,6 +29,7 @@ from atoll.training.losses import (
     Standard,
     WeightedKL,
 )
+from atoll.models import MLP, CentroidNet, LiResNet
 from atoll.training.methods.rat import head_row_sums
 
 K = 5
@@ -269,7 +269,7 @@ def test_wci_equation_5_has_no_value_where_a_trace_is_negative():
     terms = [first.norm() ** 2 * upper.sum(), last.norm() ** 2 * lower.reshape(2, 2).trace()]
     assert terms[0] < 0 < terms[1]
     assert sum(term.sqrt() for term in terms).isnan()
-    found = wci(Problem(model, Standard(), torch.ones(1, 1).double(), torch.tensor([1])), "exact")
+    found = wci(EmpiricalRisk(model, Standard(), torch.ones(1, 1).double(), torch.tensor([1])), "exact")
     assert found.index.value == pytest.approx(float(terms[1].sqrt()))
     assert found.negative == 1
 
@@ -306,7 +306,7 @@ def test_power_iteration_is_no_bound():
     proven = GloRo.proven(model)
     normal = model.body[1].weight.detach().T @ w
     truth = float((model(x)[0, 0] - model(x)[0, 1]).abs().detach() / normal.norm())
-    claim = float(GloRo(model, Constants.estimated(published))(x).radius)
+    claim = float(GloRo(model, PairwiseLipschitz.estimated(published))(x).radius)
     assert float(proven(x).radius) <= truth < claim
     assert float(published[0, 1]) < 0.9 * float(proven.constants.lipschitz[0, 1])
 

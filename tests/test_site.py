@@ -61,7 +61,7 @@ def test_the_site_works(address, browser):  # one test, so that the site is buil
     assert not re.search(r"\\[(\[]|:math:|\.\. math", page.inner_text("article"))
     page.goto(f"{address}index.html")
     page.click("article a:has(code:text-is('TRADES')) >> nth=0")  # names lead to the reference
-    page.wait_for_url("**/api/training.html#atoll.training.losses.TRADES")
+    page.wait_for_url("**/api/training.html#atoll.losses.TRADES")
 
     page.goto(f"{address}results/index.html")
     results = sorted(path.stem for path in (ROOT / "docs/results").glob("*.md"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize
 
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, number
 
 NORMS = ["linf", "l2", "l1"]
@@ -44,7 +44,7 @@ def test_projection_and_start_stay_inside(case):
     threat = ThreatModel(norm, eps, bounds)
     x, far = points(size, seed)
     inside(threat, threat.project(far, x), x)
-    inside(threat, threat.random_start(x, Streams(seed, index=torch.arange(3))), x)
+    inside(threat, threat.random_start(x, PointRNG(seed, index=torch.arange(3))), x)
     # A point that is inside already stays where it is.
     near = threat.project(far, x)
     torch.testing.assert_close(threat.project(near, x), near, atol=1e-5, rtol=1e-5)
@@ -148,7 +148,7 @@ def test_random_start_fills_the_ball_uniformly(norm):
     """In d dimensions the share of points within half the radius is 2^-d."""
     threat = ThreatModel(norm, 0.1, None)
     x = torch.zeros(40_000, 3)
-    start = threat.random_start(x, Streams(0, index=torch.arange(len(x))))
+    start = threat.random_start(x, PointRNG(0, index=torch.arange(len(x))))
     share = (threat.distance(start, x) <= 0.05).float().mean()
     assert float(share) == pytest.approx(1 / 8, abs=4 * (1 / 8 * 7 / 8 / len(x)) ** 0.5)
     assert start.mean(0).abs().max() < 0.002

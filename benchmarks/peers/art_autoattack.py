@@ -18,9 +18,9 @@ from art.attacks.evasion import AutoAttack
 from art.estimators.classification import PyTorchClassifier
 from safetensors.torch import load_file
 
-from atoll.attacks.evaluate import counted
-from atoll.attacks.progress import Tally
-from atoll.run import open_run
+from atoll.attacks.progress import AttackCounts
+from atoll.modules import count_passes
+from atoll.runs.run import open_run
 
 
 def main(folder: Path, points: Path) -> None:
@@ -30,8 +30,8 @@ def main(folder: Path, points: Path) -> None:
     norm = {"linf": np.inf, "l2": 2, "l1": 1}[run.threat.norm]
     classifier = PyTorchClassifier(model, torch.nn.CrossEntropyLoss(), x.shape[1:], 10, clip_values=(0.0, 1.0))
     attack = AutoAttack(classifier, norm=norm, eps=run.threat.radius, eps_step=2 * run.threat.radius, batch_size=250)
-    tally = Tally()
-    with counted(model, tally):
+    tally = AttackCounts()
+    with count_passes(model, tally):
         start = time.perf_counter()
         x_adv = torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
         seconds = time.perf_counter() - start

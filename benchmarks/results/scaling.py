@@ -20,14 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from atoll.attacks import PGD
-from atoll.cost import Noise, peak_memory
 from atoll.data import batches
+from atoll.losses import AT, TRADES, Loss, Standard
 from atoll.models import Classifier, PreActResNet, ViT
-from atoll.recipe import build_recipe
+from atoll.runs.recipe import build_recipe
 from atoll.threat import ThreatModel
-from atoll.training.losses import AT, TRADES, Loss, Standard
 from atoll.training.methods import AWP, AWPT, RAT, S2O, SAM, SWA, Method, TrH
 from atoll.training.trainer import Settings, Trainer
+from atoll_papers.cost import Noise, peak_memory
 
 BATCH = 16
 SMALL: dict[str, Callable[[], Classifier]] = {

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from atoll.certify import GloRo, certifier_for
     from atoll.errors import AtollError
     from atoll.plots import plot_adversarial, plot_curves
-    from atoll.recipe import build_recipe, recipes
-    from atoll.run import Run, build_trainer, open_run, train
+    from atoll.runs.recipe import build_recipe, recipes
+    from atoll.runs.run import Run, open_run
+    from atoll.runs.train import build_trainer, train
     from atoll.threat import ThreatModel
     from atoll.training.trainer import Settings, Trainer
 
@@ -32,12 +33,12 @@ _HOMES = {
     "AtollError": "atoll.errors",
     "plot_adversarial": "atoll.plots",
     "plot_curves": "atoll.plots",
-    "build_recipe": "atoll.recipe",
-    "recipes": "atoll.recipe",
-    "Run": "atoll.run",
-    "build_trainer": "atoll.run",
-    "open_run": "atoll.run",
-    "train": "atoll.run",
+    "build_recipe": "atoll.runs.recipe",
+    "recipes": "atoll.runs.recipe",
+    "Run": "atoll.runs.run",
+    "build_trainer": "atoll.runs.train",
+    "open_run": "atoll.runs.run",
+    "train": "atoll.runs.train",
     "ThreatModel": "atoll.threat",
     "Settings": "atoll.training.trainer",
     "Trainer": "atoll.training.trainer",

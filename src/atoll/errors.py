@@ -17,6 +17,10 @@ class DataError(AtollError):
     """A data file is missing, broken, truncated or not the one expected."""
 
 
+class CaptureError(AtollError):
+    """A model cannot be captured as a graph: it draws random numbers, branches on data or changes itself."""
+
+
 class CheckpointError(AtollError):
     """A checkpoint cannot be written, read, or does not belong to this model."""
 
@@ -27,3 +31,7 @@ class UnsoundError(AtollError):
 
 class TrainingError(AtollError):
     """Training cannot go on (NaN, lost worker, full disk); the last good checkpoint is intact."""
+
+
+class ResultError(AtollError):
+    """A stored result is damaged, or not one that this version can read."""

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
-from atoll.attacks.base import evaluation_mode
 from atoll.data.boxes import check_boxes, known
 from atoll.errors import InputError
+from atoll.modules import evaluation_mode
 
-if TYPE_CHECKING:
-    from atoll.run import Run
+
+class HasMetrics(Protocol):
+    """A run, as far as learning curves are concerned."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]: ...
 
 
 def plot_adversarial(
@@ -55,7 +63,7 @@ def plot_adversarial(
     return figure
 
 
-def plot_curves(runs: Run | Mapping[str, Run]) -> Figure:
+def plot_curves(runs: HasMetrics | Mapping[str, HasMetrics]) -> Figure:
     """Accuracy over epochs on training and selection data, clean and robust, of one run or several."""
     named = runs if isinstance(runs, Mapping) else {runs.folder.name: runs}
     figure = Figure(figsize=(9, 3.5), layout="constrained")

@@ -1,100 +1,289 @@
-"""Which classes a recipe can name: everything a package exports, by its short name."""
+"""One table of names per kind of component: the same names in recipes, on the command line and in Python.
+
+A name is one of these:
+
+- a registered name or alias, such as ``TRADES`` or ``PGD-20``, from Atoll or from an installed package (entry points);
+- a dotted path, such as ``my.package.MyLoss``;
+- a class in a file, such as ``my_loss.py:MyLoss``.
+"""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
+import importlib.util
 import inspect
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
 
 from atoll.errors import InputError
 
+T = TypeVar("T", bound=type)
+
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of component: where its classes are exported and what they all derive from."""
+class Member:
+    """A class and the arguments that a name stands for.
+
+    Args:
+        name: as listed.
+        cls: the class.
+        arguments: preset arguments; whoever builds an instance may override them.
+        summary: one line for ``atoll ls``.
+    """
 
     name: str
-    package: str
-    base: str
+    cls: type
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    summary: str = ""
+
+    @property
+    def path(self) -> str:
+        """The name under which the class can be imported again."""
+        return class_path(self.cls)
+
+
+@dataclass
+class Registry:
+    """The members of one kind.
+
+    Args:
+        kind: singular, as in error messages: ``attack``.
+        title: plural, as in ``atoll ls``.
+        base: dotted path of the class that all members derive from.
+        package: every module in it is imported to fill the table, so a new member is one new file.
+        trusted: dotted paths that start with one of these may be imported without trust.
+        modules: further modules to import.
+        exported: list every class of the kind that the package exports, for packages that are not ours.
+
+    Other distributions add members through the entry point group ``atoll.TITLE``.
+
+    >>> from atoll.losses import LOSSES
+    >>> LOSSES.resolve("TRADES").cls.__name__, LOSSES.resolve("trades").cls.__name__
+    ('TRADES', 'TRADES')
+    """
+
+    kind: str
     title: str
+    base: str
+    package: str
+    trusted: tuple[str, ...] = ("atoll.",)
+    modules: tuple[str, ...] = ()
+    exported: bool = False
+    _members: dict[str, Member] = field(default_factory=dict, repr=False)
+    _patterns: dict[str, Callable[[int], Member]] = field(default_factory=dict, repr=False)
+
+    def register(self, *aliases: str) -> Callable[[T], T]:
+        """Class decorator: list the class under its own name, and under aliases."""
+
+        def add(cls: T) -> T:
+            for name in (cls.__name__, *aliases):
+                self.add(name, cls)
+            return cls
+
+        return add
+
+    def add(self, name: str, cls: type, **arguments: Any) -> None:
+        """List a class with preset arguments under a name of its own."""
+        known = self._members.get(name)
+        if known is not None and class_path(known.cls) != class_path(cls):
+            raise InputError(f"{self.kind}: the name {name} is taken by {known.path}")
+        self._members[name] = Member(name, cls, arguments, summary(cls))
+
+    def add_numbered(self, prefix: str, cls: type, argument: str, example: int, **arguments: Any) -> None:
+        """Names with a number, such as ``PGD-20``; the number is passed as ``argument``."""
+        self._patterns[prefix] = lambda n: Member(f"{prefix}-{n}", cls, {argument: n, **arguments}, summary(cls))
+        self.add(f"{prefix}-{example}", cls, **{argument: example}, **arguments)
+
+    @cached_property
+    def base_class(self) -> type:
+        """The class that all members derive from."""
+        module, _, name = self.base.rpartition(".")
+        base: type = getattr(importlib.import_module(module), name)
+        return base
+
+    @cached_property
+    def _loaded(self) -> dict[str, Member]:
+        for module_name in self.modules:
+            importlib.import_module(module_name)
+        package = importlib.import_module(self.package)
+        if self.exported:
+            classes = (cls for cls in vars(package).values() if inspect.isclass(cls))
+            for cls in (cls for cls in classes if issubclass(cls, self.base_class) and cls is not self.base_class):
+                self.add(cls.__name__, cls)
+            return self._members
+        for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
+            if module.name != "__main__":
+                importlib.import_module(f"{self.package}.{module.name}")
+        for entry in entry_points(group=f"atoll.{self.title}"):
+            if entry.name not in self._members:
+                self.add(entry.name, entry.load())
+        return self._members
+
+    def members(self) -> dict[str, Member]:
+        """All members by name, in alphabetical order."""
+        return dict(sorted(self._loaded.items(), key=lambda item: item[0].lower()))
+
+    def resolve(self, name: object, *, trust: bool = True) -> Member:
+        """The member that a name stands for.
+
+        Dotted paths and files run code when they are imported.  Without ``trust``, only registered classes and those of
+        Atoll are accepted; this is how runs from elsewhere are opened.
+        """
+        if not isinstance(name, str):
+            raise InputError(f"expected the name of {_article(self.kind)}, got {name!r}")
+        members = self._loaded
+        if member := members.get(name) or {known.lower(): m for known, m in members.items()}.get(name.lower()):
+            return member
+        prefix, _, number = name.rpartition("-")
+        patterns = {known.lower(): make for known, make in self._patterns.items()}
+        if prefix.lower() in patterns and re.fullmatch(r"[1-9]\d{0,5}", number):
+            return patterns[prefix.lower()](int(number))
+        if member := next((member for member in members.values() if member.path == name), None):
+            return Member(name, member.cls, {}, member.summary)
+        if name.startswith("atoll.") and (member := members.get(name.rpartition(".")[2])):
+            return Member(name, member.cls, {}, member.summary)  # the class has moved since this name was stored
+        if ".py:" not in name and "." not in name:
+            raise InputError(f"expected {_article(self.kind)}, got {name!r}{suggest(name, members)}")
+        return Member(name, self._import(name, trust))
+
+    def _import(self, name: str, trust: bool) -> type:
+        if not trust and not name.startswith(self.trusted):
+            raise InputError(f"{name} runs code from outside Atoll; pass --trust if you trust its author")
+        try:
+            if ".py:" in name:
+                path, _, attribute = name.rpartition(":")
+                cls = getattr(load_file(Path(path)), attribute)
+            else:
+                module, _, attribute = name.rpartition(".")
+                cls = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, OSError, SyntaxError) as error:
+            raise InputError(f"cannot import {name!r}: {error}") from None
+        if not (inspect.isclass(cls) and issubclass(cls, self.base_class)):
+            raise InputError(f"expected a subclass of {self.base}, got {name}")
+        return cls
 
 
-KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind("data", "atoll.data", "atoll.data.base.Data", "data sets"),
-        Kind("augment", "atoll.data", "atoll.data.augment.Augmentation", "augmentations"),
-        Kind("model", "atoll.models", "atoll.models.base.Classifier", "models"),
-        Kind("attack", "atoll.attacks", "atoll.attacks.base.Attack", "attacks"),
-        Kind("loss", "atoll.training.losses", "atoll.training.losses.base.Loss", "losses"),
-        Kind("method", "atoll.training.methods", "atoll.training.methods.base.Method", "methods"),
-        Kind("optimizer", "torch.optim", "torch.optim.Optimizer", "optimizers"),
-        Kind("schedule", "atoll.training.schedules", "atoll.training.schedules.Schedule", "schedules"),
-    )
+OPTIMIZERS = Registry(
+    "optimizer", "optimizers", "torch.optim.Optimizer", "torch.optim", trusted=("torch.optim.",), exported=True
+)
+
+# Where the table of each kind is; loaded when it is needed, so that nothing imports what it does not use.
+REGISTRIES = {
+    "data": "atoll.data.base.DATA",
+    "augmentation": "atoll.data.augment.AUGMENTATIONS",
+    "model": "atoll.models.base.MODELS",
+    "loss": "atoll.losses.base.LOSSES",
+    "attack": "atoll.attacks.base.ATTACKS",
+    "method": "atoll.training.methods.base.METHODS",
+    "schedule": "atoll.training.schedules.SCHEDULES",
+    "optimizer": "atoll.registry.OPTIMIZERS",
+    "attribution": "atoll.explain.gradients.ATTRIBUTIONS",
+    "measurement": "atoll.measure.MEASUREMENTS",
+    "study": "atoll.studies.base.STUDIES",
 }
 
 
-def base(kind: str) -> type:
-    """The class all members of a kind derive from."""
-    module, _, name = KINDS[kind].base.rpartition(".")
-    found: type = getattr(importlib.import_module(module), name)
-    return found
+def registry(kind: str) -> Registry:
+    """The registry of a kind.
 
-
-@cache
-def members(kind: str) -> dict[str, type]:
-    """The classes of a kind by short name.
-
-    >>> sorted(members("loss"))  # doctest: +ELLIPSIS
-    ['ALP', 'AT', 'CentroidMargin', 'EMMA', 'FixedMarginCE', ..., 'Standard', 'TRADES']
+    >>> registry("attack").title
+    'attacks'
     """
-    parent, package = base(kind), importlib.import_module(KINDS[kind].package)
-    return {
-        name: value
-        for name, value in vars(package).items()
-        if inspect.isclass(value) and issubclass(value, parent) and value is not parent and not name.startswith("_")
-    }
+    module, _, name = REGISTRIES[kind].rpartition(".")
+    table: Registry = getattr(importlib.import_module(module), name)
+    return table
 
 
-def kind_of(hint: Any) -> str | None:
-    """The kind a type hint stands for, if it is the base class of one."""
+def registry_of(hint: Any) -> Registry | None:
+    """The registry whose members a type hint stands for: it is their base class."""
     if not inspect.isclass(hint):
         return None
-    path = f"{hint.__module__}.{hint.__qualname__}"
-    return next((name for name, kind in KINDS.items() if base(name) is hint or kind.base == path), None)
+    if hint.__module__.startswith("torch.optim"):
+        return OPTIMIZERS if hint is OPTIMIZERS.base_class else None
+    table = getattr(hint, "registry", None)
+    return table if isinstance(table, Registry) and table.base_class is hint else None
 
 
-def resolve(class_path: object, kind: str, *, trust: bool = True) -> type:
-    """The class for a short name (``TRADES``) or a dotted path (``my.package.MyLoss``).
-
-    A dotted path imports a module, which runs it; without ``trust`` only Atoll's own and PyTorch's optimizers are
-    allowed, which is how checkpoints from elsewhere are opened.
-    """
-    known = members(kind)
-    if not isinstance(class_path, str):
-        raise InputError(f"expected the name of a class of {KINDS[kind].title}, got {class_path!r}")
-    if class_path in known:
-        return known[class_path]
-    module, _, name = class_path.rpartition(".")
-    if not module:
-        close = difflib.get_close_matches(class_path, known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise InputError(f"expected one of {', '.join(sorted(known))}, got {class_path!r}{hint}")
-    if not trust and not class_path.startswith(("atoll.", "torch.optim.")):
-        raise InputError(f"{class_path} is not a class of Atoll; it is only imported if you trust its author")
+def load_file(path: Path) -> Any:
+    """Import a Python file as a module of its own, once."""
+    path = path.expanduser().resolve()
+    name = f"atoll_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InputError(f"there is no Python file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"cannot import {class_path!r}: {error}") from None
-    if not (inspect.isclass(found) and issubclass(found, base(kind))):
-        raise InputError(f"expected a subclass of {KINDS[kind].base}, got {class_path}")
-    return found
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def class_path(cls: type) -> str:
+    """The name under which ``resolve`` gives a class again.
+
+    >>> class_path(Registry)
+    'atoll.registry.Registry'
+    """
+    if cls.__module__.startswith("atoll_file_"):
+        return f"{inspect.getfile(cls)}:{cls.__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the closest known ones, or all of them.
+
+    >>> suggest("TRDAES", ["AT", "TRADES"]), suggest("x", ["AT", "TRADES"])
+    ('; did you mean TRADES?', '; expected one of AT, TRADES')
+    """
+    names = sorted(known)
+    lower = {each.lower(): each for each in names}
+    close = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3)]
+    return f"; did you mean {' or '.join(close)}?" if close else f"; expected one of {', '.join(names)}"
 
 
 def summary(cls: type) -> str:
     """First line of a class's own documentation."""
     text = cls.__dict__.get("__doc__") or ""
     return inspect.cleandoc(text).splitlines()[0] if text.strip() else ""
+
+
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def constructor_call(instance: object, **attributes: str) -> str:
+    """The call that makes an object again, without the arguments that have their default value.
+
+    Every argument is expected as an attribute of the same name, or of the name given in ``attributes``.  Arguments that
+    a constructor passes on (``**options``) are looked up in its base class.
+
+    >>> class Point:
+    ...     def __init__(self, x, *, y=0):
+    ...         self.x, self.y = x, y
+    >>> constructor_call(Point(3)), constructor_call(Point(3, y=4))
+    ('Point(x=3)', 'Point(x=3, y=4)')
+    """
+    given: dict[str, object] = {}
+    for kind in type(instance).__mro__:
+        parameters = inspect.signature(kind).parameters
+        for name, parameter in parameters.items():
+            value = getattr(instance, attributes.get(name, name), None)
+            if parameter.kind is not parameter.VAR_KEYWORD and value != parameter.default:
+                given.setdefault(name, str(value) if isinstance(value, Path) else value)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break
+    return f"{type(instance).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"

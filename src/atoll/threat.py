@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.rng import PointRNG
 
 Norm = Literal["linf", "l2", "l1"]
 Bounds = tuple[float, float]
@@ -157,7 +157,7 @@ class ThreatModel:
         moved = (flat + v.sign() * move).to(x.dtype)
         return self.clamp(x.flatten(1).scatter(1, place, moved)).view_as(x)
 
-    def random_start(self, x: Tensor, streams: Streams) -> Tensor:
+    def random_start(self, x: Tensor, streams: PointRNG) -> Tensor:
         """A uniform draw from the ball around each point, moved into the bounds."""
         shape = x.shape[1:]
         if self.norm == "linf":

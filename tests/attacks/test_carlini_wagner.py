@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from atoll.attacks.carlini_wagner import CarliniWagner
-from atoll.attacks.objectives import margin
-from atoll.attacks.rows import Drive, Points
+from atoll.attacks.iterative import Drive, Points
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.losses.objectives import margin
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel
 from attack_cases import one_after_the_other, plane
 
@@ -116,7 +116,7 @@ def together(attack, model, x, y, size):
     points = Points(x, y, torch.arange(len(y)), model(x).detach())
 
     found, closest = x.clone(), torch.full_like(x[:, 0], math.nan)
-    for rows in Drive(attack, model, one_after_the_other(points), lambda index: Streams(0, index=index), 4, size):
+    for rows in Drive(attack, model, one_after_the_other(points), lambda index: PointRNG(0, index=index), 4, size):
         found[rows.index], closest[rows.index] = rows.adv, rows.state["closest"]
     return found, closest
 

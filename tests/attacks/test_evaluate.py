@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from atoll.attacks import APGD, FAB, PGD, Square
-from atoll.attacks.evaluate import STANDING, WRONG, automatic_batch_size, evaluate
-from atoll.attacks.rows import RowAttack
+from atoll.attacks.evaluate import MISCLASSIFIED, ROBUST, automatic_batch_size, evaluate
+from atoll.attacks.iterative import IterativeAttack
 from atoll.data import MemorySplit
 from atoll.errors import CheckpointError, InputError
 from atoll.models import SmallConvNet
@@ -35,7 +35,7 @@ def test_cascade_is_the_pointwise_worst_case_and_its_inputs_prove_it():
     x, y, adv = split.images, split.labels, found.adversarial
     right = model(x).argmax(1) == y
     assert found.clean.correct == int(right.sum()) == 36
-    assert torch.equal(found.broken_by == WRONG, ~right)
+    assert torch.equal(found.broken_by == MISCLASSIFIED, ~right)
     broken = found.broken_by >= 0
     assert 0 < int(broken.sum()) < 36
     assert (model(adv)[broken].argmax(1) != y[broken]).all()
@@ -43,7 +43,7 @@ def test_cascade_is_the_pointwise_worst_case_and_its_inputs_prove_it():
     assert (adv - x).abs().max() <= 0.03 * (1 + 1e-5)
     assert adv.min() >= 0
     assert adv.max() <= 1
-    assert found.robust.correct == int((found.broken_by == STANDING).sum()) == found.attacks[-1].accuracy.correct
+    assert found.robust.correct == int((found.broken_by == ROBUST).sum()) == found.attacks[-1].accuracy.correct
     # Each attack takes what the ones before it left.
     left = [found.clean.correct, *(a.accuracy.correct for a in found.attacks)]
     assert [a.attacked for a in found.attacks] == left[:-1]
@@ -167,7 +167,7 @@ def test_automatic_batch_size_follows_what_the_model_keeps():
     assert not any(p.grad is not None for p in small.parameters())
 
 
-class Liar(RowAttack):
+class Liar(IterativeAttack):
     """Claims every point, with inputs far outside the ball or not adversarial at all."""
 
     def __init__(self, threat, shift):
@@ -192,13 +192,13 @@ def test_claims_that_do_not_hold_are_not_counted_and_reported(shift):
     found = evaluate(model, split, {"liar": Liar(THREAT, shift)}, keep=True)
     assert found.robust.correct == found.clean.correct
     assert torch.equal(found.adversarial, split.images)
-    assert [finding.kind for finding in found.findings] == ["unconfirmed"]
+    assert [finding.kind for finding in found.warnings] == ["unconfirmed"]
 
 
 def test_nothing_falls_at_eps_zero():
     model, split = images()
     zero = ThreatModel("linf", 0.0)
-    attacks = {"APGD": APGD(zero, steps=3), "FAB": FAB(zero, steps=3), "Square": Square(zero, queries=9)}
+    attacks = {"APGD": APGD(zero, steps=3), "FAB": FAB(zero, steps=3, targets=9), "Square": Square(zero, queries=9)}
     found = evaluate(model, split, attacks, cascade=True)
     assert found.robust == found.clean
 

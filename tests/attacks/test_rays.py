@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.attacks.iterative import Drive, Points
 from atoll.attacks.rays import RayS, boundary_distance, next_block
-from atoll.attacks.rows import Drive, Points
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel
 from attack_cases import one_after_the_other, plane
 
@@ -145,7 +145,7 @@ def together(attack, model, x, y, size):
     points = Points(x, y, torch.arange(len(y)), model(x).detach())
 
     found, closest, clock = x.clone(), torch.full((len(x),), math.nan).double(), torch.zeros(len(x)).long()
-    for rows in Drive(attack, model, one_after_the_other(points), lambda index: Streams(0, index=index), 4, size):
+    for rows in Drive(attack, model, one_after_the_other(points), lambda index: PointRNG(0, index=index), 4, size):
         found[rows.index], closest[rows.index], clock[rows.index] = rows.adv, rows.state["closest"], rows.clock
     return found, closest, clock
 

@@ -9,7 +9,7 @@ from atoll.attacks.carlini_wagner import CarliniWagner
 from atoll.attacks.rays import RayS
 from atoll.attacks.transfer import Transfer
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel
 
 LINF = ThreatModel("linf", 0.1)
@@ -20,7 +20,7 @@ ATTACKS = {
     "pgd": lambda: PGD(LINF, steps=3),
     "pgd-margin": lambda: PGD(LINF, "margin", steps=3, restarts=2),
     "apgd": lambda: APGD(LINF, steps=5),
-    "fab": lambda: FAB(LINF, steps=3),
+    "fab": lambda: FAB(LINF, steps=3, targets=9),
     "square": lambda: Square(LINF, queries=10),
     "rays": lambda: RayS(LINF, queries=10),
     "carlini-wagner": lambda: CarliniWagner(ThreatModel("l2", 0.3), steps=5, binary_search_steps=2),
@@ -54,7 +54,7 @@ def test_gives_what_the_attack_gives_on_the_surrogate(name):
     assert torch.equal(transfer(Untouchable(), x, y, seed=7, index=index), direct)
     assert transfer.threat == ATTACKS[name]().threat
     # For callers who bring the streams, too; they expect a model in evaluation mode, and so does the surrogate.
-    streams = [Streams(7, "any", index=index) for _ in range(2)]
+    streams = [PointRNG(7, "any", index=index) for _ in range(2)]
     found = transfer.search(Untouchable(), x, y, streams[0])
     assert surrogate.training
     torch.testing.assert_close(found, ATTACKS[name]().search(surrogate.eval(), x, y, streams[1]), rtol=0, atol=0)

@@ -16,7 +16,8 @@ from atoll.certify.evaluate import attack_certified, certify
 from atoll.certify.polyhedra import distance_bounds
 from atoll.errors import InputError, UnsoundError
 from atoll.models import MLP, CentroidNet, EtaLayer
-from atoll.run import open_run, train
+from atoll.runs.run import open_run
+from atoll.runs.train import train
 
 BOX = (0.0, 1.0)
 

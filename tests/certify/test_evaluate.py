@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from atoll.attacks import APGD
 from atoll.certify import GloRo
 from atoll.certify.evaluate import CHECKS, Certification, attack_certified, certify, empirical, relative_cost
-from atoll.certify.gloro import Constants
+from atoll.certify.gloro import PairwiseLipschitz
 from atoll.data import MemorySplit
 from atoll.errors import InputError, UnsoundError
 from atoll.models import SmallConvNet
-from atoll.run import open_run, train
+from atoll.runs.run import open_run
+from atoll.runs.train import train
 from atoll.threat import ThreatModel
 
 BOUNDS = (0.0, 1.0)
@@ -52,7 +53,7 @@ def test_no_certified_point_falls(digits):
 def test_a_bound_that_is_too_small_is_found_out(digits, share, tmp_path):
     """Half the norm doubles the radii, and some of those points do have a neighbour of another class."""
     model, certifier, split, _ = digits
-    wrong = GloRo(certifier.model, Constants.estimated(share * certifier.constants.lipschitz))
+    wrong = GloRo(certifier.model, PairwiseLipschitz.estimated(share * certifier.constants.lipschitz))
     claims = certify(wrong, split)
     with pytest.raises(UnsoundError, match=r"a certificate is false: point \d+ was certified to .* please report"):
         attack_certified(
@@ -67,7 +68,7 @@ def test_a_bound_that_is_too_small_is_found_out(digits, share, tmp_path):
 @pytest.mark.parametrize("name", CHECKS)
 def test_every_attack_of_the_check_can_find_it_out(digits, name):
     model, certifier, split, _ = digits
-    wrong = GloRo(certifier.model, Constants.estimated(0.1 * certifier.constants.lipschitz))
+    wrong = GloRo(certifier.model, PairwiseLipschitz.estimated(0.1 * certifier.constants.lipschitz))
     with pytest.raises(UnsoundError, match=name):
         attack_certified(
             model, wrong, split, certify(wrong, split), bounds=BOUNDS, points=20, attacks={name: CHECKS[name]}

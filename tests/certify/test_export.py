@@ -10,7 +10,7 @@ from torch import nn
 
 from atoll.certify import GloRo
 from atoll.certify.export import Affine, Exported, Graph, compare, export, run, to_onnx
-from atoll.certify.gloro import Constants
+from atoll.certify.gloro import PairwiseLipschitz
 from atoll.cli import main
 from atoll.errors import InputError, UnsoundError
 from atoll.models import MLP, LiResNet, SmallConvNet
@@ -74,7 +74,7 @@ def test_a_file_that_says_something_else_is_not_written(tmp_path):
     model = MLP((3,), 2, hidden=()).double()
     right, x = GloRo.proven(model), torch.rand(5, 3)
     k = right.constants
-    wrong = GloRo(model, Constants(k.lipschitz * (1 + 1e-8), k.relative, k.absolute))
+    wrong = GloRo(model, PairwiseLipschitz(k.lipschitz * (1 + 1e-8), k.relative, k.absolute))
     content = to_onnx(Graph(wrong, 0.0), (3,))
     assert compare(content, wrong, x, 0.0)[0] == 0
     with pytest.raises(UnsoundError, match="does not do what the model does"):

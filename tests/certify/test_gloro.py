@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from atoll.certify import GloRo
-from atoll.certify.gloro import Constants, abstain_logit, radius
+from atoll.certify.gloro import PairwiseLipschitz, radius
 from atoll.errors import InputError
+from atoll.losses.certified import abstain_logit
 from atoll.models import MLP, LiResNet, PreActResNet, ViT
 
 
@@ -78,17 +79,17 @@ def test_definition_17(f, eps, seed):
     f = torch.tensor([f], dtype=torch.float64)
     w = torch.randn(f.shape[1], 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     k = torch.cdist(w, w)
-    found = float(radius(f, torch.ones(1), Constants.estimated(k)))
+    found = float(radius(f, torch.ones(1), PairwiseLipschitz.estimated(k)))
     gap = float(f.max() - abstain_logit(f, eps * k))
     if abs(gap) > 1e-9:
         assert (gap > 0) == (found > eps)
 
 
 def test_ties_and_constant_differences():
-    k = Constants.estimated(torch.tensor([[0.0, 0.0], [0.0, 0.0]]))
+    k = PairwiseLipschitz.estimated(torch.tensor([[0.0, 0.0], [0.0, 0.0]]))
     assert radius(torch.tensor([[1.0, 1.0]]), torch.ones(1), k).tolist() == [0]
     assert radius(torch.tensor([[1.0, 0.5]]), torch.ones(1), k).tolist() == [math.inf]
-    answer = GloRo(nn.Linear(2, 2), Constants.estimated(torch.ones(2, 2)))(torch.zeros(1, 2)).answer(1e9)
+    answer = GloRo(nn.Linear(2, 2), PairwiseLipschitz.estimated(torch.ones(2, 2)))(torch.zeros(1, 2)).answer(1e9)
     assert answer.tolist() == [-1]
 
 

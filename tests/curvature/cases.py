@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from atoll.curvature import Problem
+from atoll.curvature import EmpiricalRisk
 from atoll.models import MLP, SmallConvNet, ViT
 from support import LOSSES, naive_loss
 
@@ -24,7 +24,7 @@ RELU = ("mlp", "conv-bn")
 CASES = [(model, loss) for model in MODELS for loss in LOSSES if model in RELU or loss in ("at", "trades")]
 
 
-def problem(model: str = "mlp", loss: str = "at", points: int = 8, **options) -> Problem:
+def problem(model: str = "mlp", loss: str = "at", points: int = 8, **options) -> EmpiricalRisk:
     build, shape = MODELS[model]
     with torch.random.fork_rng():
         torch.manual_seed(4)
@@ -35,10 +35,12 @@ def problem(model: str = "mlp", loss: str = "at", points: int = 8, **options) ->
             p.data += 0.2 * torch.randn_like(p)
         net(x)  # batch norm gets statistics that are not 0 and 1
     net.eval()
-    return Problem(net, LOSSES[loss](), x, torch.arange(points) % 3, None if loss == "standard" else x_adv, **options)
+    return EmpiricalRisk(
+        net, LOSSES[loss](), x, torch.arange(points) % 3, None if loss == "standard" else x_adv, **options
+    )
 
 
-def mean_loss(p: Problem):
+def mean_loss(p: EmpiricalRisk):
     """The mean loss as a function of one long vector of weights: by other means than the code under test."""
     x_adv = p.x if p.x_adv is None else p.x_adv
 
@@ -50,11 +52,11 @@ def mean_loss(p: Problem):
     return value
 
 
-def weights(p: Problem) -> torch.Tensor:
+def weights(p: EmpiricalRisk) -> torch.Tensor:
     return torch.cat([w.detach().flatten() for w in p.parameters])
 
 
-def dense(p: Problem) -> torch.Tensor:
+def dense(p: EmpiricalRisk) -> torch.Tensor:
     """The true Hessian."""
     return torch.autograd.functional.hessian(mean_loss(p), weights(p))
 
@@ -65,7 +67,7 @@ def truth(model: str, loss: str) -> torch.Tensor:
     return dense(problem(model, loss))
 
 
-def block_traces(p: Problem, hessian: torch.Tensor) -> torch.Tensor:
+def block_traces(p: EmpiricalRisk, hessian: torch.Tensor) -> torch.Tensor:
     return torch.stack([part.sum() for part in hessian.diagonal().split([w.numel() for w in p.parameters])])
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.curvature import Problem, all_eigenvalues, density, moments, top_eigenvalues
+from atoll.curvature import density, top_eigenvalues
 from atoll.curvature.spectrum import Density
 from atoll.errors import AtollError, InputError
-from curvature.cases import CASES, Twice, dense, problem, truth
+from curvature.cases import CASES, problem, truth
 
 SOME = [case for case in CASES if case[1] in ("at", "trades")]
 
@@ -17,40 +17,6 @@ def test_largest_eigenvalues(model, loss):
     exact = torch.linalg.eigvalsh(truth(model, loss)).flip(0).numpy()
     found = top_eigenvalues(problem(model, loss), 3, tolerance=1e-10)
     np.testing.assert_allclose(found, exact[:3], rtol=1e-7)
-
-
-def test_all_eigenvalues_of_the_net_and_of_each_layer():
-    p, matrix = problem("conv-bn", "trades"), truth("conv-bn", "trades")
-    found = all_eigenvalues(p)
-    np.testing.assert_allclose(found[""], torch.linalg.eigvalsh(matrix).numpy(), atol=1e-8)
-    start = 0
-    for name, w in zip(p.names, p.parameters, strict=True):
-        block = matrix[start : start + w.numel(), start : start + w.numel()]
-        np.testing.assert_allclose(found[name], torch.linalg.eigvalsh(block).numpy(), atol=1e-8)
-        start += w.numel()
-
-
-@pytest.mark.parametrize(("model", "loss"), CASES)
-def test_sum_and_spread_are_those_of_all_eigenvalues(model, loss):
-    p, matrix = problem(model, loss), truth(model, loss).numpy()
-    found, start = moments(p), 0
-    blocks = {"": matrix}
-    for name, w in zip(p.names, p.parameters, strict=True):
-        blocks[name] = matrix[start : start + w.numel(), start : start + w.numel()]
-        start += w.numel()
-    assert found.keys() == blocks.keys()
-    for name, block in blocks.items():
-        exact = np.linalg.eigvalsh(block)
-        assert found[name].count == len(exact)
-        assert (found[name].sum, found[name].std) == pytest.approx((exact.sum(), exact.std()), rel=1e-7, abs=1e-9), name
-
-
-def test_spread_of_a_net_whose_layers_are_not_linear():
-    """A layer that is used twice: its own block is not Gauss-Newton, and no row may be left out."""
-    given = problem("mlp")
-    p = Problem(Twice().double().eval(), given.loss, given.x, given.y, given.x_adv)
-    exact = np.linalg.eigvalsh(dense(p).numpy())
-    assert (moments(p)[""].sum, moments(p)[""].std) == pytest.approx((exact.sum(), exact.std()))
 
 
 @pytest.mark.parametrize("model", ["mlp", "vit"])

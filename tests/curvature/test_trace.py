@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
-from atoll.curvature import Problem, top_layer, traces
-from atoll.curvature.gauss_newton import diagonal, logit_hessian
+from atoll.curvature import EmpiricalRisk, traces
+from atoll.curvature.ggn import diagonal, logit_hessian
 from atoll.curvature.linearity import nonlinearity
-from atoll.curvature.problem import flatten
+from atoll.curvature.risk import flatten
 from atoll.errors import InputError
-from atoll.training.losses import AT, Outputs, Standard
+from atoll.losses import Outputs, Standard
 from atoll.training.methods.trh import full_trace
 from curvature.cases import CASES, MODELS, RELU, Twice, block_traces, dense, problem, truth
 from models.cases import MODELS as ALL_MODELS
@@ -116,7 +115,7 @@ def test_a_layer_used_twice_is_not_linear_but_measured_right():
         torch.manual_seed(1)
         net = Twice().double().eval()
         x = torch.rand(6, 2, dtype=torch.float64)
-    p = Problem(net, Standard(), x, torch.arange(6) % 3)
+    p = EmpiricalRisk(net, Standard(), x, torch.arange(6) % 3)
     found = traces(p, relative_error=0.02)
     assert found.reason == "Addmm is not piecewise linear"
     exact = block_traces(p, dense(p))
@@ -141,14 +140,6 @@ def test_logit_hessian_is_dense_autograd(loss):
 
         at = torch.cat([t[n] for t in (out.logits, out.adv_logits) if t is not None])
         torch.testing.assert_close(found[n], torch.autograd.functional.hessian(value, at), rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize(("model", "loss"), CASES)
-def test_top_layer_is_the_head_of_the_dense_hessian(model, loss):
-    p = problem(model, loss, micro_batch=3)
-    exact = dict(zip(p.names, layers(model, loss).tolist(), strict=True))
-    assert top_layer(p) == pytest.approx(exact["head.weight"], rel=1e-9)
-    assert top_layer(p, bias=True) == pytest.approx(exact["head.weight"] + exact["head.bias"], rel=1e-9)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -176,5 +167,3 @@ def test_nonsense_is_refused():
     for estimator in ("gauss_newton", "hutchinson"):
         with pytest.raises(InputError, match="not finite"):
             traces(p, estimator)
-    with pytest.raises(InputError, match="linear head"):
-        top_layer(Problem(nn.Linear(2, 3).double().eval(), AT(), p.x, p.y, p.x_adv))

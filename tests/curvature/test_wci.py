@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.curvature import Estimate, Problem, Traces, wci
+from atoll.curvature import EmpiricalRisk, Estimate, Traces, wci
 from atoll.curvature.wci import wci_from
 from atoll.errors import InputError
-from atoll.training.losses import Standard
+from atoll.losses import Standard
 from curvature.cases import CASES, block_traces, problem, truth
 
 
@@ -74,4 +74,4 @@ def test_linearisation_and_clipping():
 def test_a_net_without_matrices_has_no_index():
     net = nn.BatchNorm1d(2).eval()
     with pytest.raises(InputError, match="weight matrix"):
-        wci(Problem(net, Standard(), torch.rand(4, 2), torch.arange(4) % 2))
+        wci(EmpiricalRisk(net, Standard(), torch.rand(4, 2), torch.arange(4) % 2))

@@ -8,20 +8,18 @@ from safetensors.torch import save_file
 
 from atoll.attacks import PGD
 from atoll.curvature import (
-    Problem,
+    EmpiricalRisk,
     density,
     hessian,
-    moments,
     pac_bayes,
     robust_gap,
     top_eigenvalues,
-    top_layer,
     traces,
     wci,
     weight_landscape,
 )
-from atoll.curvature.gauss_newton import diagonal
-from atoll.curvature.problem import flatten
+from atoll.curvature.ggn import diagonal
+from atoll.curvature.risk import flatten
 from atoll.distributed import is_main, process_group
 from atoll.threat import ThreatModel
 from curvature.cases import problem
@@ -30,13 +28,12 @@ from curvature.cases import problem
 def measure() -> dict[str, torch.Tensor]:
     given = problem("conv-bn", "trades", points=7)
     attack = PGD(ThreatModel("linf", 0.1), "kl", steps=2)
-    p = Problem.attacked(given.model, given.loss, given.x, given.y, attack, micro_batch=2)
+    p = EmpiricalRisk.attacked(given.model, given.loss, given.x, given.y, attack, micro_batch=2)
     sketch = traces(p, group=2, max_probes=5)
     smooth = traces(problem("vit", points=7), group=2, max_probes=5)
     bounds = pac_bayes(p, sketch.total.value, pairs=2)[0]
     gap = robust_gap(p.model, (p.x, p.y), (p.x[:3], p.y[:3]), attack, batch_size=2)
-    numbers = [wci(p, "exact").index.value, top_layer(p), bounds.catoni, bounds.noisy.value, gap.loss.value]
-    numbers += [moments(p)[""].sum, moments(p)[""].std]
+    numbers = [wci(p, "exact").index.value, bounds.catoni, bounds.noisy.value, gap.loss.value]
     return {
         "adversarial": p.x_adv,
         "values": p.values(),

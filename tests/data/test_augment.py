@@ -16,7 +16,7 @@ from atoll.data import Augmentation, Brightness, Cutout, Elastic, HorizontalFlip
 from atoll.data import randaugment as ops
 from atoll.data.affine import affine
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.rng import PointRNG
 
 AUGMENTATIONS = [
     RandomCrop(padding=4),
@@ -38,8 +38,8 @@ def images(count: int, channels: int = 3, height: int = 16, width: int = 12, see
     return torch.randint(0, 256, (count, channels, height, width), generator=draw).float() / 255
 
 
-def streams(count: int, *names: object) -> Streams:
-    return Streams("test", *names, index=torch.arange(count))
+def streams(count: int, *names: object) -> PointRNG:
+    return PointRNG("test", *names, index=torch.arange(count))
 
 
 @pytest.mark.parametrize("augmentation", AUGMENTATIONS, ids=repr)
@@ -52,7 +52,7 @@ class TestAll:
         x = images(24, channels)
         whole = augmentation(x, streams(24))
         index = torch.tensor(rows)
-        part = augmentation(x[index], Streams("test", index=index))
+        part = augmentation(x[index], PointRNG("test", index=index))
         assert torch.equal(part, whole[index])
 
     def test_keeps_shape_range_type_and_its_input(self, augmentation: Augmentation) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from atoll.config import build_part
 from atoll.data import (
     ClutteredCanvas,
     Data,
@@ -28,7 +29,7 @@ from atoll.data.base import in_memory
 from atoll.data.boxes import mask
 from atoll.data.canvas import _cut, _extent, _paste
 from atoll.errors import AtollError, RecipeError
-from atoll.recipe import build_part, build_recipe
+from atoll.runs.recipe import build_recipe
 from data.fakes import fake_folder
 
 

@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.attacks.evaluate import counted
-from atoll.attacks.progress import Tally
+from atoll.attacks.progress import AttackCounts
 from atoll.errors import InputError
 from atoll.explain import (
-    ATTRIBUTIONS,
+    STANDARD,
     BoundaryIntegratedGradients,
     BoundarySaliency,
     IntegratedGradients,
@@ -17,6 +16,7 @@ from atoll.explain import (
     attribution,
     boundary_search,
 )
+from atoll.modules import count_passes
 from attack_cases import plane
 from explain_cases import linear, net, smooth
 
@@ -47,7 +47,7 @@ def test_linear_models_give_their_weights():
     w = model[1].weight.detach()[y].view_as(x)
     boundary = boundary_search(model, x)
     expected = {"SM": w, "IxG": x * w, "IG": x * w, "SG": w, "BSM": w, "BIG": (x - boundary.across) * w}
-    assert list(expected) == list(ATTRIBUTIONS)
+    assert list(expected) == list(STANDARD)
     for name, truth in expected.items():
         found = build(name, model).attribute(x, boundary=boundary)
         torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-12, msg=name)
@@ -118,7 +118,7 @@ def test_smoothgrad_is_the_mean_gradient_under_noise():
     assert torch.corrcoef(torch.stack([noise.flatten(), other.flatten()]))[0, 1].abs() < 0.25
 
 
-@pytest.mark.parametrize("name", ATTRIBUTIONS)
+@pytest.mark.parametrize("name", STANDARD)
 def test_no_batch_size_changes_anything(name):
     model, x = net(9)
     boundary = boundary_search(model, x, **BOUNDARY)
@@ -132,7 +132,7 @@ def test_no_batch_size_changes_anything(name):
     assert torch.equal(method.attribute(x, boundary=boundary), method.attribute(x, boundary=boundary))
 
 
-@pytest.mark.parametrize("name", ATTRIBUTIONS)
+@pytest.mark.parametrize("name", STANDARD)
 def test_memory_is_bounded_by_the_internal_batch_size(name):
     model, x = net(6)
     boundary, sizes = boundary_search(model, x, **BOUNDARY), []
@@ -141,7 +141,7 @@ def test_memory_is_bounded_by_the_internal_batch_size(name):
     assert max(sizes) == 4
 
 
-@pytest.mark.parametrize("name", ATTRIBUTIONS)
+@pytest.mark.parametrize("name", STANDARD)
 def test_modes_buffers_gradients_and_the_global_generator_are_left_alone(name):
     model, x = net(3)[0].float(), net(3)[1].float()
     model.train()
@@ -163,18 +163,18 @@ def test_modes_buffers_gradients_and_the_global_generator_are_left_alone(name):
 
 def test_big_costs_its_twenty_gradients_and_the_search():
     model, x = net(6)
-    boundary, tally = boundary_search(model, x), Tally()
-    with counted(model, tally):
+    boundary, tally = boundary_search(model, x), AttackCounts()
+    with count_passes(model, tally):
         BoundaryIntegratedGradients(model).attribute(x, 0, boundary=boundary, internal_batch_size=64)
     assert (tally.forward, tally.backward) == (20 * 6 + 1, 20 * 6)  # one row tells how many classes there are
 
 
 def test_they_are_captums_gradient_attributions():
-    for name in ATTRIBUTIONS:
+    for name in STANDARD:
         assert isinstance(build(name, linear()), captum.attr.GradientAttribution)
 
 
-@pytest.mark.parametrize("name", ATTRIBUTIONS)
+@pytest.mark.parametrize("name", STANDARD)
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from atoll.attacks.evaluate import counted
-from atoll.attacks.progress import Tally
+from atoll.attacks.progress import AttackCounts
 from atoll.errors import InputError
 from atoll.explain.boundary import boundary_search
 from atoll.explain.race import plan
+from atoll.modules import count_passes
 from attack_cases import linear, plane
 from explain_cases import net
 
@@ -117,14 +117,14 @@ def test_a_pool_brings_points_closer_and_never_changes_the_class():
 )
 def test_budgets_are_kept_and_counts_are_true(strategy, budget):
     model, x = net(10)
-    tally = Tally()
-    with counted(model, tally):
+    tally = AttackCounts()
+    with count_passes(model, tally):
         found = boundary_search(model, x, strategy=strategy, budget=budget)
     assert tally.forward == int(found.forward.sum())
     assert tally.backward == int(found.backward.sum())
     assert (found.calls <= (400 if budget is None else budget)).all()
-    tally = Tally()
-    with counted(model, tally):
+    tally = AttackCounts()
+    with count_passes(model, tally):
         pooled = boundary_search(model, x, pool=images(30), strategy=strategy, budget=budget)
     assert tally.forward == int(pooled.forward.sum()) + pooled.shared_forward
 

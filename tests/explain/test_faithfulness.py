@@ -12,7 +12,7 @@ from atoll.explain.faithfulness import completeness_gap, distance, explain_where
 from atoll.explain.gradients import PointAttribution
 from atoll.explain.lipschitz import attribution_lipschitz
 from atoll.explain.sanity import layers, randomise, rank_correlation, sanity_check
-from atoll.streams import Streams, fingerprint
+from atoll.rng import PointRNG, content_hash
 from explain_cases import linear, net
 
 
@@ -60,10 +60,10 @@ def test_infidelity_is_captums_for_the_same_noise():
     def perturb(inputs):
         noise = []
         for point in inputs:
-            name = fingerprint(point)
+            name = content_hash(point)
             index = torch.tensor([name]) + seen.setdefault(name, 0)
             seen[name] += 1
-            noise.append(0.2 * Streams(0, "infidelity", index=index).normal(1, 8, 8, dtype=x.dtype)[0])
+            noise.append(0.2 * PointRNG(0, "infidelity", index=index).normal(1, 8, 8, dtype=x.dtype)[0])
         noise = torch.stack(noise)
         return -noise, inputs + noise  # theirs is subtracted
 

@@ -23,7 +23,7 @@ from atoll.report import read_runs, render
 from atoll.report.blocks import Code, plots
 from atoll.report.read import Kept, Reading
 from atoll.report.sections import SECTIONS
-from atoll.statistics import Accuracy
+from atoll.stats import Accuracy
 from report_cases import HOSTILE, poisoned
 
 # What the template and its two scripts are made of.

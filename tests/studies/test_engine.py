@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.curvature.estimate import Estimate
 from atoll.errors import AtollError, InputError
-from atoll.recipe import read_recipe
-from atoll.studies import Cell, Column, Findings, Found, Table, run_study
-from atoll.studies.engine import Work, merged, ordered
+from atoll.runs.recipe import read_recipe
+from atoll.stats import Estimate
+from atoll.studies import Cell, Column, Found, StudyReport, Table, run_study
+from atoll.studies.engine import CellRunner, merged, ordered
 from studies.toy import Toy, Trained
 
 
@@ -61,8 +61,8 @@ def test_values_for_some_rows(tmp_path: Path) -> None:
     # What is said of other rows does not concern those of this one.
     run_study(Toy(log), "smoke", folder, overrides=["trainer.epochs=5"])
     assert sorted(seen(log)[7:]) == ["b-0", "b-1", "b-2", "c-0"]
-    work = Work(Toy(log), "smoke", folder, ("[bc]:pretrained=f", "model={class_path: MLP}"))
-    assert [work.said_of(Cell(row)) for row in ("a", "b")] == [
+    work = CellRunner(Toy(log), "smoke", folder, ("[bc]:pretrained=f", "model={class_path: MLP}"))
+    assert [work.overrides_for(Cell(row)) for row in ("a", "b")] == [
         ["model={class_path: MLP}"],
         ["pretrained=f", "model={class_path: MLP}"],
     ]
@@ -183,7 +183,7 @@ def test_a_picture_of_a_table(tmp_path: Path) -> None:
 def test_a_study_may_have_little_to_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: dict[str, Table]
 ) -> None:
-    monkeypatch.setattr(Toy, "conclude", lambda self, found: Findings(tables, []))
+    monkeypatch.setattr(Toy, "conclude", lambda self, found: StudyReport(tables, []))
     run_study(Toy(tmp_path / "log"), "smoke", tmp_path / "study")
     assert (tmp_path / "study" / "table.png").exists() == bool(tables)
 

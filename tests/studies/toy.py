@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from atoll.errors import InputError
-from atoll.run import Run
-from atoll.studies import Cell, Column, Findings, Found, Study, Table, Verdict
+from atoll.runs.run import Run
+from atoll.studies import Cell, Claim, Column, Found, Study, StudyReport, Table
 from atoll.studies.base import Numbers, Scale
 
 
@@ -41,9 +41,9 @@ class Toy(Study):
         time.sleep(0.01)
         return {"x": {"a": 1.0, "b": 2.0, "c": 3.0}[cell.row] + 0.1 * cell.seed}
 
-    def conclude(self, found: Found) -> Findings:
+    def conclude(self, found: Found) -> StudyReport:
         rows = {row: [found.mean(row, "x")] for row in found.rows}
-        return Findings({"x": Table([Column("x", "high")], rows)}, [Verdict("b is more than a", "held", "by 1")])
+        return StudyReport({"x": Table([Column("x", "high")], rows)}, [Claim("b is more than a", "held", "by 1")])
 
 
 class Trained(Study):
@@ -67,5 +67,7 @@ class Trained(Study):
         weights = torch.cat([p.flatten() for p in run.model("last").parameters()])
         return {"processes": made["processes"], "weights": weights.tolist()}
 
-    def conclude(self, found: Found) -> Findings:
-        return Findings({"processes": Table([Column("n")], {r: [found.mean(r, "processes")] for r in found.rows})}, [])
+    def conclude(self, found: Found) -> StudyReport:
+        return StudyReport(
+            {"processes": Table([Column("n")], {r: [found.mean(r, "processes")] for r in found.rows})}, []
+        )

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from atoll.certify import NearestCentroid
 from atoll.certify.power import LipschitzEstimate
 from atoll.errors import InputError, RecipeError, TrainingError
+from atoll.losses import CentroidMargin, Outputs
 from atoll.models import MLP, CentroidNet
 from atoll.models.centroid import Centroids
-from atoll.recipe import build_recipe
-from atoll.run import build_model, open_run, train
+from atoll.runs.recipe import build_recipe
+from atoll.runs.run import open_run
+from atoll.runs.train import build_model, train
 from atoll.threat import ThreatModel
-from atoll.training.losses import CentroidMargin, Outputs
 from atoll.training.methods import CentroidsFromData
 from atoll.training.trainer import Settings, Trainer
 from support import CENTROID, TinyData, assert_identical, first_batch, tiny_trainer, weights

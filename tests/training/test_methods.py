@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from atoll.errors import InputError
+from atoll.losses import ALP, AT, MART, TRADES, Outputs, Standard, Term
+from atoll.losses.base import Loss
 from atoll.models import MLP, ViT
-from atoll.training.losses import ALP, AT, MART, TRADES, Outputs, Standard, Term
-from atoll.training.losses.base import Loss
 from atoll.training.methods import AWP, AWPT, RAT, S2O, SAM, SWA, GaussianNoise, Method, TrH
 from atoll.training.methods.rat import head_row_sums, rat_targets, taylor_terms
 from atoll.training.methods.s2o import correlation, second_order_targets

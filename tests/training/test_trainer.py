@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from atoll.errors import CheckpointError, InputError, TrainingError
-from atoll.run import train
+from atoll.losses import AT, TRADES
+from atoll.runs.train import train
 from atoll.training.checkpoint import load_checkpoint
-from atoll.training.losses import AT, TRADES
 from atoll.training.methods import Method
 from atoll.training.observers import JsonLines, Observer, read_records
 from atoll.training.trainer import Settings, Trainer

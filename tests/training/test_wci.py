@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.attacks.base import evaluation_mode
-from atoll.curvature import Problem, Traces
+from atoll.curvature import EmpiricalRisk, Traces
 from atoll.curvature.wci import wci_from
 from atoll.data import batches, in_order
 from atoll.errors import InputError
+from atoll.modules import evaluation_mode
 from atoll.training.methods import MeasureWCI, WCISchedule
 from atoll.training.observers import JsonLines, read_records
 from curvature.cases import block_traces, dense
@@ -32,7 +32,7 @@ def test_it_is_the_index_of_the_dense_hessian_at_the_runs_own_adversarial_inputs
     x, y = method.sample(trainer, "train")
     x_adv = trainer.attack(trainer.model, x, y, seed=(trainer.seed, "wci")) if trainer.attack else None
     with evaluation_mode(trainer.model):
-        p = Problem(trainer.model, trainer.loss, x, y, x_adv)
+        p = EmpiricalRisk(trainer.model, trainer.loss, x, y, x_adv)
         traces = dict(zip(p.names, block_traces(p, dense(p)).tolist(), strict=True))
     exact = sum(
         float(w.detach().norm()) * math.sqrt(max(traces[name], 0))

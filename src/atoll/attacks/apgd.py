@@ -10,17 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.apgd_l1 import SparseSteps
-from atoll.attacks.objectives import OBJECTIVES, dlr_targeted
-from atoll.attacks.rows import Points, RowAttack, Rows, put
+from atoll.attacks.base import ATTACKS
+from atoll.attacks.iterative import IterativeAttack, Points, Rows, put
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.losses.objectives import OBJECTIVES, dlr_targeted
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
 
 MOMENTUM = 0.75
 RHO = 0.75  # a window is healthy if the objective rose in more than this share of its steps
 
 
-class APGD(RowAttack):
+@ATTACKS.register("APGD-CE")
+class APGD(IterativeAttack):
     r"""APGD-CE, APGD-DLR and, with targets, APGD-T.
 
     For linf and l2, with s the steepest direction,
@@ -83,7 +85,7 @@ class APGD(RowAttack):
     def length(self, classes: int) -> int:
         return max(1, min(self.targets, classes - 1)) * self.restarts * self.rule.looks
 
-    def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
+    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         x = points.x
         unknown = torch.full((len(x),), -math.inf, dtype=x.dtype, device=x.device)
         state = {"best": x.clone(), "best_gradient": torch.zeros_like(x), "best_value": unknown, **self.rule.state(x)}
@@ -156,7 +158,7 @@ class MomentumSteps:
         for before, end in itertools.pairwise([0, *checkpoints(steps)]):
             self.windows[end] = end - before
 
-    def start(self, x: Tensor, streams: Streams) -> Tensor:
+    def start(self, x: Tensor, streams: PointRNG) -> Tensor:
         return self.threat.random_start(x, streams)
 
     def state(self, x: Tensor) -> dict[str, Tensor]:
@@ -214,3 +216,7 @@ def checkpoints(steps: int) -> list[int]:
         window = max(window - shrink, floor)
         at += window
     return found
+
+
+ATTACKS.add("APGD-DLR", APGD, objective="dlr")
+ATTACKS.add("APGD-T", APGD, targets=9)

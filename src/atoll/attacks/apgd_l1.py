@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.attacks.rows import Rows
-from atoll.streams import Streams
+from atoll.attacks.iterative import Rows
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
 
 FEWER = 0.95  # the best perturbation counts as sparser if it has less than this share of the coordinates before
@@ -42,7 +42,7 @@ class SparseSteps:
         self.radius = threat.radius
         self.looks = len(self.times)
 
-    def start(self, x: Tensor, streams: Streams) -> Tensor:
+    def start(self, x: Tensor, streams: PointRNG) -> Tensor:
         """Normal noise, projected: unlike a uniform draw from the ball it is sparse."""
         threat = self.threats[int(self.times[0])]
         return threat.project(x + streams.normal(*x.shape[1:], dtype=x.dtype), x)

@@ -10,11 +10,12 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import Attack, evaluation_mode
+from atoll.attacks.base import Attack
 from atoll.attacks.evaluate import Evaluation, evaluate
-from atoll.attacks.suites import attack, suite
+from atoll.attacks.suites import get_attack, suite
 from atoll.data.base import MemorySplit
 from atoll.errors import InputError
+from atoll.modules import evaluation_mode
 from atoll.threat import Norm, ThreatModel
 
 NORMS: dict[str, Norm] = {"Linf": "linf", "L2": "l2", "L1": "l1", "linf": "linf", "l2": "l2", "l1": "l1"}
@@ -34,7 +35,7 @@ class AutoAttack:
         device: where to compute; where the model is, if None.
         log_path: a file that also gets what ``verbose`` prints.
 
-    After a run ``evaluation`` holds everything else: standard errors, intervals, model passes, findings.
+    After a run ``evaluation`` holds everything else: standard errors, intervals, model passes, warnings.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> adversary = AutoAttack(model, norm="Linf", eps="8/255", version="fast", verbose=False)
@@ -66,7 +67,7 @@ class AutoAttack:
         self.seed = seed or 0
         self.verbose = verbose
         self.attacks: dict[str, Attack] = (
-            {name: attack(name, self.threat) for name in attacks_to_run}
+            {name: get_attack(name, self.threat) for name in attacks_to_run}
             if version == "custom"
             else suite(version, self.threat)
         )
@@ -122,7 +123,7 @@ class AutoAttack:
             seconds += result.seconds
             accuracy = f"{100 * result.accuracy.value:.2f}%"
             self._log(f"robust accuracy after {result.name}: {accuracy} (total time {seconds:.1f} s)")
-        for finding in self.evaluation.findings:
+        for finding in self.evaluation.warnings:
             self._log(f"{finding.kind}: {finding.message}")
         self._log(f"robust accuracy: {100 * self.evaluation.robust.value:.2f}%")
         x_adv = self._adversarial(x_orig)

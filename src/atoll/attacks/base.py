@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from atoll.describe import constructor_call
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.losses.objectives import Objective
+from atoll.modules import evaluation_mode
+from atoll.registry import Registry, constructor_call
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel
 
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, and afterwards every module in the mode it was in, even if some were mixed."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module in training:
-            module.training = True
+ATTACKS = Registry("attack", "attacks", "atoll.attacks.base.Attack", "atoll.attacks")
 
 
 class Attack(ABC):
@@ -33,6 +27,8 @@ class Attack(ABC):
     The model may be any ``nn.Module`` from inputs in the threat model's bounds to logits.  It is attacked in
     evaluation mode; modes, buffers and gradients are left as they were.
     """
+
+    registry: ClassVar[Registry] = ATTACKS
 
     needs_gradients = True  # blind attacks say no
     eot = 1  # passes a prediction is averaged over, for randomised models
@@ -65,13 +61,28 @@ class Attack(ABC):
         with evaluation_mode(model):
             return self.search(model, x.detach(), y, self.streams(seed, index)).detach()
 
-    def streams(self, seed: object, index: Tensor) -> Streams:
+    def streams(self, seed: object, index: Tensor) -> PointRNG:
         """The random streams of some points."""
-        return Streams(seed, type(self).__name__, index=index)
+        return PointRNG(seed, type(self).__name__, index=index)
 
     @abstractmethod
-    def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: Streams) -> Tensor:
+    def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: PointRNG) -> Tensor:
         """The attack itself, on a model in evaluation mode and valid inputs."""
+
+
+AttackFactory = Callable[[ThreatModel], Attack]
+
+
+def training_attack(factory: AttackFactory, threat: ThreatModel, objective: Objective) -> Attack:
+    """The attack of a training step.
+
+    It maximizes the loss's objective if its constructor has an ``objective`` that the recipe leaves open.  Attacks with
+    an aim of their own, such as FAB or Square, keep it.
+    """
+    fixed = factory.keywords if isinstance(factory, functools.partial) else {}
+    if "objective" in inspect.signature(factory).parameters and "objective" not in fixed:
+        return factory(threat, objective=objective)  # type: ignore[call-arg]
+    return factory(threat)
 
 
 def check_labels(logits: Tensor, y: Tensor) -> None:

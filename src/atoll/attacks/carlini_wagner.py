@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.closest import ClosestAttack
-from atoll.attacks.objectives import margin
-from atoll.attacks.rows import Points, Rows, choose
+from atoll.attacks.base import ATTACKS
+from atoll.attacks.closest import MinimumNormAttack
+from atoll.attacks.iterative import Points, Rows, choose
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.losses.objectives import margin
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
 
 BETA_1, BETA_2 = 0.9, 0.999  # Adam's memory of the gradient and of its square
@@ -23,7 +24,8 @@ LARGEST = 1e10  # constants end here, as in the authors' code
 FRESH = {"move": 0, "mean": 0, "square": 0, "found": 0, "lowest": math.inf, "waited": 0}
 
 
-class CarliniWagner(ClosestAttack):
+@ATTACKS.register("Carlini-Wagner")
+class CarliniWagner(MinimumNormAttack):
     r"""Adam on the squared distance plus c times what is missing to a misclassification.
 
     .. math:: \|x' - x\|_2^2 + c \max\big(g_y(x') - \max_{j \ne y} g_j(x') + \kappa,\ 0\big)
@@ -43,7 +45,7 @@ class CarliniWagner(ClosestAttack):
             linear, :math:`4 m / \|\nabla m\|^2` with m the max above at the clean point.
         confidence: :math:`\kappa`, how far another logit has to be above that of ``y``.
         abort_early: go on to the next constant when the loss has not fallen for a tenth of the steps.
-        minimum_norm: see ``ClosestAttack``.
+        minimum_norm: see ``MinimumNormAttack``.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -85,7 +87,7 @@ class CarliniWagner(ClosestAttack):
     def length(self, classes: int) -> int:
         return self.steps * self.binary_search_steps
 
-    def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
+    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         x = points.x
         zero, infinity = x.new_zeros(len(x)), x.new_full((len(x),), math.inf)
         _, adversarial = self._judge(points.logits, points.y)

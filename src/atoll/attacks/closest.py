@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from atoll.attacks.rows import RowAttack, Rows, put
+from atoll.attacks.iterative import IterativeAttack, Rows, put
 from atoll.threat import ThreatModel
 
 
-class ClosestAttack(RowAttack):
+class MinimumNormAttack(IterativeAttack):
     """Base of attacks whose state holds ``closest``, the distance of the closest adversarial point ever seen.
 
     A point is given up as soon as that is within eps, and stays where it was if it never is.

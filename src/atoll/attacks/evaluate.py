@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,24 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import Attack, check_labels, evaluation_mode
-from atoll.attacks.checks import Finding, check_after, check_before
-from atoll.attacks.progress import Progress, Store, Tally
-from atoll.attacks.rows import Drive, InOneGo, Points, RowAttack, Rows
+from atoll.attacks.base import Attack, check_labels
+from atoll.attacks.diagnostics import EvaluationWarning, diagnose_model, diagnose_results
+from atoll.attacks.iterative import Drive, IterativeAttack, OneShot, Points, Rows
+from atoll.attacks.progress import AttackCounts, Progress, Store
 from atoll.data.base import Split, batches, to_float
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
 from atoll.errors import InputError
-from atoll.statistics import Accuracy
-from atoll.streams import Streams
+from atoll.measure import split_digest
+from atoll.modules import count_passes, evaluation_mode
+from atoll.rng import PointRNG
+from atoll.stats import Accuracy
 
-STANDING, WRONG = -1, -2  # in ``broken_by``: no attack broke the point; no attack was needed
+ROBUST, MISCLASSIFIED = -1, -2  # in ``broken_by``: no attack broke the point; no attack was needed
 PROBE = 32  # points that the checks look at
 
 OnProgress = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True)
-class AttackResult:
+class AttackSummary:
     """What one attack did.
 
     ``accuracy`` is what is left after it: of all attacks so far in a cascade, otherwise of this attack alone.
@@ -59,7 +61,7 @@ class Evaluation:
         clean: accuracy without attack.
         robust: the pointwise worst case of all attacks.
         attacks: in the order they ran.
-        findings: what a reader of the numbers must know.
+        warnings: what a reader of the numbers must know.
         broken_by: for each point the number of the first attack that broke it, -1 if it stands, -2 if it was wrong
             without an attack.
         batch_size: rows attacked at a time.
@@ -68,8 +70,8 @@ class Evaluation:
 
     clean: Accuracy
     robust: Accuracy
-    attacks: tuple[AttackResult, ...]
-    findings: tuple[Finding, ...]
+    attacks: tuple[AttackSummary, ...]
+    warnings: tuple[EvaluationWarning, ...]
     broken_by: Tensor
     batch_size: int
     adversarial: Tensor | None = None
@@ -85,7 +87,7 @@ class Evaluation:
             "clean": self.clean.to_json(),
             "robust": self.robust.to_json(),
             "attacks": [vars(attack) | {"accuracy": attack.accuracy.to_json()} for attack in self.attacks],
-            "findings": [finding.to_json() for finding in self.findings],
+            "warnings": [warning.to_json() for warning in self.warnings],
             "batch_size": self.batch_size,
         }
 
@@ -163,16 +165,16 @@ class Evaluator:
     on_progress: OnProgress | None
 
     def run(self) -> Evaluation:
-        findings = []
+        warnings = []
         if self.check:
             probe = self._fetch(torch.arange(min(PROBE, len(self.split))))
-            findings += check_before(self.model, probe, self.split.labels[:PROBE].to(self.device), self.attacks)
+            warnings += diagnose_model(self.model, probe, self.split.labels[:PROBE].to(self.device), self.attacks)
         with evaluation_mode(self.model):
             progress = None if self.folder is None else Progress.load(self.folder, self.config, self.device)
             self.progress = progress or Progress(
                 torch.zeros(len(self.split), dtype=torch.bool),
                 torch.zeros(len(self.split), len(self.attacks), dtype=torch.bool),
-                [Tally() for _ in self.attacks],
+                [AttackCounts() for _ in self.attacks],
                 self.batch_size or automatic_batch_size(self.model, self._fetch(torch.arange(1))),
             )
             self.saved = self.shown = time.monotonic()
@@ -184,7 +186,7 @@ class Evaluator:
             for number, (name, attack) in enumerate(self.attacks.items()):
                 if number >= self.progress.number:
                     self._attack(number, name, attack)
-        return self._result(findings)
+        return self._result(warnings)
 
     def _clean(self) -> None:
         """Logits of all points, once; they say who is worth attacking, and which targets are close."""
@@ -210,7 +212,7 @@ class Evaluator:
     def _attack(self, number: int, name: str, attack: Attack) -> None:
         p = self.progress
         tally = p.tallies[number]
-        rows = attack if isinstance(attack, RowAttack) else InOneGo(attack)
+        rows = attack if isinstance(attack, IterativeAttack) else OneShot(attack)
         standing = p.correct & ~p.broken[:, :number].any(1) if self.cascade else p.correct
         todo = self.mine[standing[self.mine]]
         tally.attacked = len(todo)
@@ -223,7 +225,7 @@ class Evaluator:
             x, y, logits = self._fetch(index), self.split.labels[index], self.store["logits"][index]
             return Points(x, y.to(self.device), index.to(self.device), logits.to(x))
 
-        def streams(index: Tensor) -> Streams:
+        def streams(index: Tensor) -> PointRNG:
             return attack.streams((self.seed, name), index)
 
         classes = self.store["logits"].shape[1]
@@ -232,7 +234,7 @@ class Evaluator:
         finished = p.position - (0 if p.rows is None else len(p.rows))
         with ExitStack() as counting:
             for model in (self.model, *_models(attack)):
-                counting.enter_context(counted(model, tally))
+                counting.enter_context(count_passes(model, tally))
             for done in drive:
                 finished += len(done)
                 self._record(done, attack, number)
@@ -258,30 +260,30 @@ class Evaluator:
         index = rows.index[holds].cpu()
         tally = self.progress.tallies[number]
         tally.confirmed += len(index)
-        tally.claimed += len(rows) if isinstance(attack, RowAttack) else len(index)
+        tally.claimed += len(rows) if isinstance(attack, IterativeAttack) else len(index)
         self.progress.broken[index, number] = True
         if self.kept:
             # The first attack in the list wins, also when the attacks do not build on each other.
             first = ~self.progress.broken[index, :number].any(1)
             self.store["adversarial"][index[first]] = adv[holds].cpu()[first]
 
-    def _result(self, findings: list[Finding]) -> Evaluation:
+    def _result(self, warnings: list[EvaluationWarning]) -> Evaluation:
         p, total = self.progress, len(self.split)
         correct, broken = all_sum(p.correct.long()).bool(), all_sum(p.broken.long()).bool()
         counts = [(t.attacked, t.claimed, t.confirmed, t.forward, t.backward) for t in p.tallies]
         sums = all_sum(torch.tensor(counts)).tolist() if counts else []
         first = broken & (broken.cumsum(1) == 1)
-        broken_by = torch.where(broken.any(1), first.int().argmax(1) if len(counts) else 0, STANDING)
-        broken_by = torch.where(correct, broken_by, WRONG)
+        broken_by = torch.where(broken.any(1), first.int().argmax(1) if len(counts) else 0, ROBUST)
+        broken_by = torch.where(correct, broken_by, MISCLASSIFIED)
         results = []
         for number, (name, tally) in enumerate(zip(self.attacks, p.tallies, strict=True)):
             gone = broken[:, : number + 1].any(1) if self.cascade else broken[:, number]
             attacked, _, confirmed, forward, backward = sums[number]
             left = Accuracy(int((correct & ~gone).sum()), total)
-            results.append(AttackResult(name, left, attacked, confirmed, forward, backward, tally.seconds))
+            results.append(AttackSummary(name, left, attacked, confirmed, forward, backward, tally.seconds))
         if self.check:
             new = [int((broken_by == number).sum()) for number in range(len(results))]
-            findings += check_after(self.attacks, new, [s[1] for s in sums], [s[2] for s in sums], total)
+            warnings += diagnose_results(self.attacks, new, [s[1] for s in sums], [s[2] for s in sums], total)
         if self.keep and self.folder is None:
             all_sum(self.store["adversarial"])  # the points of other processes are zero here
         if self.folder is not None:
@@ -292,9 +294,9 @@ class Evaluator:
                 self.store.flush()
         return Evaluation(
             Accuracy(int(correct.sum()), total),
-            Accuracy(int((broken_by == STANDING).sum()), total),
+            Accuracy(int((broken_by == ROBUST).sum()), total),
             tuple(results),
-            tuple(findings),
+            tuple(warnings),
             broken_by,
             p.batch_size,
             self.store["adversarial"] if self.kept else None,
@@ -313,8 +315,9 @@ class Evaluator:
     def config(self) -> str:
         """A digest of all that the result depends on, so that no evaluation goes on with another one's progress."""
         digest = hashlib.sha256()
-        parts = [repr(self.attacks), self.cascade, self.seed, self.batch_size, self.split.labels.tolist()]
+        parts = [repr(self.attacks), self.cascade, self.seed]
         digest.update(repr(parts).encode())
+        digest.update(split_digest(self.split).encode())
         for model in (self.model, *(model for attack in self.attacks.values() for model in _models(attack))):
             for name, tensor in model.state_dict().items():
                 digest.update(name.encode())
@@ -367,25 +370,6 @@ def mean_logits(model: nn.Module, x: Tensor, passes: int = 1) -> Tensor:
         logits: Tensor = model(x)
         return logits
     return torch.stack([model(x).softmax(1) for _ in range(passes)]).mean(0).log()
-
-
-@contextmanager
-def counted(model: nn.Module, tally: Tally) -> Iterator[None]:
-    """Count the rows that go through a model, forward and backward."""
-
-    def backward(gradient: Tensor) -> None:
-        tally.backward += len(gradient)
-
-    def forward(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        tally.forward += len(output)
-        if output.requires_grad:
-            output.register_hook(backward)  # type: ignore[no-untyped-call]
-
-    handle = model.register_forward_hook(forward)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def automatic_batch_size(model: nn.Module, x: Tensor, *, largest: int = 512) -> int:

@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.closest import ClosestAttack
-from atoll.attacks.rows import Points, Rows
+from atoll.attacks.base import ATTACKS
+from atoll.attacks.closest import MinimumNormAttack
+from atoll.attacks.iterative import Points, Rows
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, dot, per_point
 
 ALPHA_MAX = 0.1  # how far the next iterate is drawn to the clean point
@@ -18,7 +19,8 @@ ETA = 1.05  # overshoot across the linearised boundary
 BETA = 0.9  # step back towards the clean point from an adversarial iterate
 
 
-class FAB(ClosestAttack):
+@ATTACKS.register()
+class FAB(MinimumNormAttack):
     r"""Linearises the boundary to another class and steps onto it, from the iterate and from the clean point.
 
     With :math:`f = g_t - g_y` and its gradient w at the iterate, both points are projected (in the norm, within the
@@ -34,7 +36,7 @@ class FAB(ClosestAttack):
             which steps onto the closest of all linearised boundaries.
         restarts: runs (per target); the first begins at the clean point, later ones at random, half as far away as eps
             or the closest adversarial point so far.
-        minimum_norm: see ``ClosestAttack``.
+        minimum_norm: see ``MinimumNormAttack``.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -43,7 +45,7 @@ class FAB(ClosestAttack):
     """
 
     def __init__(
-        self, threat: ThreatModel, *, steps: int = 100, targets: int = 9, restarts: int = 1, minimum_norm: bool = False
+        self, threat: ThreatModel, *, steps: int = 100, targets: int = 0, restarts: int = 1, minimum_norm: bool = False
     ) -> None:
         super().__init__(threat, minimum_norm=minimum_norm)
         if min(steps, restarts) < 1 or targets < 0:
@@ -57,7 +59,7 @@ class FAB(ClosestAttack):
     def length(self, classes: int) -> int:
         return max(1, min(self.targets, classes - 1)) * self.restarts * (self.steps + 1)
 
-    def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
+    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         others = points.logits.scatter(1, points.y[:, None], -math.inf)
         return points.x.clone(), {
             "order": others.argsort(dim=1, descending=True)[:, : min(self.targets, others.shape[1] - 1)],
@@ -125,3 +127,6 @@ def _difference(logits: Tensor, target: Tensor, y: Tensor, iterate: Tensor) -> t
         f = (logits.gather(1, target) - logits.gather(1, y)).squeeze(1)
         (w,) = torch.autograd.grad(f.sum(), iterate, retain_graph=True)
     return f.detach(), w
+
+
+ATTACKS.add("FAB-T", FAB, targets=9)

@@ -7,15 +7,27 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import Attack, check_labels
-from atoll.attacks.objectives import OBJECTIVES, Objective, margin
+from atoll.attacks.base import ATTACKS, Attack, check_labels
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.losses.objectives import OBJECTIVES, Objective, margin
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, number
 
 Start = Literal["uniform", "gaussian", "clean"]
 
 
+PUBLISHED_STEPS = {"linf": 1 / 4, "l2": 15 / 128}  # in units of eps
+
+
+def _step_size(step_size: float | str | None, threat: ThreatModel, steps: int) -> float:
+    if step_size == "published" and threat.norm in PUBLISHED_STEPS:
+        return PUBLISHED_STEPS[threat.norm] * threat.radius
+    if step_size in (None, "published"):
+        return 2.5 * threat.radius / steps
+    return number(step_size, "step_size")
+
+
+@ATTACKS.register()
 class PGD(Attack):
     r"""``steps`` times: step along the steepest direction of the objective, project.
 
@@ -28,7 +40,8 @@ class PGD(Attack):
         threat: what the attacker may do.
         objective: ``ce``, ``kl``, ``margin`` (CW) or ``dlr``.
         steps: number of gradient steps.
-        step_size: in input units, number or fraction; ``2.5 eps / steps`` if None.
+        step_size: in input units, number or fraction; ``2.5 eps / steps`` if None.  ``published`` is the step of the
+            papers' tables: eps / 4 for linf (2/255 at 8/255), 15/128 eps for l2; for l1 the same as None.
         start: ``uniform`` in the ball, ``gaussian`` (clean + 0.001 N(0, I), as TRADES) or ``clean``; by default
             gaussian for ``kl`` (whose gradient vanishes at the clean point) and uniform otherwise.
         restarts: independent runs; per point the first that misclassifies wins, else the highest objective.
@@ -60,12 +73,12 @@ class PGD(Attack):
             raise InputError("targeted: the kl objective has no target")
         self.objective: Objective = objective
         self.steps = steps
-        self.step_size = 2.5 * threat.radius / steps if step_size is None else number(step_size, "step_size")
+        self.step_size = _step_size(step_size, threat, steps)
         self.start: Start = start or ("gaussian" if objective == "kl" else "uniform")
         self.restarts = restarts
         self.targeted = targeted
 
-    def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: Streams) -> Tensor:
+    def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: PointRNG) -> Tensor:
         clean = None
         if self.objective == "kl":
             with torch.no_grad():
@@ -81,7 +94,7 @@ class PGD(Attack):
             best[better], best_score[better] = x_adv[better], score[better]
         return best
 
-    def _ascend(self, model: nn.Module, x: Tensor, y: Tensor, clean: Tensor | None, streams: Streams) -> Tensor:
+    def _ascend(self, model: nn.Module, x: Tensor, y: Tensor, clean: Tensor | None, streams: PointRNG) -> Tensor:
         objective = OBJECTIVES[self.objective]
         step = -self.step_size if self.targeted else self.step_size
         x_adv = self._initial(x, streams)
@@ -96,7 +109,7 @@ class PGD(Attack):
             x_adv = self.threat.project(x_adv.detach().add_(self.threat.steepest(gradient), alpha=step), x)
         return x_adv
 
-    def _initial(self, x: Tensor, streams: Streams) -> Tensor:
+    def _initial(self, x: Tensor, streams: PointRNG) -> Tensor:
         if self.start == "uniform":
             return self.threat.random_start(x, streams)
         if self.start == "gaussian":
@@ -113,6 +126,7 @@ class PGD(Attack):
         return torch.where(success, torch.inf, value)
 
 
+@ATTACKS.register()
 class FGSM(PGD):
     """One step of size eps from the clean point.
 
@@ -124,3 +138,8 @@ class FGSM(PGD):
 
     def __init__(self, threat: ThreatModel, objective: Objective = "ce", *, targeted: bool = False) -> None:
         super().__init__(threat, objective, steps=1, step_size=threat.radius, start="clean", targeted=targeted)
+
+
+# The names of the papers' tables: PGD-20, PGD-10, CW-20 and so on.
+ATTACKS.add_numbered("PGD", PGD, "steps", 20, step_size="published")
+ATTACKS.add_numbered("CW", PGD, "steps", 20, objective="margin", step_size="published")

@@ -24,23 +24,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from atoll.attacks.rows import Rows
+from atoll.attacks.iterative import Rows
 from atoll.distributed import barrier, is_main, rank, world_size
 from atoll.errors import CheckpointError
 from atoll.files import write_atomic
+from atoll.modules import PassCounts
 
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 
 
 @dataclass
-class Tally:
+class AttackCounts(PassCounts):
     """What one attack did: points attacked, successes claimed and confirmed, model passes (by row), and time."""
 
     attacked: int = 0
     claimed: int = 0
     confirmed: int = 0
-    forward: int = 0
-    backward: int = 0
     seconds: float = 0.0
 
 
@@ -50,7 +49,7 @@ class Progress:
 
     correct: Tensor  # classified correctly without an attack, (points,)
     broken: Tensor  # by which attack, (points, attacks)
-    tallies: list[Tally]
+    tallies: list[AttackCounts]
     batch_size: int
     number: int = 0  # the attack under way
     position: int = 0  # how far its feed is
@@ -92,7 +91,7 @@ class Progress:
             found = Progress(
                 tensors["correct"],
                 tensors["broken"],
-                [Tally(**tally) for tally in about["tallies"]],
+                [AttackCounts(**tally) for tally in about["tallies"]],
                 about["batch_size"],
                 about["number"],
                 about["position"],

@@ -7,18 +7,20 @@ import math
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import evaluation_mode
-from atoll.attacks.closest import ClosestAttack
-from atoll.attacks.rows import Points, Rows, choose
+from atoll.attacks.base import ATTACKS
+from atoll.attacks.closest import MinimumNormAttack
+from atoll.attacks.iterative import Points, Rows, choose
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.modules import evaluation_mode
+from atoll.rng import PointRNG
 from atoll.threat import Bounds, ThreatModel, per_point
 
 TOLERANCE = 1e-3  # of a radius, relative
 FAR = 2.0**20  # radii end here where there are no bounds
 
 
-class RayS(ClosestAttack):
+@ATTACKS.register()
+class RayS(MinimumNormAttack):
     r"""Looks for the direction :math:`d \in \{-1, 1\}^n` whose ray :math:`x + r d` leaves the class soonest.
 
     The signs of one block of coordinates after another are flipped, from all of them down to single ones, and again.
@@ -31,7 +33,7 @@ class RayS(ClosestAttack):
     Args:
         threat: linf; points on a ray are clipped to its bounds, and distances are those of the clipped points.
         queries: forward passes per point.
-        minimum_norm: see ``ClosestAttack``; ``boundary_distance`` is made of it.
+        minimum_norm: see ``MinimumNormAttack``; ``boundary_distance`` is made of it.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -53,7 +55,7 @@ class RayS(ClosestAttack):
     def length(self, classes: int) -> int:
         return self.queries
 
-    def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
+    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         x, bounds = points.x, self.threat.bounds
         zero = x.new_zeros(len(x))
         wrong = points.logits.argmax(1) != points.y

@@ -7,18 +7,20 @@ import math
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.objectives import margin
-from atoll.attacks.rows import Points, RowAttack, Rows, put
+from atoll.attacks.base import ATTACKS
+from atoll.attacks.iterative import IterativeAttack, Points, Rows, put
 from atoll.attacks.square_windows import move_mass, tiles
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.losses.objectives import margin
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel
 
 # Share of the queries (in ten thousandths) from which the squares cover half as much as before.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 
 
-class Square(RowAttack):
+@ATTACKS.register()
+class Square(IterativeAttack):
     """Changes a square at a random place; keeps the change if the margin shrinks.
 
     For linf a square is set to +-eps in each channel; for l2 and l1 see ``move_mass``.  The squares get smaller on a
@@ -37,7 +39,7 @@ class Square(RowAttack):
     needs_gradients = False
 
     def __init__(
-        self, threat: ThreatModel, *, queries: int = 5000, p_init: float = 0.8, horizon: int | None = None
+        self, threat: ThreatModel, *, queries: int = 5000, p_init: float = 0.8, horizon: int | None = 10_000
     ) -> None:
         super().__init__(threat)
         if queries < 1 or not 0 < p_init <= 1:
@@ -61,7 +63,7 @@ class Square(RowAttack):
         halved = torch.bucketize(done, torch.tensor(starts, device=done.device), right=True)
         return torch.tensor([self.p_init * 0.5**n for n in range(len(HALVINGS) + 1)], device=done.device)[halved]
 
-    def begin(self, points: Points, streams: Streams) -> tuple[Tensor, dict[str, Tensor]]:
+    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         x = as_images(points.x).contiguous()  # candidates are changed in place, whose memory has to be in order
         if self.threat.norm == "linf":
             # Vertical stripes: what filters of convolutions are most sensitive to (section 3.2).

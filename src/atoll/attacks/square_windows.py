@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.streams import Streams
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
 
 
@@ -37,7 +37,7 @@ def bump(height: int, width: int, norm: str) -> Tensor:
     return both.float()
 
 
-def tiles(threat: ThreatModel, x: Tensor, streams: Streams) -> Tensor:
+def tiles(threat: ThreatModel, x: Tensor, streams: PointRNG) -> Tensor:
     """The start: a grid of bumps, five to a side, upright or lying, of random sign in every channel."""
     _, channels, height, width = x.shape
     side = max(1, (min(height, width) if height > 1 else width) // 5)
@@ -52,7 +52,7 @@ def tiles(threat: ThreatModel, x: Tensor, streams: Streams) -> Tensor:
     return _at_full_length(threat, x, delta)
 
 
-def move_mass(threat: ThreatModel, x: Tensor, best: Tensor, share: Tensor, streams: Streams) -> Tensor:
+def move_mass(threat: ThreatModel, x: Tensor, best: Tensor, share: Tensor, streams: PointRNG) -> Tensor:
     r"""Takes the perturbation's mass out of two random windows and gives it, changed by a bump, to the first.
 
     With :math:`\nu = \pm \eta + \delta_1 / \|\delta_1\|` in each channel of the first window (:math:`\eta` the bump),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from atoll.attacks.base import Attack, evaluation_mode
-from atoll.streams import Streams
+from atoll.attacks.base import Attack
+from atoll.modules import evaluation_mode
+from atoll.rng import PointRNG
 
 
 class Transfer(Attack):
@@ -34,10 +35,10 @@ class Transfer(Attack):
         self.attack = attack
         self.surrogate = surrogate
 
-    def streams(self, seed: object, index: Tensor) -> Streams:
+    def streams(self, seed: object, index: Tensor) -> PointRNG:
         """Those of the attack itself."""
         return self.attack.streams(seed, index)
 
-    def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: Streams) -> Tensor:
+    def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: PointRNG) -> Tensor:
         with evaluation_mode(self.surrogate):
             return self.attack.search(self.surrogate, x, y, streams)

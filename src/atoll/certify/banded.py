@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from atoll.streams import generator
+from atoll.rng import generator
 
 UNIT = 2.0**-53  # unit roundoff of float64
 FREQUENCIES = 8  # that are looked at closely for the largest singular value,
@@ -23,7 +23,7 @@ CHUNK = 2**20  # numbers in the blocks of the frequencies that are factorised to
 
 
 @dataclass(frozen=True)
-class Banded:
+class BlockBandedOperator:
     r"""Output row i is :math:`\sum_r P_r\, x_{s i + r - p}`, where rows outside the input are zero.
 
     Args:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.attacks.base import evaluation_mode
 from atoll.certify.certificate import Certificate
-from atoll.certify.lipschitz import UNITS, Bound, LayerBound, body_of, computes_in, gamma, lipschitz
+from atoll.certify.lipschitz import UNIT_ROUNDOFF, Bound, LayerBound, body_of, compute_dtype, gamma, lipschitz
 from atoll.certify.norms import BUDGET
 from atoll.certify.polyhedra import distance_bounds
 from atoll.models.centroid import CentroidNet, EtaLayer
+from atoll.modules import evaluation_mode
 
 CHUNK = 2**22  # numbers that are looked at together
 OWN = 4  # own centroids, from the nearest on, that a bisecting plane is drawn for
@@ -74,7 +74,7 @@ class NearestCentroid:
         self.radii = sorted(radii)
         self.eta = EtaLayer(eta)
         self.centroids = model.head.centroids.detach().double().flatten(0, 1)
-        self.unit = UNITS[model.head.centroids.dtype]
+        self.unit = UNIT_ROUNDOFF[model.head.centroids.dtype]
 
     @staticmethod
     def proven(
@@ -86,7 +86,7 @@ class NearestCentroid:
         eta: float = 0.0,
     ) -> NearestCentroid:
         """With a proven constant; a sentence names the layer if there is one without."""
-        network, dtype = body_of(model), computes_in(model)
+        network, dtype = body_of(model), compute_dtype(model)
         found = lipschitz(network, model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
         return NearestCentroid(model, found.bound, found.layers, radii=radii, eta=eta)
 
@@ -127,7 +127,7 @@ class NearestCentroid:
         own = near.own[:, :OWN]
         between = norms[own][:, :, None] - 2 * c[own] @ c.T + norms
         # Computed by a difference, so that rounding is not small where two centroids almost meet.
-        between = (between.clamp_min(0) + 8 * gamma(c.shape[1] + 8, UNITS[torch.float64]) * norms.max()).sqrt()
+        between = (between.clamp_min(0) + 8 * gamma(c.shape[1] + 8, UNIT_ROUNDOFF[torch.float64]) * norms.max()).sqrt()
         margin = near.squares[:, None] - near.squares.gather(1, own)[:, :, None] - near.slack[:, None, None]
         distance = (margin / (2 * between)).amax(1) / self.model.head.lipschitz
         per_class = self.model.head.centroids.shape[1]
@@ -228,7 +228,7 @@ class _Neighbourhood:
             # A little wider, because of rounding here; and never without z itself, should it not be valid.
             low, high = (model.bounds[0] - z - 1e-12).clamp_max(0), (model.bounds[1] - z + 1e-12).clamp_min(0)
             farthest = farthest.clamp_min(max(map(abs, model.bounds)) * math.sqrt(z.shape[1]))
-        terms, unit = z.shape[1] + 16, UNITS[torch.float64]
+        terms, unit = z.shape[1] + 16, UNIT_ROUNDOFF[torch.float64]
         rounding = 5 * gamma(terms, certifier.unit) + 5 * gamma(terms, unit)
         slack = rounding * (farthest + largest) ** 2 * (1 + 1e-12)
         if stretch is not None:

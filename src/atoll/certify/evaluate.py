@@ -15,19 +15,20 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from atoll.attacks.apgd import APGD
-from atoll.attacks.base import Attack, evaluation_mode
+from atoll.attacks.base import Attack
 from atoll.attacks.carlini_wagner import CarliniWagner
-from atoll.attacks.evaluate import STANDING, Evaluation, evaluate
+from atoll.attacks.evaluate import ROBUST, Evaluation, evaluate
 from atoll.attacks.fab import FAB
-from atoll.attacks.suites import chosen
+from atoll.attacks.suites import parse_attacks
 from atoll.certify.certificate import Certifier
 from atoll.certify.prototype_attack import PrototypeAttack, attackable
 from atoll.data.base import MemorySplit, Split, batches, to_float
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
 from atoll.errors import InputError, UnsoundError
 from atoll.files import write_atomic
-from atoll.statistics import Accuracy
-from atoll.streams import generator
+from atoll.modules import evaluation_mode
+from atoll.rng import generator
+from atoll.stats import Accuracy
 from atoll.threat import Bounds, ThreatModel
 
 OnProgress = Callable[[str, float, int], None]
@@ -54,7 +55,7 @@ def made_for(model: nn.Module) -> AttackTable:
 
 def attacks_on(model: nn.Module, words: str, threat: ThreatModel) -> dict[str, Attack]:
     """A suite or names, as commands take them, and what is made for the model."""
-    return chosen(words, threat) | {name: make(threat) for name, make in made_for(model).items()}
+    return parse_attacks(words, threat) | {name: make(threat) for name, make in made_for(model).items()}
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ def empirical(
         check=False,
         on_progress=on_progress,
     )
-    return Accuracy(int((safe | rest & (found.broken_by == STANDING)).sum()), len(split))
+    return Accuracy(int((safe | rest & (found.broken_by == ROBUST)).sum()), len(split))
 
 
 @dataclass(frozen=True)

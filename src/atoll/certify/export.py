@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from atoll.certify.certificate import Certificate, Certifier
 from atoll.certify.families import Proof
-from atoll.certify.gloro import Constants, GloRo, radius
+from atoll.certify.gloro import GloRo, PairwiseLipschitz, radius
 from atoll.certify.layers import channel_scale
 from atoll.errors import InputError, UnsoundError
 from atoll.files import write_atomic
@@ -64,7 +64,7 @@ class Graph(nn.Module):
         x = x.double()
         logits = self.model(x)
         size = torch.linalg.vector_norm(x.flatten(1), dim=1)
-        constants = Constants(self.lipschitz, self.relative, self.absolute)
+        constants = PairwiseLipschitz(self.lipschitz, self.relative, self.absolute)
         found = Certificate(logits.argmax(1), radius(logits, size, constants))
         return found.answer(self.eps), found.radius
 

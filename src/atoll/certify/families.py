@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.certify.centroids import NearestCentroid
 from atoll.certify.certificate import Certificate, Certifier
-from atoll.certify.gloro import Constants, GloRo
+from atoll.certify.gloro import GloRo, PairwiseLipschitz
 from atoll.certify.lipschitz import Bound, LayerBound
 from atoll.certify.norms import BUDGET
 from atoll.certify.power import LipschitzEstimate
@@ -84,9 +84,9 @@ def _(
     return NearestCentroid.proven(model, budget=budget, on_layer=on_layer, radii=radii, eta=eta)
 
 
-def estimated_for(model: Classifier, lipschitz: LipschitzEstimate) -> Certifier:
+def heuristic_certifier(model: Classifier, lipschitz: LipschitzEstimate) -> Certifier:
     """What the certifier would say if the constants that training goes by were right: no proof."""
     pairs = lipschitz.converged()
     if isinstance(model, CentroidNet):
         return NearestCentroid(model, Bound(float(pairs[0, 1]) / (2 * model.head.lipschitz)))
-    return GloRo(model, Constants.estimated(pairs))
+    return GloRo(model, PairwiseLipschitz.estimated(pairs))

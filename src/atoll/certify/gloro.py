@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import evaluation_mode
 from atoll.certify.certificate import Certificate
 from atoll.certify.layers import linear_map
-from atoll.certify.lipschitz import UNITS, Bound, LayerBound, body_of, computes_in, gamma, lipschitz
+from atoll.certify.lipschitz import UNIT_ROUNDOFF, Bound, LayerBound, body_of, compute_dtype, gamma, lipschitz
 from atoll.certify.norms import BUDGET
 from atoll.errors import InputError
 from atoll.models.base import Classifier
+from atoll.modules import evaluation_mode
 
 UP = 1 + 1e-12  # more than the rounding of a few hundred products and sums in float64
 
 
 @dataclass(frozen=True)
-class Constants:
+class PairwiseLipschitz:
     r"""What the certificate of a network rests on, for all pairs of classes, ``(classes, classes)`` in float64.
 
     Args:
@@ -36,13 +36,13 @@ class Constants:
     absolute: Tensor
 
     @staticmethod
-    def estimated(matrix: Tensor) -> Constants:
+    def estimated(matrix: Tensor) -> PairwiseLipschitz:
         """From an estimate of K, such as training makes: no proof."""
         matrix = matrix.detach().double()
-        return Constants(matrix, torch.zeros_like(matrix), torch.zeros_like(matrix))
+        return PairwiseLipschitz(matrix, torch.zeros_like(matrix), torch.zeros_like(matrix))
 
 
-def radius(logits: Tensor, size: Tensor, constants: Constants) -> Tensor:
+def radius(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor:
     r"""How far an input can be moved before the prediction j changes, at least.
 
     .. math:: \min_{i \ne j} \frac{f_j - f_i - 2 (A_{ji} \|x\| + B_{ji})}{K_{ji} + A_{ji}}
@@ -56,7 +56,7 @@ def radius(logits: Tensor, size: Tensor, constants: Constants) -> Tensor:
         size: l2 norms of the inputs.
         constants: of the network.
 
-    >>> constants = Constants.estimated(torch.tensor([[0.0, 2.0], [2.0, 0.0]]))
+    >>> constants = PairwiseLipschitz.estimated(torch.tensor([[0.0, 2.0], [2.0, 0.0]]))
     >>> radius(torch.tensor([[3.0, 1.0]]), torch.ones(1), constants)
     tensor([1.], dtype=torch.float64)
     """
@@ -64,10 +64,10 @@ def radius(logits: Tensor, size: Tensor, constants: Constants) -> Tensor:
     return found
 
 
-def ratios(logits: Tensor, size: Tensor, constants: Constants) -> Tensor:
+def ratios(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor:
     """What ``radius`` is the minimum of: how far the prediction is proven against each class, infinity for its own.
 
-    >>> constants = Constants.estimated(torch.tensor([[0.0, 2.0, 1.0], [2.0, 0.0, 1.0], [1.0, 1.0, 0.0]]))
+    >>> constants = PairwiseLipschitz.estimated(torch.tensor([[0.0, 2.0, 1.0], [2.0, 0.0, 1.0], [1.0, 1.0, 0.0]]))
     >>> ratios(torch.tensor([[3.0, 1.0, 0.0]]), torch.ones(1), constants)
     tensor([[inf, 1., 3.]], dtype=torch.float64)
     """
@@ -78,21 +78,6 @@ def ratios(logits: Tensor, size: Tensor, constants: Constants) -> Tensor:
     # A pair of classes whose difference is constant can change nothing, unless it is a tie.
     ratio = torch.where(margin > 0, margin / (k + a), 0.0)
     return ratio.scatter(1, top[:, None], math.inf)
-
-
-def abstain_logit(logits: Tensor, reach: Tensor) -> Tensor:
-    r"""The largest :math:`f_i + \epsilon K_{ji}` of a class i other than the top class j.
-
-    Args:
-        logits: f.
-        reach: :math:`\epsilon K`, ``(classes, classes)``.
-
-    >>> abstain_logit(torch.tensor([[3.0, 1.0, 0.0]]), torch.full((3, 3), 0.5))
-    tensor([1.5000])
-    """
-    top = logits.argmax(1)
-    threat = (logits + reach[top]).scatter(1, top[:, None], -torch.inf)
-    return threat.amax(1)
 
 
 class GloRo:
@@ -115,7 +100,7 @@ class GloRo:
     (tensor([0]), tensor([0.3536], dtype=torch.float64))
     """
 
-    def __init__(self, model: nn.Module, constants: Constants, layers: tuple[LayerBound, ...] = ()) -> None:
+    def __init__(self, model: nn.Module, constants: PairwiseLipschitz, layers: tuple[LayerBound, ...] = ()) -> None:
         self.model = model
         self.constants = constants
         self.layers = layers
@@ -132,9 +117,9 @@ class GloRo:
         """With proven constants; a sentence names the layer if there is one without."""
         if linear_map(model.head) is None:
             raise InputError(f"head ({type(model.head).__name__}) cannot be certified: expected a linear layer")
-        dtype = computes_in(model)
+        dtype = compute_dtype(model)
         found = lipschitz(body_of(model), model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
-        return GloRo(model, _pairs(model, found.bound, UNITS[dtype]), found.layers)
+        return GloRo(model, _pairs(model, found.bound, UNIT_ROUNDOFF[dtype]), found.layers)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Certificate:
@@ -146,7 +131,7 @@ class GloRo:
 
 
 @torch.no_grad()
-def _pairs(model: Classifier, body: Bound, unit: float) -> Constants:
+def _pairs(model: Classifier, body: Bound, unit: float) -> PairwiseLipschitz:
     """The constants of all pairs of logits of a linear head, and the error of computing them."""
     head = copy.deepcopy(model.head).double().cpu()
     linear = linear_map(head)
@@ -157,7 +142,7 @@ def _pairs(model: Classifier, body: Bound, unit: float) -> Constants:
     rounding = gamma(linear.terms + 8, unit)
     length, offset = (rounding * v.expand(len(w)) for v in (w.norm(dim=1), bias.abs()))
     lengths, offsets = length[:, None] + length, offset[:, None] + offset
-    return Constants(
+    return PairwiseLipschitz(
         UP * distance * body.lipschitz,
         UP * (distance * body.relative + lengths * (body.lipschitz + body.relative)),
         UP * (distance * body.absolute + lengths * (body.offset + body.absolute) + offsets),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.certify.certificate import Certificate, Certifier
 from atoll.distributed import rank
-from atoll.streams import fingerprint
+from atoll.rng import content_hash
 
 
 class Kept:
@@ -36,13 +36,13 @@ class Kept:
 
     def __call__(self, x: Tensor) -> Certificate:
         for point in x:
-            name = fingerprint(point)
+            name = content_hash(point)
             if name not in self.known:
                 found = self.certifier(point[None])
                 self.known[name] = (int(found.prediction), float(found.radius))
                 with self.path.open("a") as file:  # the line break first: the line before may have been cut short
                     file.write(f"\n{json.dumps([name, *self.known[name]])}")
-        prediction, radius = zip(*(self.known[fingerprint(point)] for point in x), strict=True)
+        prediction, radius = zip(*(self.known[content_hash(point)] for point in x), strict=True)
         return Certificate(
             torch.tensor(prediction, device=x.device), torch.tensor(radius, dtype=torch.float64, device=x.device)
         )

@@ -18,7 +18,7 @@ from atoll.errors import InputError
 from atoll.models.base import Classifier
 from atoll.models.liresnet import Residual
 
-UNITS = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}  # unit roundoff
+UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}  # unit roundoff
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def body_of(model: Classifier) -> nn.Sequential:
     return nn.Sequential(OrderedDict(normalize=model.normalize, body=model.body))
 
 
-def computes_in(model: nn.Module) -> torch.dtype:
+def compute_dtype(model: nn.Module) -> torch.dtype:
     """The precision that the rounding of a network is counted in, or a sentence if it cannot be."""
     parameter = next(model.parameters())
     full = parameter.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
@@ -160,7 +160,7 @@ def lipschitz(
     """
     parameter = next(network.parameters(), torch.zeros(()))
     dtype = dtype or parameter.dtype
-    if dtype not in UNITS:
+    if dtype not in UNIT_ROUNDOFF:
         raise InputError(f"model: expected float32 or float64 weights, got {dtype}")
     # In float64 the layers are what their float32 weights say, without the rounding of a merged kernel.
     exact = copy.deepcopy(network).double().cpu().eval()
@@ -171,9 +171,9 @@ def lipschitz(
         bound = Bound()
         for node in nodes:
             if isinstance(node, Branch):
-                bound = bound.then(follow(node.inner).residual(UNITS[dtype]))
+                bound = bound.then(follow(node.inner).residual(UNIT_ROUNDOFF[dtype]))
             else:
-                layer, proven = _layer(node, UNITS[dtype], budget)
+                layer, proven = _layer(node, UNIT_ROUNDOFF[dtype], budget)
                 layers.append(proven)
                 if on_layer is not None:
                     on_layer(proven)

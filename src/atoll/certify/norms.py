@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.certify.banded import Banded
+from atoll.certify.banded import BlockBandedOperator
 from atoll.errors import InputError
 
 BUDGET = 1.5e11  # operations that one proof may take by default: seconds on two cores
@@ -32,7 +32,7 @@ def dense_norm(weight: Tensor) -> Norm:
     >>> round(dense_norm(torch.diag(torch.tensor([3.0, 4.0]))).value, 2)
     4.0
     """
-    return Norm(Banded(_exact(weight)[None, None]).norm(), "exact")
+    return Norm(BlockBandedOperator(_exact(weight)[None, None]).norm(), "exact")
 
 
 def conv_norm(
@@ -77,12 +77,12 @@ class Layout:
     def out(self, kernel: torch.Size, axis: int) -> int:
         return (self.size[axis] + 2 * self.padding[axis] - kernel[axis]) // self.stride[axis] + 1
 
-    def banded(self, parts: Tensor, kernel: torch.Size, terms: int = 1) -> Banded:
+    def banded(self, parts: Tensor, kernel: torch.Size, terms: int = 1) -> BlockBandedOperator:
         """The map between rows, given its parts."""
-        return Banded(parts, self.size[0], self.out(kernel, 0), self.stride[0], self.padding[0], terms)
+        return BlockBandedOperator(parts, self.size[0], self.out(kernel, 0), self.stride[0], self.padding[0], terms)
 
 
-def exact(weight: Tensor, layout: Layout) -> Banded:
+def exact(weight: Tensor, layout: Layout) -> BlockBandedOperator:
     """The convolution itself, which is block-banded once it is cut into rows of pixels."""
     channels_out, channels_in, height, width = weight.shape
     size, out, kernel = layout.size[1], layout.out(weight.shape[2:], 1), weight.shape[2:]
@@ -95,7 +95,7 @@ def exact(weight: Tensor, layout: Layout) -> Banded:
     return layout.banded(parts.flatten(3, 4).flatten(1, 2)[None].contiguous(), kernel)
 
 
-def strip(weight: Tensor, layout: Layout) -> Banded:
+def strip(weight: Tensor, layout: Layout) -> BlockBandedOperator:
     """The convolution on a strip that is closed to a ring from left to right, with one banded map per frequency.
 
     There is as much room that nothing meets itself around the ring, so the convolution is a part of this map, and its
@@ -105,7 +105,7 @@ def strip(weight: Tensor, layout: Layout) -> Banded:
     return layout.banded(ring.permute(4, 2, 0, 1, 3).flatten(3).contiguous(), weight.shape[2:], terms)
 
 
-def torus(weight: Tensor, layout: Layout) -> Banded:
+def torus(weight: Tensor, layout: Layout) -> BlockBandedOperator:
     """Closed in both directions, with one small matrix per frequency.
 
     Never above the norm on the infinite grid, which takes all frequencies, not only those of this torus.
@@ -113,11 +113,11 @@ def torus(weight: Tensor, layout: Layout) -> Banded:
     half, rows = _ring(weight, 0, layout)  # out, in, width, phase, frequency
     both, columns = _ring(half, 1, layout)  # out, in, phase, frequency, phase, frequency
     parts = both.permute(3, 5, 0, 1, 2, 4).flatten(0, 1).flatten(2)
-    return Banded(parts[:, None].contiguous(), terms=rows * columns)
+    return BlockBandedOperator(parts[:, None].contiguous(), terms=rows * columns)
 
 
-# From the tightest to the cheapest.
-OPERATORS: dict[str, Callable[[Tensor, Layout], Banded]] = {"exact": exact, "strip": strip, "torus": torus}
+# From the tightest to the minimal_moves.
+OPERATORS: dict[str, Callable[[Tensor, Layout], BlockBandedOperator]] = {"exact": exact, "strip": strip, "torus": torus}
 
 
 def _exact(weight: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.certify.crossing import cheapest, multiplier
-from atoll.certify.lipschitz import UNITS, gamma
+from atoll.certify.lipschitz import UNIT_ROUNDOFF, gamma
+from atoll.models.stretch_distance import minimal_moves, multiplier
 
 STEPS = 200  # of ascent at most,
 CHECK = 20  # and after so many, a look whether it is enough
@@ -120,7 +120,7 @@ class Dual:
         return 2 * (multipliers @ self.own - multipliers.sum(2, keepdim=True) * self.other)
 
     def gradient(self, multipliers: Tensor) -> Tensor:
-        _, change = cheapest(self.slope(multipliers), self.low, self.high, self.gain)
+        _, change = minimal_moves(self.slope(multipliers), self.low, self.high, self.gain)
         return 2 * (change @ self.own.mT - (change * self.other).sum(2, keepdim=True)) + self.margin
 
     def rate(self) -> Tensor:
@@ -132,7 +132,7 @@ class Dual:
 
     def bound(self, multipliers: Tensor) -> Tensor:
         v = self.slope(multipliers)
-        move, change = cheapest(v, self.low, self.high, self.gain)
+        move, change = minimal_moves(v, self.low, self.high, self.gain)
         value = (multipliers * self.margin).sum(2) + (move * move / 2 + v * change).sum(2)
         lengths = self.own.norm(dim=2)[:, None] + self.other.norm(dim=2)[..., None]
         reach = 2 * self.gain * (multipliers * lengths).sum(2)
@@ -140,6 +140,6 @@ class Dual:
         ends = features + math.sqrt(features) * reach  # by Cauchy-Schwarz
         terms = count + features + 16
         size = (multipliers * self.margin.abs()).sum(2) + 3 * reach.square() + ends
-        error = gamma(terms, UNITS[torch.float64]) * size
+        error = gamma(terms, UNIT_ROUNDOFF[torch.float64]) * size
         found: Tensor = (2 * (value - 2 * error).clamp_min(0)).sqrt() * (1 - 1e-12)
         return found

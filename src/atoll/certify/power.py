@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import evaluation_mode
 from atoll.certify.layers import LinearMap, channel_scale, linear_map, nonlinear
 from atoll.certify.lipschitz import Branch, Leaf, Node, body_of, unfold
 from atoll.errors import InputError
 from atoll.models.base import Classifier
 from atoll.models.centroid import Centroids
-from atoll.streams import generator
+from atoll.modules import evaluation_mode
+from atoll.rng import generator
 
 
 class LipschitzEstimate(nn.Module):

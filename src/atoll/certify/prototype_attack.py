@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import Attack
-from atoll.certify.crossing import cheapest
 from atoll.certify.polyhedra import Dual, ascend
 from atoll.errors import InputError
 from atoll.models.centroid import CentroidNet
-from atoll.streams import Streams
+from atoll.models.stretch_distance import minimal_moves
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel
 
 POINTS = 32  # at a time
@@ -23,7 +23,7 @@ class PrototypeAttack(Attack):
 
     Where inputs are stretched, gradients are zero at black and white pixels, and attacks that follow them are blind.
     The dual of the distance to a region (``polyhedra.distance_bounds``) is not: its multipliers say which pixels bring
-    most for their price, and at the best ones the ``cheapest`` moves all but cross.  Multiplied until the moves are as
+    most for their price, and at the best ones the ``minimal_moves`` all but cross.  Multiplied until the moves are as
     long as eps, they are tried.  This takes two passes at most for each prototype, and no gradient.
 
     Args:
@@ -50,7 +50,7 @@ class PrototypeAttack(Attack):
         self.steps = steps
 
     @torch.no_grad()
-    def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: Streams) -> Tensor:
+    def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: PointRNG) -> Tensor:
         if not attackable(model):
             raise InputError(f"PrototypeAttack: expected a CentroidNet without encoder, got {type(model).__name__}")
         assert isinstance(model, CentroidNet)
@@ -93,10 +93,10 @@ class PrototypeAttack(Attack):
         return Dual(c[own], c[other], margin, low[:, None], high[:, None], head.lipschitz)
 
     def _of_length(self, problem: Dual, v: Tensor) -> Tensor:
-        """The cheapest moves of the multiple of v that makes them as long as eps, if any does; by bisection."""
+        """The ``minimal_moves`` of the multiple of v that makes them as long as eps, if any does; by bisection."""
 
         def moves(factor: Tensor) -> Tensor:
-            return cheapest(factor[:, :, None] * v, problem.low, problem.high, problem.gain)[0]
+            return minimal_moves(factor[:, :, None] * v, problem.low, problem.high, problem.gain)[0]
 
         lower = torch.zeros_like(v[:, :, 0])
         upper = torch.full_like(lower, 16.0)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.attacks.base import evaluation_mode
 from atoll.data.base import Split, batches, in_order, to_float
 from atoll.models.centroid import CentroidNet
+from atoll.modules import evaluation_mode
 
 
 @dataclass(frozen=True)

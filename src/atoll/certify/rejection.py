@@ -7,8 +7,8 @@ import torch
 from atoll.certify.certificate import Certificate, Certifier
 from atoll.certify.evaluate import Certification, certify
 from atoll.data.base import MemorySplit, Split
-from atoll.statistics import Accuracy
-from atoll.streams import Streams
+from atoll.rng import PointRNG
+from atoll.stats import Accuracy
 
 
 def rejected(
@@ -41,4 +41,4 @@ def noise(shape: tuple[int, ...], count: int, *, seed: object = 0) -> MemorySpli
     torch.Size([3, 1, 8, 8])
     """
     index = torch.arange(count)
-    return MemorySplit(Streams(seed, "noise", index=index).uniform(*shape), torch.zeros_like(index))
+    return MemorySplit(PointRNG(seed, "noise", index=index).uniform(*shape), torch.zeros_like(index))

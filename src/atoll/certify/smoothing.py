@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import evaluation_mode
 from atoll.certify.certificate import Certificate
 from atoll.errors import InputError
-from atoll.streams import Streams, fingerprint
+from atoll.modules import evaluation_mode
+from atoll.rng import PointRNG, content_hash
 
 ABSTAIN = -1
 
@@ -104,11 +104,11 @@ class Smoothed:
         """How often each class was predicted in n draws, for one input."""
         like = next(self.model.parameters(), point)
         point = point.to(like)
-        names = (self.seed, "smoothing", purpose, fingerprint(point))
+        names = (self.seed, "smoothing", purpose, content_hash(point))
         total = torch.zeros((), dtype=torch.int64, device=point.device)
         with evaluation_mode(self.model):
             for draws in torch.split(torch.arange(n, device=point.device), self.batch_size):
-                noise = Streams(*names, index=draws).normal(*point.shape, dtype=point.dtype)
+                noise = PointRNG(*names, index=draws).normal(*point.shape, dtype=point.dtype)
                 logits = self.model(noise.mul_(self.sigma).add_(point))
                 total = total + torch.bincount(logits.argmax(1), minlength=logits.shape[1])
         return total

@@ -12,17 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
-
-from atoll.certify.export import export
-from atoll.certify.families import certifier_for
 from atoll.certify.norms import BUDGET
-from atoll.cli.options import checkpoint, trained_radius
+from atoll.cli.measure import parse_checkpoint
 from atoll.cli.output import console, print_json, progress_bar
-from atoll.data.base import to_float
-from atoll.errors import InputError
-from atoll.run import open_run
-from atoll.threat import ThreatModel
+from atoll.runs.run import open_run
 
 HELP = "certified models as ONNX files"
 
@@ -39,30 +32,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.points < 1:
-        raise InputError(f"--points: expected at least 1, got {options.points}")
-    which = checkpoint(options.checkpoint)
-    if options.out.is_dir():
-        raise InputError(f"--out: expected a file, got the folder {options.out}")
-    opened = open_run(options.run_folder, trust=options.trust)
-    eps = ThreatModel("l2", options.eps).radius if options.eps is not None else trained_radius(opened, "radius is")
-    model = opened.model(which, options.weights).double()
-    split = opened.data.split("test")
-    x = to_float(split.fetch(torch.arange(min(options.points, len(split)))))
     with progress_bar("layers") as bar:
         task = bar.add_task("norms", total=None, note="")
-        certifier = certifier_for(
-            model, budget=options.budget, on_layer=lambda layer: bar.update(task, advance=1, note=layer.name)
+        exported = open_run(options.run_folder, trust=options.trust).export(
+            options.out,
+            eps=options.eps,
+            points=options.points,
+            budget=options.budget,
+            checkpoint=parse_checkpoint(options.checkpoint),
+            weights=options.weights,
+            on_layer=lambda layer: bar.update(task, advance=1, note=layer.name),
         )
-        bar.update(task, description="export")
-        found = export(certifier, x, options.out, eps=eps)
     if options.json:
-        print_json(vars(found))
+        print_json(vars(exported))
         return 0
     lines = [
-        f"{found.path}: {found.bytes:,} bytes; input x, outputs prediction (-1: abstains) and radius (l2)",
-        f"the same as the model on {found.checked:,} test points, radii to a relative {found.difference:.1g};"
-        f" it abstains on {found.abstained:,} of them at eps {found.eps:.4g}",
+        f"{exported.path}: {exported.bytes:,} bytes; input x, outputs prediction (-1: abstains) and radius (l2)",
+        f"the same as the model on {exported.checked:,} test points, radii to a relative {exported.difference:.1g};"
+        f" it abstains on {exported.abstained:,} of them at eps {exported.eps:.4g}",
     ]
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,48 +1,71 @@
-"""List what a recipe can name.
+"""List what commands and recipes accept, and the parameters of one component.
 
 atoll ls
 atoll ls models
+atoll ls attack APGD
 """
 
 from __future__ import annotations
 
 import argparse
 
+from atoll.attacks.suites import SUITES
 from atoll.cli.output import print_json, print_table
-from atoll.recipe import recipes, rows
-from atoll.registry import KINDS, members, summary
+from atoll.config import parameters
+from atoll.errors import InputError
+from atoll.registry import REGISTRIES, registry, suggest
+from atoll.runs.recipe import recipes, rows
 
 HELP = "list recipes, models, data sets, attacks, methods"
 
-# `atoll ls data` reads better than `atoll ls "data sets"`.
-NAMES = {"recipes": None} | {kind.title.split()[0]: kind.name for kind in KINDS.values()}
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="?", choices=list(NAMES), help="only one kind")
-    parser.add_argument("--rows", action="store_true", help="each row of a book of recipes, not only the book")
+    parser.add_argument("kind", nargs="?", help="list one kind only")
+    parser.add_argument("name", nargs="?", help="show the parameters and defaults of this component")
+    parser.add_argument("--rows", action="store_true", help="list every variant of a recipe grid")
 
 
 def run(options: argparse.Namespace) -> int:
-    chosen = [options.what] if options.what else list(NAMES)
-    listing = {name: entries(name, options.rows) for name in chosen}
+    tables = {"recipes": None, "suites": None} | {registry(kind).title: kind for kind in REGISTRIES}
+    plural = {registry(kind).kind.split()[0]: registry(kind).title for kind in REGISTRIES}
+    title = plural.get(options.kind, options.kind)
+    if title is not None and title not in tables:
+        raise InputError(f"ls: got {title!r}{suggest(title, [*tables, *plural])}")
+    if options.name is not None:
+        return _show(title, tables[title], options)
+    listing = {name: entries(name, tables[name], options.rows) for name in ([title] if title else tables)}
     if options.json:
         print_json(listing)
         return 0
-    for name, found in listing.items():
-        print_table(name, ["name", "what it is"], [[key, text] for key, text in found.items()])
+    for name, lines in listing.items():
+        print_table(name, ["name", "description"], [[key, text] for key, text in lines.items()])
     return 0
 
 
-def entries(what: str, every_row: bool = False) -> dict[str, str]:
+def entries(title: str, kind: str | None, every_row: bool = False) -> dict[str, str]:
     """One line per member of a kind, by name."""
-    kind = NAMES[what]
+    if kind is not None:
+        return {name: member.summary for name, member in registry(kind).members().items()}
+    if title == "suites":
+        return {name: (make.__doc__ or "").splitlines()[0] for name, make in SUITES.items()}
+    lines: dict[str, str] = {}
+    for name, text in recipes().items():
+        names = rows(name)
+        lines |= dict.fromkeys(names, text) if every_row else {name: text}
+        if not every_row and names != [name]:
+            lines[name] = f"{text} ({len(names)} variants, such as {names[0]})"
+    return lines
+
+
+def _show(title: str, kind: str | None, options: argparse.Namespace) -> int:
+    """Parameters and defaults of one component."""
     if kind is None:
-        found: dict[str, str] = {}
-        for name, text in recipes().items():
-            names = rows(name)
-            found |= dict.fromkeys(names, text) if every_row else {name: text}
-            if not every_row and names != [name]:
-                found[name] = f"{text} ({len(names)} rows, such as {names[0]})"
-        return found
-    return {name: summary(cls) for name, cls in sorted(members(kind).items(), key=lambda item: item[0].lower())}
+        raise InputError(f"ls: {title} have no parameters; read a recipe with `atoll train {options.name} --dry-run`")
+    member = registry(kind).resolve(options.name)
+    listing = parameters(member.cls, member.arguments)
+    if options.json:
+        print_json({"name": member.name, "class_path": member.path, "parameters": listing})
+        return 0
+    table = [[name, row["type"], row["default"]] for name, row in listing.items()]
+    print_table(f"{member.name}: {member.summary}", ["parameter", "type", "default"], table)
+    return 0

@@ -13,6 +13,7 @@ from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from atoll.stats import Accuracy
 from atoll.training.observers import Observer, Record
 from atoll.training.trainer import Trainer
 
@@ -128,12 +129,12 @@ def describe(metrics: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def percent(accuracy: Mapping[str, Any]) -> str:
-    """``87.50 ± 1.58`` from an accuracy's JSON."""
-    return f"{100 * accuracy['value']:.2f} ± {100 * accuracy['standard_error']:.2f}"
+def percent(accuracy: Accuracy) -> str:
+    """``87.50``, an accuracy in percent."""
+    return f"{100 * accuracy.value:.2f}"
 
 
-def interval(accuracy: Mapping[str, Any]) -> str:
-    """``84.2-90.3`` from an accuracy's JSON."""
-    low, high = accuracy["interval"]
+def interval(accuracy: Accuracy) -> str:
+    """``84.2-90.3``, its 95 % interval in percent."""
+    low, high = accuracy.interval
     return f"{100 * low:.1f}-{100 * high:.1f}"

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from atoll.cli.output import console, print_json, print_table, progress_bar
-from atoll.errors import InputError
 from atoll.studies import STUDIES
-from atoll.studies.base import SCALES
-from atoll.studies.engine import Engine, Outcome, in_turn, run_study
-from atoll.studies.on_ray import OnRay
+from atoll.studies.base import SCALES, Study
+from atoll.studies.engine import Engine, Outcome, run_sequentially, run_study
+from atoll.studies.ray import RayEngine
 
 HELP = "reproduce a table or figure of a paper"
 
@@ -53,12 +53,10 @@ def run(options: argparse.Namespace) -> int:
     if options.name is None:
         _list(options.json)
         return 0
-    if options.name not in STUDIES:
-        raise InputError(f"study: expected one of {', '.join(STUDIES)}, got {options.name!r}")
-    study = STUDIES[options.name]
+    study: Study = STUDIES.resolve(options.name).cls()
     folder = options.out or Path("runs") / "studies" / f"{study.name}-{options.scale}"
-    ray = OnRay(options.address, options.cpus, options.gpus)
-    engine: Engine = ray if options.engine == "ray" else in_turn
+    ray = RayEngine(options.address, options.cpus, options.gpus)
+    engine: Engine = ray if options.engine == "ray" else run_sequentially
     with progress_bar("cells") as bar:
         task = bar.add_task(study.name, total=len(study.cells(options.scale)), note="")
 
@@ -96,7 +94,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _list(as_json: bool) -> None:
-    rows = {study.name: [study.title, study.shows] for study in STUDIES.values()}
+    classes: list[Any] = [member.cls for member in STUDIES.members().values()]
+    rows = {study.name: [study.title, study.shows] for study in classes}
     if as_json:
         print_json({name: {"title": title, "shows": shows} for name, (title, shows) in rows.items()})
     else:

@@ -20,8 +20,9 @@ import yaml
 from atoll.cli.output import TrainingProgress, console, percent, print_json, print_table
 from atoll.distributed import is_main
 from atoll.errors import RecipeError
-from atoll.recipe import build_recipe, recipes
-from atoll.run import train
+from atoll.runs.recipe import build_recipe, recipes
+from atoll.runs.run import Run, TestRow
+from atoll.runs.train import train
 from atoll.training.trainer import Trainer
 
 HELP = "train a recipe"
@@ -55,13 +56,16 @@ def run(options: argparse.Namespace) -> int:
     )
     if not is_main():
         return 0
-    result = finished.result
-    assert result is not None
     if options.json:
-        print_json({"run": str(out), **result})
+        print_json({"run": str(out), "selected_on": finished.index.get("selected_on"), "test": _to_json(finished)})
     else:
-        show(out, result)
+        show(finished)
     return 0
+
+
+def _to_json(run: Run) -> list[dict[str, Any]]:
+    names = ("checkpoint", "weights", "epoch")
+    return [{name: getattr(row, name) for name in names} | row.to_json() for row in run.tests()]
 
 
 def stop_on_signals(trainer: Trainer) -> None:
@@ -75,19 +79,19 @@ def stop_on_signals(trainer: Trainer) -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
-def show(out: Path, result: dict[str, Any]) -> None:
-    attack = result["attack"] or "none"
-    rows = []
-    columns = {"clean": "clean", "robust": f"robust ({attack})"}
-    if "vra" in result["last"]:
-        columns["vra"] = "verified"
-    averages = {name: found for name, found in result.items() if isinstance(found, dict) and "last" in found}
-    for weights, found in {"": result, **averages}.items():
-        for which in ("best", "last"):
-            if which in found:
-                row = found[which]
-                shown = [percent(row[name]) if name in row else "-" for name in columns]
-                rows.append([f"{which} {weights}".strip(), str(row["epoch"]), *shown])
-    marked = " (best was chosen on the test set)" if result["selected_on"] == "test" else ""
-    print_table(f"Test accuracy in %{marked}", ["checkpoint", "epoch", *columns.values()], rows)
-    console.print(f"everything is in {out}", markup=False, soft_wrap=True)
+def show(run: Run) -> None:
+    """Test results of the best and the last checkpoint."""
+    tests = run.tests()
+    certified = any(row.certified for row in tests)
+    rows = [_row(row, certified) for row in tests]
+    attack = run.test_settings.attacks
+    columns = ["checkpoint", "epoch", "clean", f"robust ({attack})", *(["verified"] if certified else [])]
+    note = " (best was selected on the test set)" if run.index.get("selected_on") == "test" else ""
+    print_table(f"Test accuracy in %{note}", columns, rows)
+    console.print(f"everything is in {run.folder}", markup=False, soft_wrap=True)
+
+
+def _row(row: TestRow, certified: bool) -> list[str]:
+    name = row.checkpoint if row.weights == "raw" else f"{row.checkpoint} {row.weights}"
+    accuracies = [row.clean, row.robust, *([row.verified] if certified else [])]
+    return [name, "-" if row.epoch is None else str(row.epoch), *("-" if a is None else percent(a) for a in accuracies)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.curvature.problem import Problem, shared
+from atoll.curvature.risk import EmpiricalRisk, shared
 from atoll.distributed import all_sum
 from atoll.errors import InputError
 
@@ -13,15 +13,15 @@ LIMIT = 20_000  # parameters: in float32 the matrix takes 1.6 GB then
 _ROWS = 32  # at a time
 
 
-def hessian(problem: Problem, rows: Tensor | None = None) -> Tensor:
+def hessian(problem: EmpiricalRisk, rows: Tensor | None = None) -> Tensor:
     """All second derivatives of the mean loss, ``(parameters, parameters)``, or some rows: a product for each row.
 
-    >>> from atoll.training.losses import Standard
+    >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
     >>> _ = model.weight.data.zero_()
-    >>> hessian(Problem(model, Standard(), torch.ones(1, 1), torch.tensor([0]))).tolist()
+    >>> hessian(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0]))).tolist()
     [[0.25, -0.25], [-0.25, 0.25]]
-    >>> hessian(Problem(model, Standard(), torch.ones(1, 1), torch.tensor([0])), torch.tensor([1])).tolist()
+    >>> hessian(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0])), torch.tensor([1])).tolist()
     [[-0.25, 0.25]]
     """
     if problem.size > LIMIT:
@@ -39,7 +39,7 @@ def hessian(problem: Problem, rows: Tensor | None = None) -> Tensor:
     return all_sum(total) / len(problem)
 
 
-def blocks(problem: Problem, matrix: Tensor) -> dict[str, Tensor]:
+def blocks(problem: EmpiricalRisk, matrix: Tensor) -> dict[str, Tensor]:
     """The diagonal blocks of a dense Hessian, one for each parameter."""
     found, start = {}, 0
     for name, p in zip(problem.names, problem.parameters, strict=True):

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.attacks.base import Attack, evaluation_mode
-from atoll.curvature.estimate import Estimate
-from atoll.curvature.problem import shared
+from atoll.attacks.base import Attack
+from atoll.curvature.risk import shared
 from atoll.distributed import all_sum
 from atoll.errors import InputError
+from atoll.modules import evaluation_mode
+from atoll.stats import Estimate
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.curvature.estimate import Estimate
 from atoll.curvature.pac_bayes import (
     Posterior,
     catoni,
@@ -19,10 +18,11 @@ from atoll.curvature.pac_bayes import (
     optimal_posterior,
     square_root,
 )
-from atoll.curvature.problem import Problem, Vector, flatten
+from atoll.curvature.risk import EmpiricalRisk, Vector, flatten
 from atoll.errors import InputError
-from atoll.streams import generator
-from atoll.training.methods.perturbation import restored
+from atoll.modules import preserve_parameters
+from atoll.rng import generator
+from atoll.stats import Estimate
 
 # Priors and temperatures to choose from; the bounds hold for all of them at once.
 SIGMAS = tuple(2.0**-k for k in range(13))
@@ -72,7 +72,7 @@ class Bounds:
 
 
 def gibbs_risk(
-    problem: Problem, deviations: Sequence[Tensor], *, pairs: int = 10, clip: float = math.inf, seed: object = 0
+    problem: EmpiricalRisk, deviations: Sequence[Tensor], *, pairs: int = 10, clip: float = math.inf, seed: object = 0
 ) -> tuple[Estimate, Estimate]:
     """Mean loss, and mean clipped loss, of the net with noise of these standard deviations on its weights.
 
@@ -80,8 +80,8 @@ def gibbs_risk(
     those of the net without noise.  The kinks of a ReLU net count here, but not in its Hessian: with noise that reaches
     them the second-order expansion is too small.
 
-    >>> from atoll.training.losses import Standard
-    >>> problem = Problem(torch.nn.Linear(2, 2).eval(), Standard(), torch.rand(4, 2), torch.arange(4) % 2)
+    >>> from atoll.losses import Standard
+    >>> problem = EmpiricalRisk(torch.nn.Linear(2, 2).eval(), Standard(), torch.rand(4, 2), torch.arange(4) % 2)
     >>> still, _ = gibbs_risk(problem, [torch.zeros_like(p) for p in problem.parameters], pairs=2)
     >>> abs(still.value - problem.value()) < 1e-9, still.standard_error
     (True, 0.0)
@@ -89,7 +89,7 @@ def gibbs_risk(
     if pairs < 2:
         raise InputError(f"pairs: expected at least 2, got {pairs}")
     means = torch.zeros(pairs, 2, dtype=torch.float64)
-    with restored(problem.parameters):
+    with preserve_parameters(problem.parameters):
         start = [p.detach().clone() for p in problem.parameters]
         for number in range(pairs):
             draw = generator(seed, "posterior", number, device=problem.device)
@@ -105,7 +105,7 @@ def gibbs_risk(
 
 
 def pac_bayes(
-    problem: Problem,
+    problem: EmpiricalRisk,
     trace: float,
     diagonal: Vector | None = None,
     *,
@@ -202,7 +202,7 @@ def verdict(bound: float, *, clip: float, guessing: float) -> str:
     return f"{says} (an estimate, no proof: perturbations are held fixed, the Monte Carlo mean is taken for exact)"
 
 
-def _classes(problem: Problem) -> int:
+def _classes(problem: EmpiricalRisk) -> int:
     with torch.no_grad():
         out, _ = problem.outputs(torch.tensor([0]))
     return (out.g if out.logits is not None else out.g_adv).shape[1]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from atoll.curvature.problem import Problem, derivative
-from atoll.streams import generator
+from atoll.curvature.risk import EmpiricalRisk, derivative
+from atoll.rng import generator
 
 
-def hutchinson(problem: Problem, index: Tensor, probes: Sequence[int], seed: object) -> Tensor:
+def hutchinson(problem: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Tensor:
     r"""For each probe one unbiased estimate of every layer's trace, summed over some points: ``(probes, layers)``.
 
     One Rademacher vector v over all layers and one product with the Hessian give every layer k
@@ -22,10 +22,10 @@ def hutchinson(problem: Problem, index: Tensor, probes: Sequence[int], seed: obj
     "A stochastic estimator of the trace of the influence matrix", 1990).  Forward and first backward pass are shared by
     all probes.
 
-    >>> from atoll.training.losses import Standard
+    >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
     >>> _ = model.weight.data.zero_()
-    >>> problem = Problem(model, Standard(), torch.ones(1, 1), torch.tensor([0]))
+    >>> problem = EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0]))
     >>> sorted(set(hutchinson(problem, torch.tensor([0]), range(20), 0).flatten().tolist()))  # trace 1/2, ± 1/2
     [0.0, 1.0]
     """

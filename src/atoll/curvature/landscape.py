@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.attacks.base import check_labels, evaluation_mode
-from atoll.curvature.problem import Problem
+from atoll.attacks.base import check_labels
+from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.trace import OnProgress
 from atoll.data.arrays import read_npz
 from atoll.errors import DataError, InputError
-from atoll.streams import Streams, generator
-from atoll.training.methods.perturbation import restored
+from atoll.modules import evaluation_mode, preserve_parameters
+from atoll.rng import PointRNG, generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +98,7 @@ def input_landscape(
         raise InputError(f"expected points with one label each, got {len(x)} points and {len(y)} labels")
     place = next(model.parameters())
     x, y = x.to(place), y.to(place.device)
-    signs = Streams(seed, "landscape", index=torch.arange(len(x), device=x.device)).rademacher(
+    signs = PointRNG(seed, "landscape", index=torch.arange(len(x), device=x.device)).rademacher(
         *x.shape[1:], dtype=x.dtype
     )
     grid = torch.linspace(-radius, radius, steps, dtype=torch.float64)
@@ -121,7 +121,7 @@ def input_landscape(
 
 
 def weight_landscape(
-    problem: Problem,
+    problem: EmpiricalRisk,
     *,
     radius: float = 1.0,
     steps: int = 21,
@@ -134,8 +134,8 @@ def weight_landscape(
     scales of normalisation stay as they are (Li et al., "Visualizing the loss landscape of neural nets", 2018).  The
     weights come out bit by bit as they went in.
 
-    >>> from atoll.training.losses import Standard
-    >>> problem = Problem(nn.Linear(2, 2).eval(), Standard(), torch.rand(4, 2), torch.arange(4) % 2)
+    >>> from atoll.losses import Standard
+    >>> problem = EmpiricalRisk(nn.Linear(2, 2).eval(), Standard(), torch.rand(4, 2), torch.arange(4) % 2)
     >>> found = weight_landscape(problem, steps=3)
     >>> abs(float(found.loss[1, 1]) - problem.value()) < 1e-6
     True
@@ -144,7 +144,7 @@ def weight_landscape(
     first, second = (filter_normalised(problem, (seed, number)) for number in (0, 1))
     grid = torch.linspace(-radius, radius, steps, dtype=torch.float64)
     loss = torch.zeros(steps, steps, dtype=torch.float64)
-    with restored(problem.parameters):
+    with preserve_parameters(problem.parameters):
         start = [p.detach().clone() for p in problem.parameters]
         for i, a in enumerate(grid):
             for j, b in enumerate(grid):
@@ -157,7 +157,7 @@ def weight_landscape(
     return Landscape(grid, grid, loss, ("first random direction", "second random direction"))
 
 
-def filter_normalised(problem: Problem, seed: object) -> list[Tensor]:
+def filter_normalised(problem: EmpiricalRisk, seed: object) -> list[Tensor]:
     """A random direction in which every filter is as long as the net's own; zero for all but weight matrices."""
     draw = generator(seed, "direction")
     direction = []

@@ -11,11 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.curvature.dense import blocks, hessian
-from atoll.curvature.problem import Problem, flatten
+from atoll.curvature.risk import EmpiricalRisk, flatten
 from atoll.data.arrays import read_npz
 from atoll.errors import AtollError, DataError, InputError
-from atoll.streams import generator
+from atoll.rng import generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,15 +22,15 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 
-def top_eigenvalues(problem: Problem, count: int = 5, *, tolerance: float = 1e-3, seed: object = 0) -> Array:
+def top_eigenvalues(problem: EmpiricalRisk, count: int = 5, *, tolerance: float = 1e-3, seed: object = 0) -> Array:
     """The largest eigenvalues, in falling order, to a relative accuracy, by Lanczos with restarts (ARPACK).
 
     Each iteration is one product with the Hessian; ``max(2 count + 1, 12)`` vectors as long as the parameters are kept.
 
-    >>> from atoll.training.losses import Standard
+    >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(2, 2, bias=False).eval()
     >>> _ = model.weight.data.zero_()
-    >>> problem = Problem(model, Standard(), torch.diag(torch.tensor([2.0, 1.0])), torch.tensor([0, 1]))
+    >>> problem = EmpiricalRisk(model, Standard(), torch.diag(torch.tensor([2.0, 1.0])), torch.tensor([0, 1]))
     >>> top_eigenvalues(problem, 2).round(3).tolist()
     [1.0, 0.25]
     """
@@ -58,21 +57,6 @@ def top_eigenvalues(problem: Problem, count: int = 5, *, tolerance: float = 1e-3
             f"only {done} of {count} eigenvalues converged; ask for fewer or allow more tolerance"
         ) from None
     return np.sort(found.astype(np.float64))[::-1]
-
-
-def all_eigenvalues(problem: Problem) -> dict[str, Array]:
-    """All eigenvalues in rising order: of the whole Hessian (under ``""``) and of each parameter's block.
-
-    >>> from atoll.training.losses import Standard
-    >>> model = torch.nn.Linear(1, 2, bias=False).eval()
-    >>> _ = model.weight.data.zero_()
-    >>> found = all_eigenvalues(Problem(model, Standard(), torch.ones(1, 1), torch.tensor([0])))
-    >>> {name: values.round(6).tolist() for name, values in found.items()}
-    {'': [0.0, 0.5], 'weight': [0.0, 0.5]}
-    """
-    matrix = hessian(problem).double()
-    parts = {"": matrix} | blocks(problem, matrix)
-    return {name: torch.linalg.eigvalsh(part).cpu().numpy() for name, part in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -130,17 +114,17 @@ class Density:
         return figure
 
 
-def density(problem: Problem, *, vectors: int = 4, steps: int = 40, seed: object = 0) -> Density:
+def density(problem: EmpiricalRisk, *, vectors: int = 4, steps: int = 40, seed: object = 0) -> Density:
     r"""The density of all eigenvalues by stochastic Lanczos quadrature (Ubaru, Chen & Saad, 2017).
 
     For a random unit vector v, :math:`v^T f(H) v` has the mean of f over the spectrum as expectation.  ``steps``
     products make a small tridiagonal matrix, whose eigenvalues and weights give it exactly for polynomials f up to
     degree ``2 steps - 1``.  The Lanczos vectors are kept and made orthogonal again in every step.
 
-    >>> from atoll.training.losses import Standard
+    >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
     >>> _ = model.weight.data.zero_()
-    >>> found = density(Problem(model, Standard(), torch.ones(1, 1), torch.tensor([0])), vectors=1, steps=2)
+    >>> found = density(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0])), vectors=1, steps=2)
     >>> abs(found.eigenvalues).round(3).tolist(), round(float(found.weights.sum()), 3)
     ([[0.0, 0.5]], 1.0)
     """
@@ -156,7 +140,7 @@ def density(problem: Problem, *, vectors: int = 4, steps: int = 40, seed: object
     return Density(eigenvalues, weights)
 
 
-def _quadrature(problem: Problem, start: Tensor, steps: int) -> tuple[Array, Array]:
+def _quadrature(problem: EmpiricalRisk, start: Tensor, steps: int) -> tuple[Array, Array]:
     """Eigenvalues and weights of the tridiagonal matrix of a Lanczos run."""
     from scipy.linalg import eigh_tridiagonal
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from atoll.curvature.dense import blocks, hessian
-from atoll.curvature.estimate import Estimate
-from atoll.curvature.gauss_newton import exact_gauss_newton, net_nonlinearity, sketch
+from atoll.curvature.ggn import exact_gauss_newton, net_nonlinearity, sketch
 from atoll.curvature.hutchinson import hutchinson
-from atoll.curvature.problem import Problem, shared
+from atoll.curvature.risk import EmpiricalRisk, shared
 from atoll.data.base import in_order
 from atoll.distributed import all_sum, rank, world_size
 from atoll.errors import InputError
+from atoll.stats import Estimate
 
 Estimator = Literal["auto", "hutchinson", "gauss_newton", "exact"]
 OnProgress = Callable[[int, int], None]  # how much is done, and of how much as far as is known
@@ -66,7 +66,7 @@ class Traces:
 
 
 def traces(
-    problem: Problem,
+    problem: EmpiricalRisk,
     estimator: Estimator = "auto",
     *,
     relative_error: float = 0.05,
@@ -105,10 +105,10 @@ def traces(
         seed: of the random vectors.
         on_progress: called after every group.
 
-    >>> from atoll.training.losses import Standard
+    >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(2, 3, bias=False).eval()
     >>> _ = model.weight.data.zero_()
-    >>> problem = Problem(model, Standard(), torch.eye(2), torch.tensor([0, 1]))
+    >>> problem = EmpiricalRisk(model, Standard(), torch.eye(2), torch.tensor([0, 1]))
     >>> round(traces(problem, "exact").total.value, 6)  # 3 * 1/3 * 2/3 * mean ||x||^2
     0.666667
     >>> found = traces(problem, relative_error=0.01)
@@ -165,7 +165,7 @@ def _group_size(estimator: str, points: int, relative_error: float) -> int:
     return 8 if estimator == "hutchinson" else max(1, min(8, round(20 * points * relative_error**2)))
 
 
-def _summary(problem: Problem, samples: Tensor, estimator: str, reason: str) -> Traces:
+def _summary(problem: EmpiricalRisk, samples: Tensor, estimator: str, reason: str) -> Traces:
     """Mean over the vectors of each group, summed over groups; the variance is that within the groups."""
     probes = samples.shape[1]
     centred = samples - samples.mean(1, keepdim=True)
@@ -174,7 +174,7 @@ def _summary(problem: Problem, samples: Tensor, estimator: str, reason: str) -> 
     return Traces(problem.names, values, covariance, estimator, reason, probes)
 
 
-def _exact(problem: Problem, on_progress: OnProgress | None) -> Traces:
+def _exact(problem: EmpiricalRisk, on_progress: OnProgress | None) -> Traces:
     bend = net_nonlinearity(problem)
     if bend is None:
         name, reason = "exact_gauss_newton", "the net is piecewise linear in each parameter"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from atoll.curvature.estimate import Estimate
-from atoll.curvature.problem import Problem
+from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.trace import Estimator, OnProgress, Traces, traces
 from atoll.errors import InputError
+from atoll.stats import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ class WCI:
 
 
 def wci(
-    problem: Problem,
+    problem: EmpiricalRisk,
     estimator: Estimator = "auto",
     *,
     relative_error: float = 0.05,
@@ -94,8 +94,8 @@ def wci(
     """The index of a model at fixed points, to a relative standard error; options as for ``traces``.
 
     >>> from atoll.models import MLP
-    >>> from atoll.training.losses import Standard
-    >>> problem = Problem(MLP((2,), 2).eval(), Standard(), torch.rand(64, 2), torch.arange(64) % 2)
+    >>> from atoll.losses import Standard
+    >>> problem = EmpiricalRisk(MLP((2,), 2).eval(), Standard(), torch.rand(64, 2), torch.arange(64) % 2)
     >>> found = wci(problem, relative_error=0.02)
     >>> [layer.name for layer in found.layers], found.index.relative_error <= 0.02, found.index.value <= found.bound
     (['body.1.weight', 'body.3.weight', 'head.weight'], True, True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.data.augment import Augmentation, check_images
+from atoll.data.augment import AUGMENTATIONS, Augmentation, check_images
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.rng import PointRNG
 
 
 def affine(x: Tensor, matrix: Tensor, fill: float = 0.5, shift: Tensor | None = None) -> Tensor:
@@ -40,6 +40,7 @@ def affine(x: Tensor, matrix: Tensor, fill: float = 0.5, shift: Tensor | None = 
 
 
 @dataclass(frozen=True, kw_only=True)
+@AUGMENTATIONS.register()
 class RandomAffine(Augmentation):
     r"""Turns and scales images a little, around the centre; what comes from outside is black.
 
@@ -55,7 +56,7 @@ class RandomAffine(Augmentation):
         scale: largest change of size, as a share of it.
 
     >>> turn = RandomAffine(degrees=5, scale=0.05)
-    >>> turn(torch.rand(2, 1, 28, 28), Streams("affine", index=torch.arange(2))).shape
+    >>> turn(torch.rand(2, 1, 28, 28), PointRNG("affine", index=torch.arange(2))).shape
     torch.Size([2, 1, 28, 28])
     """
 
@@ -68,7 +69,7 @@ class RandomAffine(Augmentation):
         if not 0 <= self.scale < 1:
             raise InputError(f"scale: expected a share in [0, 1), got {self.scale}")
 
-    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+    def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
         turn, size = (2 * streams.uniform(2, dtype=x.dtype) - 1).unbind(1)
         t = turn * math.tan(math.radians(self.degrees / 2))
@@ -79,6 +80,7 @@ class RandomAffine(Augmentation):
 
 
 @dataclass(frozen=True, kw_only=True)
+@AUGMENTATIONS.register()
 class Elastic(Augmentation):
     """Bends images: every pixel comes from a place nearby, neighbours from neighbouring places; outside is black.
 
@@ -91,7 +93,7 @@ class Elastic(Augmentation):
         nodes: of the grid, along each side.
 
     >>> bend = Elastic(strength=0.6)
-    >>> bend(torch.rand(2, 1, 28, 28), Streams("elastic", index=torch.arange(2))).shape
+    >>> bend(torch.rand(2, 1, 28, 28), PointRNG("elastic", index=torch.arange(2))).shape
     torch.Size([2, 1, 28, 28])
     """
 
@@ -104,7 +106,7 @@ class Elastic(Augmentation):
         if self.nodes < 2:
             raise InputError(f"nodes: expected at least 2, got {self.nodes}")
 
-    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+    def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
         if not len(x):
             return x

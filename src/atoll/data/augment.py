@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.registry import Registry
+from atoll.rng import PointRNG
 from atoll.threat import per_point
+
+AUGMENTATIONS = Registry("augmentation", "augmentations", "atoll.data.augment.Augmentation", "atoll.data")
 
 
 class Augmentation(ABC):
@@ -23,8 +27,10 @@ class Augmentation(ABC):
     What becomes of an image depends on the image and its stream alone, never on the rest of the batch.
     """
 
+    registry: ClassVar[Registry] = AUGMENTATIONS
+
     @abstractmethod
-    def __call__(self, x: Tensor, streams: Streams) -> Tensor: ...
+    def __call__(self, x: Tensor, streams: PointRNG) -> Tensor: ...
 
 
 def check_images(x: Tensor) -> None:
@@ -34,6 +40,7 @@ def check_images(x: Tensor) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+@AUGMENTATIONS.register()
 class RandomCrop(Augmentation):
     """Pads with black and cuts a window of the old size at a random place.
 
@@ -43,7 +50,7 @@ class RandomCrop(Augmentation):
         padding: width of the border on each side.
 
     >>> crop = RandomCrop(padding=4)
-    >>> crop(torch.rand(2, 3, 32, 32), Streams("crop", index=torch.arange(2))).shape
+    >>> crop(torch.rand(2, 3, 32, 32), PointRNG("crop", index=torch.arange(2))).shape
     torch.Size([2, 3, 32, 32])
     """
 
@@ -53,7 +60,7 @@ class RandomCrop(Augmentation):
         if self.padding < 0:
             raise InputError(f"padding: expected at least 0 pixels, got {self.padding}")
 
-    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+    def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
         places = 2 * self.padding + 1
         place = streams.integers(places * places)  # one number for both axes
@@ -72,11 +79,12 @@ class RandomCrop(Augmentation):
 
 
 @dataclass(frozen=True, kw_only=True)
+@AUGMENTATIONS.register()
 class HorizontalFlip(Augmentation):
     """Mirrors left and right with probability ``p``.
 
     >>> flip = HorizontalFlip(p=1.0)
-    >>> flip(torch.tensor([[[[0.0, 0.5, 1.0]]]]), Streams("flip", index=torch.arange(1)))
+    >>> flip(torch.tensor([[[[0.0, 0.5, 1.0]]]]), PointRNG("flip", index=torch.arange(1)))
     tensor([[[[1.0000, 0.5000, 0.0000]]]])
     """
 
@@ -86,20 +94,21 @@ class HorizontalFlip(Augmentation):
         if not 0 <= self.p <= 1:
             raise InputError(f"p: expected a probability in [0, 1], got {self.p}")
 
-    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+    def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
         rows = (streams.uniform() < self.p).nonzero().squeeze(1)
         return x.index_copy(0, rows, x.index_select(0, rows).flip(-1))
 
 
 @dataclass(frozen=True, kw_only=True)
+@AUGMENTATIONS.register()
 class Brightness(Augmentation):
     """Adds one number, uniform in ``[-strength, strength]``, to all pixels and clips to [0, 1].
 
     With ``HorizontalFlip`` this is 'fb' (flip and random brightness) of Wang et al., "Improving Robust
     Generalization by Direct PAC-Bayesian Bound Minimization" (2023), who do not give the strength.
 
-    >>> Brightness(strength=0.2)(torch.full((1, 1, 1, 1), 0.5), Streams("b", index=torch.arange(1))).shape
+    >>> Brightness(strength=0.2)(torch.full((1, 1, 1, 1), 0.5), PointRNG("b", index=torch.arange(1))).shape
     torch.Size([1, 1, 1, 1])
     """
 
@@ -109,13 +118,14 @@ class Brightness(Augmentation):
         if not 0 <= self.strength <= 1:
             raise InputError(f"strength: expected a number in [0, 1], got {self.strength}")
 
-    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+    def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
         shift = (2 * streams.uniform(dtype=x.dtype) - 1) * self.strength
         return (x + per_point(shift, x)).clamp_(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
+@AUGMENTATIONS.register()
 class Cutout(Augmentation):
     """Paints over a square whose centre is a random pixel; near a border, part of it falls outside.
 
@@ -125,7 +135,7 @@ class Cutout(Augmentation):
         size: side of the square (16 on CIFAR-10 in the paper, 8 on CIFAR-100).
         fill: its grey; the paper's zero comes after normalisation, so it is the mean of the data.
 
-    >>> cut = Cutout(size=2)(torch.ones(1, 1, 4, 4), Streams("cut", index=torch.arange(1)))
+    >>> cut = Cutout(size=2)(torch.ones(1, 1, 4, 4), PointRNG("cut", index=torch.arange(1)))
     >>> cut.unique()
     tensor([0.5000, 1.0000])
     """
@@ -139,7 +149,7 @@ class Cutout(Augmentation):
         if not 0 <= self.fill <= 1:
             raise InputError(f"fill: expected a grey in [0, 1], got {self.fill}")
 
-    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+    def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
         height, width = x.shape[2:]
         centre = streams.integers(height * width)  # one number for both axes

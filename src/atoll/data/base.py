@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from atoll.data.arrays import as_images, as_labels, read_npz
 from atoll.data.augment import Augmentation
 from atoll.data.boxes import UNKNOWN, boxes_of, check_boxes
 from atoll.data.download import Progress, folders
-from atoll.describe import constructor_call
 from atoll.errors import AtollError, DataError, InputError
-from atoll.streams import Streams, generator
+from atoll.registry import Registry, constructor_call
+from atoll.rng import PointRNG, generator
 from atoll.threat import Bounds
 
 
@@ -164,6 +164,9 @@ class Batch:
     index: Tensor
 
 
+DATA = Registry("data set", "data", "atoll.data.base.Data", "atoll.data")
+
+
 class Data(ABC):
     """Base of all data sets.  Constructing one is free; files are read on first use.
 
@@ -181,6 +184,8 @@ class Data(ABC):
     The trainer draws an epoch as ``shuffled(data.num_own, batch_size, ..., extra=data.num_extra,
     extra_ratio=data.extra_ratio)``.  ``progress`` may be set to a function that is told of downloads.
     """
+
+    registry: ClassVar[Registry] = DATA
 
     bounds: Bounds | None = (0.0, 1.0)
     progress: Progress | None = None
@@ -416,7 +421,7 @@ def batches(
             y = split.labels[index].to(device, non_blocking=True)
             index = index.to(device)
             for number, augmentation in enumerate(augment):
-                x = augmentation(x, Streams(seed, number, type(augmentation).__name__, index=index))
+                x = augmentation(x, PointRNG(seed, number, type(augmentation).__name__, index=index))
             yield Batch(x, y, index)
     finally:
         # Ends the workers now.  An error's traceback would keep them until some later garbage collection,

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.data.base import Data, Split, Splits, in_order
+from atoll.data.base import DATA, Data, Split, Splits, in_order
 from atoll.data.boxes import boxes_of, known
 from atoll.errors import DataError, InputError
-from atoll.streams import Streams
+from atoll.rng import PointRNG
 
 _WAVES = 8  # of a texture, along its direction, on a canvas
 _CHUNK = 1024
@@ -69,12 +69,12 @@ class CanvasSplit:
         _paste(canvas, images, top, left)
         return canvas
 
-    def _begin(self, index: Tensor, height: int, width: int) -> tuple[Streams, Tensor, Tensor]:
+    def _begin(self, index: Tensor, height: int, width: int) -> tuple[PointRNG, Tensor, Tensor]:
         """The points' streams, and where their images go: the first that is drawn."""
-        streams = Streams(self.seed, "canvas", self.name, index=index)
+        streams = PointRNG(self.seed, "canvas", self.name, index=index)
         return streams, streams.integers(self.size - height + 1), streams.integers(self.size - width + 1)
 
-    def _clutter(self, index: Tensor, height: int, width: int, streams: Streams) -> Iterator[tuple[Tensor, ...]]:
+    def _clutter(self, index: Tensor, height: int, width: int, streams: PointRNG) -> Iterator[tuple[Tensor, ...]]:
         """Fragments of other images, one for each point at a time, and where they go."""
         if not self.clutter:
             return
@@ -86,7 +86,7 @@ class CanvasSplit:
         for number, patches in enumerate(fragments.view(*other.shape, *fragments.shape[1:]).unbind(1)):
             yield patches, place[:, number, 0], place[:, number, 1]
 
-    def _textures(self, labels: Tensor, streams: Streams) -> Tensor:
+    def _textures(self, labels: Tensor, streams: PointRNG) -> Tensor:
         """Waves whose direction stands for a class: the label's or any, ``(batch, size, size)``."""
         kept = streams.uniform() < (self.own or 0.0)
         angle = torch.where(kept, labels, streams.integers(self.classes)) * (math.pi / self.classes)
@@ -137,6 +137,7 @@ def _extent(images: Tensor) -> Tensor:
     return torch.stack([x1, y1, x2, y2], 1)
 
 
+@DATA.register()
 class ClutteredCanvas(Data):
     """Images of another data set, each at a random place of a larger canvas over fragments of others, with its box.
 

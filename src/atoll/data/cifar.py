@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.download import Remote, find, obtain
 from atoll.errors import DataError
 
@@ -52,6 +52,7 @@ def _read_members(archive: Path, wanted: list[str]) -> dict[str, bytes]:
     return found
 
 
+@DATA.register()
 class CIFAR10(Data):
     """50,000 and 10,000 photographs of 32x32 pixels in ten classes.
 
@@ -120,6 +121,7 @@ class CIFAR10(Data):
         return MemorySplit(images, records[:, self.label_bytes - 1].long())
 
 
+@DATA.register()
 class CIFAR100(CIFAR10):
     """50,000 and 10,000 photographs of 32x32 pixels in a hundred (fine) classes.
 

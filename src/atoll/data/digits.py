@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.base import DATA, Data, MemorySplit, Splits
 
 
+@DATA.register()
 class Digits(Data):
     """1797 handwritten digits of 8x8 pixels, a fifth of them for testing.
 

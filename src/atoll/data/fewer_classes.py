@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.data.base import Data, Split, Splits, SubSplit
+from atoll.data.base import DATA, Data, Split, Splits, SubSplit
 from atoll.errors import InputError
 
 
+@DATA.register()
 class FewerClasses(Data):
     """The images of the first classes of a data set.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.data.base import Data, Splits
+from atoll.data.base import DATA, Data, Splits
 from atoll.data.decode import decode
 from atoll.data.voc import VocFolder
 from atoll.errors import DataError, InputError
@@ -64,6 +64,7 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
 
 
+@DATA.register()
 class ImageFolder(Data):
     """One folder per class: ``root/train/CLASS/*.jpg``, and ``root/val`` (or ``root/test``) for testing.
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.data.arrays import as_images, as_labels
-from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.download import Remote, find, obtain
 from atoll.errors import DataError
 
@@ -60,6 +60,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=start).reshape(found)
 
 
+@DATA.register()
 class MNIST(Data):
     """60,000 and 10,000 handwritten digits of 28x28 pixels.
 
@@ -100,6 +101,7 @@ class MNIST(Data):
         return MemorySplit(pixels, as_labels(read_idx(labels, ()), len(pixels), str(labels)))
 
 
+@DATA.register()
 class FashionMNIST(MNIST):
     """60,000 and 10,000 pictures of clothes, 28x28 pixels.
 
@@ -131,6 +133,7 @@ class FashionMNIST(MNIST):
     )
 
 
+@DATA.register()
 class KMNIST(MNIST):
     """60,000 and 10,000 cursive Japanese characters of 28x28 pixels.
 

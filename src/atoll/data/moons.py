@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.errors import InputError
 
 _TRAIN_SEED, _TEST_SEED, _TEST_POINTS = 0, 1, 1000
 
 
+@DATA.register()
 class TwoMoons(Data):
     """Points of two noisy half circles; the plane has no bounds, so neither have the inputs.
 

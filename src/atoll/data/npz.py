@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.data.arrays import as_images, as_labels, read_npz
-from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.boxes import as_boxes
 from atoll.errors import DataError
 
@@ -18,6 +18,7 @@ _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _OPTIONAL = ("names", "box_train", "box_test")
 
 
+@DATA.register()
 class Npz(Data):
     """Arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``, the layout Keras made common.
 

@@ -11,7 +11,7 @@ import torch
 from filelock import FileLock
 
 from atoll.data.archive import unpack
-from atoll.data.base import Data, Splits
+from atoll.data.base import DATA, Data, Splits
 from atoll.data.download import Remote, find, obtain
 from atoll.data.folder import FolderSplit, check_sizes
 from atoll.data.voc import VocFolder
@@ -23,6 +23,7 @@ def _remote(name: str, md5: str) -> Remote:
     return Remote(name, md5, tuple(mirror + name for mirror in mirrors))
 
 
+@DATA.register()
 class OxfordPets(Data):
     """3,680 and 3,669 photographs of cats and dogs of 37 breeds, scaled and cut like those of ``ImageFolder``.
 

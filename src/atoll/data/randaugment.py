@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from atoll.data.affine import affine
-from atoll.data.augment import Augmentation, check_images
+from atoll.data.augment import AUGMENTATIONS, Augmentation, check_images
 from atoll.errors import InputError
-from atoll.streams import Streams
+from atoll.rng import PointRNG
 from atoll.threat import per_point
 
 # The operations work on floats.  Where Pillow's definition needs 8-bit levels (histograms, bit masks, the
@@ -147,6 +147,7 @@ OPERATIONS = ("identity", *_GEOMETRY, *_TONE, *_ENHANCE)
 
 
 @dataclass(frozen=True, kw_only=True)
+@AUGMENTATIONS.register()
 class RandAugment(Augmentation):
     """A few random operations from a list of fourteen, all of the same strength.
 
@@ -159,7 +160,7 @@ class RandAugment(Augmentation):
         magnitude: strength from 0 to 30.
 
     >>> images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    >>> RandAugment()(images, Streams("augment", index=torch.arange(4))).shape
+    >>> RandAugment()(images, PointRNG("augment", index=torch.arange(4))).shape
     torch.Size([4, 3, 32, 32])
     """
 
@@ -172,7 +173,7 @@ class RandAugment(Augmentation):
         if not 0 <= self.magnitude <= 30:
             raise InputError(f"magnitude: expected 0 to 30, got {self.magnitude}")
 
-    def __call__(self, x: Tensor, streams: Streams) -> Tensor:
+    def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
         draws = streams.integers(2 * len(OPERATIONS), self.num_ops)  # operation and direction in one number
         x = x.clone()

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from atoll.data.arrays import as_images, as_labels
-from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.download import Remote, obtain
 from atoll.errors import DataError
 
@@ -17,6 +17,7 @@ def _remote(name: str, md5: str) -> Remote:
     return Remote(name, md5, (f"http://ufldl.stanford.edu/housenumbers/{name}",))
 
 
+@DATA.register()
 class SVHN(Data):
     """73,257 and 26,032 digits from photographs of house numbers, 32x32 pixels.
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.data.base import Data, MemorySplit, Splits
+from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.boxes import as_boxes
 from atoll.data.decode import decode
 from atoll.data.download import Progress, Remote, find, obtain
@@ -91,6 +91,7 @@ def _open(remote: Remote, places: Sequence[Path], download: bool, progress: Prog
         yield _Source(path, archive)
 
 
+@DATA.register()
 class TinyImageNet(Data):
     """100,000 and 10,000 photographs of 64x64 pixels in 200 classes.
 

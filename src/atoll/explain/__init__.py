@@ -1,7 +1,7 @@
 """What a classifier looks at: attributions, whether they are faithful, and whether they lie on the object."""
 
 from atoll.explain.attributions import (
-    ATTRIBUTIONS,
+    STANDARD,
     InputXGradient,
     IntegratedGradients,
     Saliency,
@@ -17,7 +17,7 @@ from atoll.explain.locality import Locality, locality
 from atoll.explain.sanity import sanity_check
 
 __all__ = [
-    "ATTRIBUTIONS",
+    "STANDARD",
     "BoundaryIntegratedGradients",
     "BoundaryPoints",
     "BoundarySaliency",

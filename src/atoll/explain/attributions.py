@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,14 +11,12 @@ from torch import Tensor, nn
 
 from atoll.errors import InputError
 from atoll.explain.boundary import BoundaryPoints
-from atoll.explain.boundary_attributions import BoundaryIntegratedGradients, BoundarySaliency
-from atoll.explain.gradients import PointAttribution, mean_gradient
+from atoll.explain.gradients import ATTRIBUTIONS, PointAttribution, mean_gradient
 from atoll.explain.path import STEPS, path_gradient
-from atoll.streams import Streams
-
-Factory = Callable[..., PointAttribution]
+from atoll.rng import PointRNG
 
 
+@ATTRIBUTIONS.register("SM")
 class Saliency(PointAttribution):
     r"""SM: the gradient of the logit, with its sign (Simonyan et al., 2013; thesis, definition 4).
 
@@ -33,6 +30,7 @@ class Saliency(PointAttribution):
         return _captum(CaptumSaliency(self.model), x, target, batch_size, abs=False)
 
 
+@ATTRIBUTIONS.register("IxG")
 class InputXGradient(PointAttribution):
     """IxG: the input times the gradient of the logit."""
 
@@ -40,6 +38,7 @@ class InputXGradient(PointAttribution):
         return _captum(CaptumInputXGradient(self.model), x, target, batch_size)
 
 
+@ATTRIBUTIONS.register("IG")
 class IntegratedGradients(PointAttribution):
     r"""IG: the mean gradient on the way from a baseline, times the way (Sundararajan et al., 2017; thesis, def. 5).
 
@@ -75,6 +74,7 @@ class IntegratedGradients(PointAttribution):
         return True
 
 
+@ATTRIBUTIONS.register("SG")
 class SmoothGrad(PointAttribution):
     r"""SG: the mean gradient under Gaussian noise (Smilkov et al., 2017).
 
@@ -101,7 +101,7 @@ class SmoothGrad(PointAttribution):
 
     def explain(self, x: Tensor, start: Tensor, target: Tensor, batch_size: int) -> Tensor:
         def place(point: Tensor, k: Tensor) -> Tensor:
-            noise = Streams(self.seed, "SmoothGrad", index=k).normal(*x.shape[1:], dtype=x.dtype)
+            noise = PointRNG(self.seed, "SmoothGrad", index=k).normal(*x.shape[1:], dtype=x.dtype)
             return noise.mul_(self.sigma).add_(x[point])
 
         weights = x.new_full((self.samples,), 1 / self.samples)
@@ -116,15 +116,8 @@ def _captum(method: Any, x: Tensor, target: Tensor, batch_size: int, **options: 
     return torch.cat(found)
 
 
-# In the order of the tables; a new attribution joins the tests by one line here.
-ATTRIBUTIONS: dict[str, Factory] = {
-    "SM": Saliency,
-    "IxG": InputXGradient,
-    "IG": IntegratedGradients,
-    "SG": SmoothGrad,
-    "BSM": BoundarySaliency,
-    "BIG": BoundaryIntegratedGradients,
-}
+# The columns of the tables, in order.
+STANDARD = ("SM", "IxG", "IG", "SG", "BSM", "BIG")
 
 
 def attribution(name: str, model: nn.Module, **options: Any) -> PointAttribution:
@@ -133,6 +126,6 @@ def attribution(name: str, model: nn.Module, **options: Any) -> PointAttribution
     >>> attribution("SG", nn.Linear(2, 2), samples=5).samples
     5
     """
-    if name not in ATTRIBUTIONS:
-        raise InputError(f"attribution: expected one of {', '.join(ATTRIBUTIONS)}, got {name!r}")
-    return ATTRIBUTIONS[name](model, **options)
+    member = ATTRIBUTIONS.resolve(name)
+    method: PointAttribution = member.cls(model, **member.arguments, **options)
+    return method

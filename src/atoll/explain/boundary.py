@@ -10,14 +10,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import evaluation_mode
 from atoll.attacks.evaluate import OnProgress
-from atoll.attacks.rows import Points
+from atoll.attacks.iterative import Points
 from atoll.errors import InputError
-from atoll.explain.ladder import ladder
+from atoll.explain.pgd_cw_search import ladder
 from atoll.explain.race import COARSE, Examples, race
 from atoll.explain.search import NONE, Found, bisect
-from atoll.streams import fingerprint
+from atoll.modules import evaluation_mode
+from atoll.rng import content_hash
 from atoll.threat import Bounds, Norm, ThreatModel
 
 Strategy = Literal["race", "ladder", "rungs"]
@@ -223,7 +223,7 @@ def _logits(model: nn.Module, x: Tensor, batch_size: int) -> Tensor:
 
 def _index(x: Tensor) -> Tensor:
     """Points are known by their numbers, not by their places."""
-    return torch.tensor([fingerprint(point) for point in x], device=x.device)
+    return torch.tensor([content_hash(point) for point in x], device=x.device)
 
 
 @dataclass(frozen=True)

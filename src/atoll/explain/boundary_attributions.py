@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atoll.errors import InputError
 from atoll.explain.boundary import BoundaryPoints, boundary_search
-from atoll.explain.gradients import PointAttribution, mean_gradient
+from atoll.explain.gradients import ATTRIBUTIONS, PointAttribution, mean_gradient
 from atoll.explain.path import STEPS, path_gradient
 
 
@@ -35,6 +35,7 @@ class BoundaryAttribution(PointAttribution):
         return boundary.across
 
 
+@ATTRIBUTIONS.register("BSM")
 class BoundarySaliency(BoundaryAttribution):
     r"""BSM: the gradient of the logit at the closest point found across the boundary.
 
@@ -50,6 +51,7 @@ class BoundarySaliency(BoundaryAttribution):
         return mean_gradient(self.model, target, lambda point, _: start[point], x.new_ones(1), x, batch_size)
 
 
+@ATTRIBUTIONS.register("BIG")
 class BoundaryIntegratedGradients(BoundaryAttribution):
     r"""BIG: integrated gradients with the closest point found across the boundary as the baseline.
 

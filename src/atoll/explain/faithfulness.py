@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import evaluation_mode
-from atoll.curvature.estimate import Estimate
 from atoll.errors import InputError
 from atoll.explain.boundary import BoundaryPoints, boundary_search
 from atoll.explain.boundary_attributions import BoundaryAttribution
 from atoll.explain.gradients import PointAttribution, Target, checked, checked_target, logit
-from atoll.streams import Streams, fingerprint
+from atoll.modules import evaluation_mode
+from atoll.rng import PointRNG, content_hash
+from atoll.stats import Estimate
 from atoll.threat import dot
 
 
@@ -85,13 +85,13 @@ def infidelity(
         )
     explained = x.new_empty(len(x), samples, dtype=torch.float64)
     changed = torch.empty_like(explained)
-    index = torch.tensor([fingerprint(point) for point in x], device=x.device)
+    index = torch.tensor([content_hash(point) for point in x], device=x.device)
     with evaluation_mode(model):
         classes = checked_target(model, x, target, batch_size)
         clean = logit(model, x, classes, batch_size).double()
         for chunk in torch.split(torch.arange(explained.numel(), device=x.device), batch_size):
             point, draw = chunk // samples, chunk % samples
-            noise = sigma * Streams(seed, "infidelity", index=index[point] + draw).normal(*x.shape[1:], dtype=x.dtype)
+            noise = sigma * PointRNG(seed, "infidelity", index=index[point] + draw).normal(*x.shape[1:], dtype=x.dtype)
             explained[point, draw] = dot(attributions[point].double(), noise.double())
             after = logit(model, x[point] + noise, classes[point], batch_size).double()
             changed[point, draw] = after - clean[point]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from captum.attr import GradientAttribution
 from torch import Tensor, nn
 
-from atoll.attacks.base import check_labels, evaluation_mode
+from atoll.attacks.base import check_labels
 from atoll.attacks.evaluate import automatic_batch_size
 from atoll.errors import InputError
 from atoll.explain.boundary import BoundaryPoints
+from atoll.modules import evaluation_mode
+from atoll.registry import Registry
 
 Target = int | Sequence[int] | Tensor | None
 
@@ -55,6 +57,9 @@ def mean_gradient(
     return total
 
 
+ATTRIBUTIONS = Registry("attribution", "attributions", "atoll.explain.gradients.PointAttribution", "atoll.explain")
+
+
 class PointAttribution(GradientAttribution):  # type: ignore[misc]
     """Base of all attributions; a subclass implements ``explain``, and ``start`` if its paths start somewhere.
 
@@ -65,6 +70,8 @@ class PointAttribution(GradientAttribution):  # type: ignore[misc]
     Args:
         model: the classifier.
     """
+
+    registry: ClassVar[Registry] = ATTRIBUTIONS
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -127,6 +134,7 @@ def checked(inputs: Tensor) -> Tensor:
 
 def checked_target(model: nn.Module, x: Tensor, target: Target, batch_size: int) -> Tensor:
     """One class for each input; the predicted one if none is given."""
+
     with torch.no_grad():
         if target is None:
             logits = torch.cat([model(part) for part in torch.split(x, batch_size)])

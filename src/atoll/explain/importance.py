@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import evaluation_mode
-from atoll.curvature.estimate import Estimate
 from atoll.errors import InputError
 from atoll.explain.gradients import Target, checked, checked_target
-from atoll.streams import Streams, fingerprint
+from atoll.modules import evaluation_mode
+from atoll.rng import PointRNG, content_hash
+from atoll.stats import Estimate
 from atoll.threat import Bounds
 
 Neighbourhood = Literal["pointwise", "local", "global"]
@@ -100,7 +100,7 @@ def rho_importance(
             features = torch.arange(len(flat), device=x.device)
             drawn = flat[:, None].clone()
             if neighbourhood != "pointwise":
-                streams = Streams(seed, "importance", neighbourhood, fingerprint(point), index=features)
+                streams = PointRNG(seed, "importance", neighbourhood, content_hash(point), index=features)
                 if neighbourhood == "local":
                     drawn = drawn + sigma * streams.normal(draws, dtype=x.dtype)
                 else:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.attacks.base import evaluation_mode
 from atoll.errors import InputError
 from atoll.explain.faithfulness import explain_where_possible
 from atoll.explain.gradients import PointAttribution, Target, checked, checked_target
-from atoll.streams import Streams, fingerprint
+from atoll.modules import evaluation_mode
+from atoll.rng import PointRNG, content_hash
 from atoll.threat import Bounds, Norm, ThreatModel, per_point
 
 
@@ -65,7 +65,7 @@ def attribution_lipschitz(
     with evaluation_mode(method.model):
         classes = checked_target(method.model, x, target, len(x))
     here = explain_where_possible(method, x, classes)
-    index = torch.tensor([fingerprint(point) for point in x], device=x.device)
+    index = torch.tensor([content_hash(point) for point in x], device=x.device)
 
     def ratio(there: Tensor) -> Tensor:
         change = threat.size(explain_where_possible(method, there, classes) - here)
@@ -73,7 +73,7 @@ def attribution_lipschitz(
 
     best, at = torch.zeros_like(x.flatten(1)[:, 0]), x.clone()
     for number in range(starts):
-        streams = Streams(seed, "lipschitz", number, index=index)
+        streams = PointRNG(seed, "lipschitz", number, index=index)
         reach = 10 ** (-2 * streams.uniform(dtype=x.dtype))
         place = threat.clamp(x + per_point(reach, x) * (threat.random_start(x, streams) - x))
         value, move = ratio(place), reach * threat.radius

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from atoll.curvature.estimate import Estimate
 from atoll.data.boxes import check_boxes, known, mask
 from atoll.errors import InputError
+from atoll.stats import Estimate
 
 
 @dataclass(frozen=True)

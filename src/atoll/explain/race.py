@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.fab import FAB
+from atoll.attacks.iterative import Points, Rows
 from atoll.attacks.rays import FAR, RayS
-from atoll.attacks.rows import Points, Rows
 from atoll.explain.search import Found, bisect
-from atoll.streams import Streams
+from atoll.rng import PointRNG
 from atoll.threat import ThreatModel
 
 # Runs that are left in each round, by how many begin; every round gets about an equal share of the iterations.
@@ -156,7 +156,7 @@ def _compete(
     every = points[origin]
     # FAB takes its target from the logits.
     every.logits = torch.zeros_like(every.logits).scatter(1, targets.reshape(-1, 1), 1.0)
-    rows = attack.rows(every, Streams("race", index=every.index))  # one run each: nothing is drawn
+    rows = attack.rows(every, PointRNG("race", index=every.index))  # one run each: nothing is drawn
     rows.state["iterate"] = starts.flatten(0, 1)
     rows.state["run"] = torch.arange(runs, device=targets.device).repeat(count)
     for left, length in schedule.rounds:
@@ -184,7 +184,7 @@ def _rays(model: nn.Module, threat: ThreatModel, points: Points, found: Found, r
     """Labels alone, along rays to corners of the bounds: any point with another prediction will do."""
     reach = FAR if threat.bounds is None else threat.bounds[1] - threat.bounds[0]
     attack, part = RayS(ThreatModel("linf", reach, threat.bounds), queries=queries), points[rows]
-    under = attack.rows(part, Streams("RayS", index=part.index))  # draws nothing
+    under = attack.rows(part, PointRNG("RayS", index=part.index))  # draws nothing
     while (active := ~under.success & (under.clock < queries)).any():
         attack.advance(model, under)
         found.spend(rows, active.long())

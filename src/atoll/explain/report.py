@@ -9,9 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from atoll.attacks.base import evaluation_mode
-from atoll.curvature.estimate import Estimate
-from atoll.explain.attributions import ATTRIBUTIONS, SmoothGrad
+from atoll.explain.attributions import STANDARD, SmoothGrad
 from atoll.explain.boundary import BoundaryPoints, boundary_search
 from atoll.explain.boundary_attributions import (
     BoundaryAttribution,
@@ -19,10 +17,12 @@ from atoll.explain.boundary_attributions import (
     BoundarySaliency,
 )
 from atoll.explain.faithfulness import Infidelity, completeness_gap, distance, explain_where_possible, infidelity
-from atoll.explain.gradients import PointAttribution, checked, checked_target
+from atoll.explain.gradients import ATTRIBUTIONS, PointAttribution, checked, checked_target
 from atoll.explain.lipschitz import attribution_lipschitz
 from atoll.explain.locality import Locality, locality, usable
 from atoll.explain.sanity import SanityCheck, sanity_check
+from atoll.modules import evaluation_mode
+from atoll.stats import Estimate
 from atoll.threat import Bounds, Norm
 
 PAIRS = (("SM", "BSM"), ("IG", "BIG"))  # attributions and their counterparts at the boundary (thesis, table 3.1)
@@ -34,7 +34,7 @@ Report = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True)
-class Measured:
+class AttributionMetrics:
     """One attribution at all points; what was not asked for, or has no meaning, is None.
 
     Args:
@@ -74,7 +74,7 @@ class Explanation:
     x: Tensor
     target: Tensor
     boundary: BoundaryPoints
-    methods: dict[str, Measured]
+    methods: dict[str, AttributionMetrics]
 
     @property
     def distances(self) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ def explain(
     model: nn.Module,
     inputs: Tensor,
     *,
-    methods: Sequence[str] = tuple(ATTRIBUTIONS),
+    methods: Sequence[str] = STANDARD,
     pool: Tensor | None = None,
     boxes: Tensor | None = None,
     norm: Norm = "l2",
@@ -113,7 +113,7 @@ def explain(
     Args:
         model: any module from inputs to logits.
         inputs: ``(points, ...)``.
-        methods: names out of ``ATTRIBUTIONS``.
+        methods: names out of ``atoll ls attributions``.
         pool: examples that the boundary search starts from.
         boxes: of the objects, for locality; images whose box is unknown or too large are left out of it.
         norm: of the boundary search.
@@ -159,7 +159,7 @@ def explain(
             lipschitz = attribution_lipschitz(
                 method, x[few], target[few], eps=eps, bounds=bounds, seed=seed, **LIPSCHITZ
             ).value
-        found[name] = Measured(
+        found[name] = AttributionMetrics(
             attributions=maps,
             infidelity=infidelity(
                 model, x, maps, target, sigma=sigma, samples=samples, batch_size=batch_size, seed=seed
@@ -174,12 +174,13 @@ def explain(
 
 
 def _build(name: str, model: nn.Module, *, search: dict[str, Any], seed: object) -> PointAttribution:
-    factory, options = ATTRIBUTIONS[name], {}
+    factory, options = ATTRIBUTIONS.resolve(name).cls, {}
     if factory in (BoundarySaliency, BoundaryIntegratedGradients):
         options = search
     elif factory is SmoothGrad:
         options = {"seed": seed}
-    return factory(model, **options)
+    method: PointAttribution = factory(model, **options)
+    return method
 
 
 def _gap(

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import evaluation_mode
-from atoll.curvature.estimate import Estimate
 from atoll.errors import InputError
 from atoll.explain.faithfulness import explain_where_possible
 from atoll.explain.gradients import PointAttribution, Target, checked, checked_target
-from atoll.streams import generator
+from atoll.modules import evaluation_mode
+from atoll.rng import generator
+from atoll.stats import Estimate
 
 PASSES_BELOW = 0.5  # mean rank correlation with the attributions of the trained model when all layers are random
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.rows import Points, choose
+from atoll.attacks.iterative import Points, choose
 from atoll.threat import per_point
 
 NONE = "none"  # the method of points for which nothing was found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from atoll.errors import InputError
+from atoll.registry import Registry
 from atoll.threat import Bounds
 
 Option = TypeVar("Option")
@@ -50,6 +51,9 @@ class Normalize(nn.Module):
         return f"mean={self.mean.tolist()}, std={self.std.tolist()}"
 
 
+MODELS = Registry("model", "models", "atoll.models.base.Classifier", "atoll.models")
+
+
 class Classifier(nn.Module):
     """Base of all models: ``logits = head(features(x))``.
 
@@ -63,6 +67,8 @@ class Classifier(nn.Module):
         input_range: the range the network itself works in; inputs are always given in ``bounds``.
         bounds: the valid range of inputs, None if there is none.
     """
+
+    registry: ClassVar[Registry] = MODELS
 
     body: nn.Module
     head: nn.Module

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import InputError
-from atoll.models.base import Classifier, InputRange, expect_positive
+from atoll.models.base import MODELS, Classifier, InputRange, expect_positive
 from atoll.models.stretch import Stretch
 from atoll.threat import Bounds
 
@@ -70,6 +70,7 @@ class Centroids(nn.Module):
         return f"features={features}, num_classes={classes}, per_class={per_class}"
 
 
+@MODELS.register()
 class CentroidNet(Classifier):
     """An encoder, then ``Centroids``.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from atoll.models.activations import ACTIVATIONS, Activation, expect_pairs
-from atoll.models.base import Classifier, InputRange, choose, expect_image, expect_positive
+from atoll.models.base import MODELS, Classifier, InputRange, choose, expect_image, expect_positive
 from atoll.models.initialization import Initialization, initialize
 from atoll.threat import Bounds
 
@@ -60,6 +60,7 @@ class PlainConvNet(Classifier):
         initialize(self, initialization)
 
 
+@MODELS.register()
 class ConvNet4C3F(PlainConvNet):
     """Four convolutions and three dense layers, the larger MNIST net of Wong et al. (2018).
 
@@ -89,6 +90,7 @@ class ConvNet4C3F(PlainConvNet):
         )
 
 
+@MODELS.register()
 class ConvNet6C2F(PlainConvNet):
     """Six convolutions and two dense layers, for CIFAR-10 and Tiny-ImageNet (Leino et al., 2021).
 
@@ -118,6 +120,7 @@ class ConvNet6C2F(PlainConvNet):
         )
 
 
+@MODELS.register()
 class SmallConvNet(PlainConvNet):
     """Stride-2 3x3 convolutions and one dense layer: minutes on a CPU for 8x8 digits or MNIST.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from atoll.errors import InputError
-from atoll.models.base import Classifier, InputRange, expect_image
+from atoll.models.base import MODELS, Classifier, InputRange, expect_image
 from atoll.models.vit import Encoder, Variant, linear_head, size_of
 from atoll.threat import Bounds
 
@@ -123,6 +123,7 @@ class ResNetStem(nn.Module):
         return y
 
 
+@MODELS.register()
 class HybridViT(Classifier):
     """ResNet-50 and ViT: ``variant="L"`` is Hybrid-L16 (Dosovitskiy et al., 2021; TrH, appendix F).
 

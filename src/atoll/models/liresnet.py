@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.models.activations import MinMax, expect_pairs
-from atoll.models.base import Classifier, InputRange, choose, expect_image, expect_positive
+from atoll.models.base import MODELS, Classifier, InputRange, choose, expect_image, expect_positive
 from atoll.models.initialization import Initialization, initialize
 from atoll.threat import Bounds
 
@@ -95,6 +95,7 @@ def _block(kind: Block, width: int, depth: int) -> nn.Module:
     return Residual(nn.Sequential(*inner, ChannelScale(width, 0.0)))
 
 
+@MODELS.register()
 class LiResNet(Classifier):
     """Stem, ``depth`` blocks each followed by MinMax, neck, normalised head (thesis, C.1.2): LiResNet LxW.
 

@@ -9,11 +9,12 @@ from itertools import pairwise
 from torch import nn
 
 from atoll.models.activations import ACTIVATIONS, Activation, expect_pairs
-from atoll.models.base import Classifier, InputRange, choose
+from atoll.models.base import MODELS, Classifier, InputRange, choose
 from atoll.models.initialization import Initialization, initialize
 from atoll.threat import Bounds
 
 
+@MODELS.register()
 class MLP(Classifier):
     """Fully connected net (TrH, section 5: hidden layers 100-100, ReLU).
 

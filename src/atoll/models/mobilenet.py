@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from atoll.errors import InputError
-from atoll.models.base import Classifier, InputRange, expect_image
+from atoll.models.base import MODELS, Classifier, InputRange, expect_image
 from atoll.threat import Bounds
 
 # Expansion, channels, blocks, stride of the first block.  ImageNet's net halves in the stem and in the second
@@ -68,6 +68,7 @@ class InvertedResidual(nn.Module):
         return y if self.shortcut is None else y + self.shortcut(x)
 
 
+@MODELS.register()
 class MobileNetV2(Classifier):
     """MobileNetV2 (Sandler et al., 2018), in its usual CIFAR version.
 

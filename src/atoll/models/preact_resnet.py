@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from atoll.models.base import Classifier, InputRange, choose, expect_image, expect_positive
+from atoll.models.base import MODELS, Classifier, InputRange, choose, expect_image, expect_positive
 from atoll.threat import Bounds
 
 DEPTHS: dict[int, tuple[int, int, int, int]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -41,6 +41,7 @@ class PreActBlock(nn.Module):
         return y + (x if self.shortcut is None else self.shortcut(activated))
 
 
+@MODELS.register()
 class PreActResNet(Classifier):
     """Pre-activation ResNet, CIFAR variant: 3x3 stem, no pooling until the global average (He et al., 2016).
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import InputError
-from atoll.models.base import Classifier, Normalize, expect_image
+from atoll.models.base import MODELS, Classifier, Normalize, expect_image
 from atoll.threat import Bounds
 
 
@@ -24,6 +24,7 @@ class TimmBody(nn.Module):
         return z.flatten(1)
 
 
+@MODELS.register()
 class Timm(Classifier):
     """A model of PyTorch Image Models (Wightman, 2019), normalised by its own mean and standard deviation.
 

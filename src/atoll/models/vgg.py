@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from atoll.models.base import Classifier, InputRange, choose, expect_image, expect_positive
+from atoll.models.base import MODELS, Classifier, InputRange, choose, expect_image, expect_positive
 from atoll.threat import Bounds
 
 # Convolutions in each of the five stages.
@@ -18,6 +18,7 @@ DEPTHS: dict[int, tuple[int, ...]] = {
 }
 
 
+@MODELS.register()
 class VGG(Classifier):
     """VGG (Simonyan & Zisserman, 2015) with batch normalisation, CIFAR variant: no dense layer but the head.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import InputError
-from atoll.models.base import Classifier, InputRange, choose, expect_image, expect_positive, expect_share
+from atoll.models.base import MODELS, Classifier, InputRange, choose, expect_image, expect_positive, expect_share
 from atoll.threat import Bounds
 
 Variant = Literal["Ti", "S", "B", "L"]
@@ -167,6 +167,7 @@ def linear_head(width: int, num_classes: int) -> nn.Linear:
     return head
 
 
+@MODELS.register()
 class ViT(Classifier):
     """Vision Transformer (Dosovitskiy et al., 2021); the features are the class token after the final norm.
 

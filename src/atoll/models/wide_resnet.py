@@ -7,11 +7,12 @@ import math
 from torch import nn
 
 from atoll.errors import InputError
-from atoll.models.base import Classifier, InputRange, expect_image, expect_positive, expect_share
+from atoll.models.base import MODELS, Classifier, InputRange, expect_image, expect_positive, expect_share
 from atoll.models.preact_resnet import PreActBlock
 from atoll.threat import Bounds
 
 
+@MODELS.register()
 class WideResNet(Classifier):
     """Wide ResNet ``WRN-depth-widen_factor`` (Zagoruyko & Komodakis, 2016), with He initialisation as there.
 

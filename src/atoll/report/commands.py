@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.attacks.suites import VERSIONS
+from atoll.attacks.suites import SUITES
 from atoll.report.values import entries, get, number, plain, step, whole
 
 
@@ -52,7 +52,7 @@ def attack_again(run: Path, tree: Mapping[str, Any]) -> str | None:
     if not isinstance(suite, str):
         return None
     words = ["atoll", "attack", str(run), "--attacks", suite, *_words(tree)]
-    if suite in VERSIONS and get(tree, "cascade") is False:
+    if suite in SUITES and get(tree, "cascade") is False:
         words.append("--individual")
     if isinstance(surrogate := get(tree, "surrogate"), str):
         words += ["--surrogate", surrogate]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.curvature.landscape import Landscape
 from atoll.report.values import number, plain
-from atoll.statistics import Accuracy
+from atoll.stats import Accuracy
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]

@@ -20,7 +20,7 @@ from atoll.errors import AtollError, DataError
 from atoll.report import commands
 from atoll.report.blocks import Alarm, Missing
 from atoll.report.values import entries, get, plain, step, whole
-from atoll.run import open_run
+from atoll.runs.run import open_run
 from atoll.training.observers import read_records
 
 LARGEST = 64 * 2**20  # bytes of one file; what Atoll keeps is far smaller

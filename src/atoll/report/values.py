@@ -10,8 +10,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.curvature.estimate import Estimate
-from atoll.statistics import Accuracy
+from atoll.stats import Accuracy, Estimate
 
 LONGEST = 2000  # characters of one text
 MOST = 1000  # entries of one list

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from matplotlib.figure import Figure
 
-from atoll.curvature.estimate import Estimate
-from atoll.run import Run
+from atoll.registry import Registry
+from atoll.runs.run import Run
+from atoll.stats import Estimate
 from atoll.studies.table import Table
 
 Scale = Literal["smoke", "cpu", "paper"]
@@ -102,10 +103,10 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Claim:
     """Whether a claim held here.
 
-    >>> print(Verdict("TrH raises robust accuracy", "held", "by 2.1 points on average"))
+    >>> print(Claim("TrH raises robust accuracy", "held", "by 2.1 points on average"))
     TrH raises robust accuracy: **held**, by 2.1 points on average.
     """
 
@@ -118,17 +119,22 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Findings:
+class StudyReport:
     """What a study shows: tables by title, verdicts, pictures by name, and paragraphs around them."""
 
     tables: Mapping[str, Table]
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[Claim]
     figures: Mapping[str, Figure] = field(default_factory=dict)
     words: Sequence[str] = ()
 
 
+STUDIES = Registry("study", "studies", "atoll.studies.base.Study", "atoll.studies")
+
+
 class Study(ABC):
     """A table or figure of a paper as one command; see ``atoll.studies.engine`` for how it is run."""
+
+    registry: ClassVar[Registry] = STUDIES
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -149,5 +155,5 @@ class Study(ABC):
         """What is measured of a finished run; ``needed`` are the runs of the cells that it needs, by name."""
 
     @abstractmethod
-    def conclude(self, found: Found) -> Findings:
+    def conclude(self, found: Found) -> StudyReport:
         """Tables, pictures, verdicts."""

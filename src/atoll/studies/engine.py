@@ -23,8 +23,9 @@ from typing import Any, Protocol
 from atoll.distributed import launch, started
 from atoll.errors import AtollError, InputError
 from atoll.files import finite, write_atomic, write_json
-from atoll.run import Run, environment, train
-from atoll.studies.base import Cell, Findings, Found, Numbers, Scale, Study
+from atoll.runs.run import Run
+from atoll.runs.train import environment, train
+from atoll.studies.base import Cell, Found, Numbers, Scale, Study, StudyReport
 from atoll.studies.table import Column, Table
 
 # Where somebody's files are is nobody else's business.
@@ -41,7 +42,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Work:
+class CellRunner:
     """All that a worker needs to finish a cell; may be sent to another process or machine that shares the folder.
 
     Args:
@@ -66,9 +67,9 @@ class Work:
     def definition(self, cell: Cell) -> dict[str, Any]:
         """What numbers belong to: with another definition they are measured anew."""
         study = self.study.family or self.study.name
-        return {"study": study, "scale": self.scale, "user": self.said_of(cell), **cell.to_json()}
+        return {"study": study, "scale": self.scale, "user": self.overrides_for(cell), **cell.to_json()}
 
-    def said_of(self, cell: Cell) -> list[str]:
+    def overrides_for(self, cell: Cell) -> list[str]:
         """The user's overrides for a cell."""
         pairs = map(split_pattern, self.overrides)
         return [override for pattern, override in pairs if fnmatch.fnmatchcase(cell.row, pattern)]
@@ -102,7 +103,7 @@ class Work:
         run = None
         needed = {name: Run(self.run_folder(name)) for name in cell.needs}
         if cell.recipe is not None:
-            overrides = merged(self.study.overrides(cell, needed), self.said_of(cell))
+            overrides = merged(self.study.overrides(cell, needed), self.overrides_for(cell))
             run = Run(self.run_folder(cell.name))
             training = partial(train, cell.recipe, f"seed={cell.seed}", *overrides, out=run.folder, resume=True)
             training() if self.processes == 1 else launch(self.processes, training)
@@ -139,10 +140,10 @@ def merged(cell: Sequence[str], user: Sequence[str]) -> list[str]:
 class Engine(Protocol):
     """Runs the cells of a study, in any order that has every cell after those that it needs."""
 
-    def __call__(self, work: Work, cells: Sequence[Cell]) -> Iterator[Outcome]: ...
+    def __call__(self, work: CellRunner, cells: Sequence[Cell]) -> Iterator[Outcome]: ...
 
 
-def in_turn(work: Work, cells: Sequence[Cell]) -> Iterator[Outcome]:
+def run_sequentially(work: CellRunner, cells: Sequence[Cell]) -> Iterator[Outcome]:
     """One cell after the other, in this process."""
     failed: set[str] = set()
     for cell in ordered(cells):
@@ -190,11 +191,11 @@ def run_study(
     folder: Path | str,
     *,
     overrides: Sequence[str] = (),
-    engine: Engine = in_turn,
+    engine: Engine = run_sequentially,
     cells_folder: Path | str | None = None,
     processes: int = 1,
     on_done: Callable[[Outcome, int, int], None] | None = None,
-) -> tuple[Found, Findings]:
+) -> tuple[Found, StudyReport]:
     """Run all cells that are not done yet, then write down what they show.
 
     Args:
@@ -218,7 +219,7 @@ def run_study(
         if not any(fnmatch.fnmatchcase(cell.row, pattern) for cell in cells):
             raise InputError(f"{override}: expected rows of {study.name} before the colon, got {pattern!r}")
     where = None if cells_folder is None else Path(cells_folder)
-    work = Work(study, scale, folder, tuple(overrides), where, processes)
+    work = CellRunner(study, scale, folder, tuple(overrides), where, processes)
     outcomes: dict[Cell, Outcome] = {}
     for outcome in engine(work, cells):
         outcomes[outcome.cell] = outcome
@@ -233,16 +234,18 @@ def run_study(
     if not found.numbers:
         raise AtollError(f"study {study.name}: every cell failed; the first: {next(iter(found.failed.values()))}")
     findings = study.conclude(found)
-    findings = replace(findings, tables={title: told(table, found) for title, table in findings.tables.items()})
-    write_findings(study, found, findings, folder, overrides)
+    findings = replace(
+        findings, tables={title: add_failure_column(table, found) for title, table in findings.tables.items()}
+    )
+    write_study(study, found, findings, folder, overrides)
     return found, findings
 
 
-def told(table: Table, found: Found) -> Table:
+def add_failure_column(table: Table, found: Found) -> Table:
     """A table with a column for why cells failed, if some of its rows have such.
 
     >>> found = Found("smoke", {}, {Cell("a", 0): "no data", Cell("a", 2): "no data"})
-    >>> told(Table([Column("x")], {"a": [None], "b": [None]}), found).texts()
+    >>> add_failure_column(Table([Column("x")], {"a": [None], "b": [None]}), found).texts()
     [['', 'x', 'failed'], ['a', '-', 'seeds 0, 2: no data'], ['b', '-', '-']]
     """
     seeds: dict[str, dict[str, list[str]]] = {}
@@ -259,7 +262,7 @@ def told(table: Table, found: Found) -> Table:
     )
 
 
-def write_findings(study: Study, found: Found, findings: Findings, folder: Path, overrides: Sequence[str] = ()) -> None:
+def write_study(study: Study, found: Found, findings: StudyReport, folder: Path, overrides: Sequence[str] = ()) -> None:
     """README.md, a CSV per table, a PNG per picture, raw.json."""
     said = "".join(f" {o}" for o in overrides if not o.partition("=")[0].endswith(PRIVATE))
     lines = [f"# {study.title}", "", f"{study.shows}. Scale `{found.scale}`; mean ± standard error over seeds.", ""]

@@ -13,7 +13,7 @@ from typing import Literal, TypeGuard
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from atoll.curvature.estimate import Estimate
+from atoll.stats import Estimate
 
 Value = Estimate | str | None
 

@@ -42,12 +42,14 @@ class Checkpoint:
         training: nested dicts and lists of tensors, numbers and strings: optimizer, methods, position.
         about: plain JSON: recipe, shapes, scores; what a reader needs to rebuild the model.
         averages: other weights for the same model, by name, as methods such as SWA keep them.
+        files: digests of the files it was read from, by name.
     """
 
     model: Mapping[str, Tensor]
     training: dict[str, Any] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     averages: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
     def weights(self, name: str = "raw") -> Mapping[str, Tensor]:
         """The trained weights (``raw``) or an average by its name."""
@@ -149,7 +151,7 @@ def load_checkpoint(folder: Path, *, with_training: bool = True) -> Checkpoint:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from None
     training = unpack(record["training"], tensors.pop("training")) if with_training else {}
-    return Checkpoint(tensors.pop("model"), training, record["about"], dict(tensors))
+    return Checkpoint(tensors.pop("model"), training, record["about"], dict(tensors), record["files"])
 
 
 def _digest(record: Mapping[str, Any]) -> str:
@@ -191,6 +193,14 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal())
+
+    def files(self, step: int) -> dict[str, str]:
+        """Digests of a checkpoint's files by name, empty if they cannot be read."""
+        try:
+            files = json.loads((self.path(step) / "checkpoint.json").read_text())["files"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return {}
+        return files if isinstance(files, dict) else {}
 
     def save(self, step: int, checkpoint: Checkpoint, protect: Collection[int] = ()) -> None:
         """Write one and remove old ones, except the newest ``keep`` and those protected (best, scheduled)."""

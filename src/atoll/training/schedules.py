@@ -9,8 +9,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from atoll.errors import InputError
+from atoll.registry import Registry
+
+SCHEDULES = Registry("schedule", "schedules", "atoll.training.schedules.Schedule", "atoll.training.schedules")
 
 
 class Schedule(ABC):
@@ -19,6 +23,8 @@ class Schedule(ABC):
     Args:
         warmup: epochs over which the factor rises linearly to its scheduled value.
     """
+
+    registry: ClassVar[Registry] = SCHEDULES
 
     def __init__(self, *, warmup: float = 0.0) -> None:
         if not 0 <= warmup < math.inf:
@@ -35,6 +41,7 @@ class Schedule(ABC):
         """The schedule itself, without warm-up."""
 
 
+@SCHEDULES.register()
 class Constant(Schedule):
     """Always 1."""
 
@@ -42,6 +49,7 @@ class Constant(Schedule):
         return 1.0
 
 
+@SCHEDULES.register()
 class Piecewise(Schedule):
     """Times ``gamma`` at each milestone, a share of the run (Rice et al., 2020: 1/2 and 3/4).
 
@@ -61,6 +69,7 @@ class Piecewise(Schedule):
         return round(self.gamma ** sum(epoch >= m * epochs for m in self.milestones), 12)
 
 
+@SCHEDULES.register()
 class OneDrop(Piecewise):
     """A single drop, half-way by default.
 
@@ -72,6 +81,7 @@ class OneDrop(Piecewise):
         super().__init__(milestones=(at,), gamma=gamma, warmup=warmup)
 
 
+@SCHEDULES.register()
 class Cosine(Schedule):
     """Half a cosine from 1 to ``floor`` (Loshchilov & Hutter, 2017); with warm-up it starts after it.
 
@@ -90,6 +100,7 @@ class Cosine(Schedule):
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+@SCHEDULES.register()
 class Linear(Schedule):
     """A straight line from 1 to ``floor``.
 
@@ -105,6 +116,7 @@ class Linear(Schedule):
         return 1 - (1 - self.floor) * min(1.0, epoch / epochs)
 
 
+@SCHEDULES.register()
 class SuperConvergence(Schedule):
     """Linear rise to 1 at ``peak`` of the run, then linear fall to 0 (Smith & Topin, 2018).
 
@@ -126,6 +138,7 @@ class SuperConvergence(Schedule):
         return (1 - progress) / (1 - self.peak)
 
 
+@SCHEDULES.register()
 class Exponential(Schedule):
     """Constant until ``start`` of the run, then exponential decay to ``final`` (the GloRo recipe for MNIST).
 

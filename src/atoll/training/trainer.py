@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from atoll.attacks.base import Attack
+from atoll.attacks.base import AttackFactory, training_attack
 from atoll.attacks.evaluate import evaluate
-from atoll.attacks.objectives import Objective
 from atoll.attacks.pgd import PGD
+from atoll.attacks.suites import get_attack
 from atoll.certify.certificate import Certifier
 from atoll.certify.evaluate import certify
-from atoll.certify.families import certifier_for, estimated_for
+from atoll.certify.families import certifier_for, heuristic_certifier
 from atoll.certify.power import LipschitzEstimate
 from atoll.data.base import Batch, Data, Split, batches, shuffled
 from atoll.distributed import (
@@ -34,23 +35,21 @@ from atoll.distributed import (
 )
 from atoll.errors import CheckpointError, InputError, TrainingError
 from atoll.files import write_json
+from atoll.losses.base import Loss, Outputs
 from atoll.models.base import Classifier
 from atoll.models.centroid import CentroidNet
-from atoll.statistics import Accuracy
-from atoll.streams import key
+from atoll.rng import key
+from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
 from atoll.training.checkpoint import (
     Checkpoint,
     Checkpoints,
-    load_checkpoint,
     load_weights,
 )
-from atoll.training.losses.base import Loss, Outputs
 from atoll.training.methods.base import Method, Step
 from atoll.training.observers import Observer
 from atoll.training.schedules import Piecewise, Schedule
 
-AttackFactory = Callable[[ThreatModel, Objective], Attack]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -106,7 +105,7 @@ class Settings:
             raise InputError(f"clip_norm: expected a number > 0, got {self.clip_norm}")
 
 
-class Passes(nn.Module):
+class ForwardPasses(nn.Module):
     """The clean and the adversarial pass of one step as one module, which is what DistributedDataParallel wraps.
 
     Each pass has a batch of its own, so batch norm never mixes clean and adversarial statistics.  Lipschitz constants
@@ -149,7 +148,7 @@ class Best:
 
 
 @dataclass
-class Sums:
+class RunningMeans:
     """What is added up over an epoch, on the device: asking for numbers after every step would stall a GPU."""
 
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -160,7 +159,7 @@ class Sums:
 
     def means(self) -> dict[str, float]:
         """Per example, over all processes."""
-        return Sums({name: all_sum(value.clone()) for name, value in self.values.items()}).local_means()
+        return RunningMeans({name: all_sum(value.clone()) for name, value in self.values.items()}).local_means()
 
     def local_means(self) -> dict[str, float]:
         """Per example, over this process."""
@@ -211,8 +210,8 @@ class Trainer:
         self.device = torch.device(device) if device else default_device()
         self.data, self.loss, self.methods, self.seed = data, loss, tuple(methods), seed
         self.threat = replace(threat or ThreatModel(), bounds=data.bounds)
-        make_attack = attack or (lambda threat, objective: PGD(threat, objective, steps=10))
-        self.attack = make_attack(self.threat, loss.objective) if loss.objective else None
+        factory = attack or functools.partial(PGD, steps=10)
+        self.attack = training_attack(factory, self.threat, loss.objective) if loss.objective else None
         self.schedule = schedule or Piecewise()
         self.observers = tuple(observers) if rank() == 0 else ()
         self.about = dict(about or {})
@@ -225,7 +224,7 @@ class Trainer:
             model = synchronise_batch_norm(model, self.device)
         self.model = model
         self.lipschitz = self._lipschitz_estimate()
-        self.passes: nn.Module = Passes(model, self.lipschitz)
+        self.passes: nn.Module = ForwardPasses(model, self.lipschitz)
         if world_size() > 1:
             self.passes = DistributedDataParallel(self.passes)
         make_optimizer = optimizer or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=5e-4))
@@ -239,17 +238,17 @@ class Trainer:
         self.batch = 0  # batches done in the current epoch
         self.step = 0
         self.best: dict[str, Best] = {}  # by name of the weights: raw, and averages that methods keep
-        self.sums = Sums()
+        self.sums = RunningMeans()
         self.finished = False  # set by methods that end a run early
         self.damaged: list[str] = []  # checkpoints that were passed over on resume
         self._saved_at = time.monotonic()
         self.stop_requested = False  # set from outside (signals): save after this step and stop
-        self.testing = False  # everything is saved
+        self.trained = False  # everything is saved
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
-    def fit(self, *, resume: bool = False) -> dict[str, Any]:
-        """Train to the end and return the test results of the best and the last checkpoint.
+    def fit(self, *, resume: bool = False) -> None:
+        """Train to the end.
 
         With ``resume`` the run goes on from its newest intact checkpoint and ends with the same weights, bit by bit,
         as if it had never been interrupted.
@@ -274,10 +273,9 @@ class Trainer:
                         self.step += 1
                         self._save_if_due()
                     self._finish_epoch()
-                self.testing = True
-                return self._test()
+                self.trained = True
+                self._write_index()
             finally:
-                self.testing = False
                 for observer in self.observers:
                     observer.end()
 
@@ -346,7 +344,7 @@ class Trainer:
         """Validate, tell methods and observers, remember the best, save."""
         self.epoch, self.batch = self.epoch + 1, 0
         metrics = {f"train_{name}": value for name, value in self.sums.means().items()}
-        self.sums = Sums()
+        self.sums = RunningMeans()
         metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         split = self.data.split(self.settings.select_on)
         if len(split) and (self.epoch % self.settings.evaluate_every == 0 or self.epoch == self.settings.epochs):
@@ -492,7 +490,7 @@ class Trainer:
         Where the loss uses Lipschitz constants also the verified robust accuracy: ``vra`` if they are to be proven,
         which takes seconds to a minute, or need not be, and otherwise ``vra_estimate``, by power iteration.
         """
-        attacks = {"robust": PGD(self.threat, steps=steps)} if steps else {}
+        attacks = {"robust": get_attack(f"PGD-{steps}", self.threat)} if steps else {}
         size = math.ceil(self.settings.batch_size / world_size())
         found = evaluate(
             self.model, split, attacks, batch_size=size, seed="evaluation", device=self.device, check=False
@@ -506,44 +504,9 @@ class Trainer:
         if proven:
             certifier = certifier_for(copy.deepcopy(self.model).double(), radii=[self.threat.radius])
         else:
-            certifier = estimated_for(self.model, self.lipschitz)
+            certifier = heuristic_certifier(self.model, self.lipschitz)
         certified = certify(certifier, split, batch_size=size, device=self.device)
         return found.accuracy | {"vra" if proven else "vra_estimate": certified.verified(self.threat.radius)}
-
-    def _test(self) -> dict[str, Any]:
-        """Test results of the last and the best weights, raw and averaged; leaves the model with the last raw ones."""
-        steps = self.settings.test_steps
-        result: dict[str, Any] = {
-            "selected_on": self.settings.select_on,
-            "attack": f"PGD-{steps}" if steps else None,
-        }
-        for weights in self.weight_sets:
-            found = result if weights == "raw" else result.setdefault(weights, {})
-            with self.using(weights):
-                found["last"] = self._tested(self.epoch)
-            best = self.best[weights]
-            if best.step == self.step:
-                found["best"] = found["last"]
-            elif best.step >= 0 and self.checkpoints:
-                saved = load_checkpoint(self.checkpoints.path(best.step), with_training=False).weights(weights)
-                with self.using(saved):
-                    found["best"] = self._tested(best.epoch)
-            self._record(
-                "test",
-                {
-                    "_".join([which, *([] if weights == "raw" else [weights]), name]): accuracy["value"]
-                    for which in ("last", "best")
-                    for name, accuracy in found.get(which, {}).items()
-                    if name != "epoch"
-                },
-            )
-        if self.folder and rank() == 0:
-            write_json(self.folder / "result.json", result)
-        return result
-
-    def _tested(self, epoch: int) -> dict[str, Any]:
-        accuracy = self.evaluate(self.data.test, self.settings.test_steps, proven=True)
-        return {"epoch": epoch, **{name: a.to_json() for name, a in accuracy.items()}}
 
     def _record(self, kind: str, metrics: Mapping[str, float], step: int | None = None) -> None:
         record = {
@@ -563,19 +526,26 @@ class Trainer:
             return
         if not all(p.isfinite().all() for p in self.model.parameters()):
             raise TrainingError(self._diagnosis({}))
-        about = {**self.about, "step": self.step}
+        about = {**self.about, "step": self.step, "epoch": self.epoch}
         checkpoint = Checkpoint(self.model.state_dict(), self.state_dict(), about, dict(self.averages))
         scheduled = {epoch * self.steps_per_epoch for epoch in self.settings.keep_epochs}
+        best = {best.step for best in self.best.values()}
+        self.checkpoints.save(self.step, checkpoint, protect=best | scheduled)
+        self._write_index()
+
+    def _write_index(self) -> None:
+        """Which checkpoint is last and which is best."""
+        if self.folder is None or rank() != 0:
+            return
         best = {weights: best.step for weights, best in self.best.items()}
-        self.checkpoints.save(self.step, checkpoint, protect={*best.values(), *scheduled})
-        assert self.folder is not None
-        write_json(self.folder / "index.json", {"last": self.step, "best": best, "epoch": self.epoch})
+        index = {"last": self.step, "best": best, "epoch": self.epoch, "finished": self.trained}
+        write_json(self.folder / "index.json", {**index, "selected_on": self.settings.select_on})
 
     def stop(self) -> None:
         """For signal handlers: stop after this step, when it is saved, or at once if there is nothing to save."""
         self.stop_requested = True
-        if self.testing:
-            raise TrainingError("stopped in the final test as asked; resume to test again")
+        if self.trained:
+            raise TrainingError("stopped during the final test; resume to test again")
 
     def _save_if_due(self) -> None:
         if self.stop_requested:
@@ -616,7 +586,7 @@ class Trainer:
                 for entry, value in checkpoint.weights(name).items():
                     average[entry].copy_(value)
         self.epoch, self.batch, self.step = (state["position"][name] for name in ("epoch", "batch", "step"))
-        self.sums = Sums({name: value.to(self.device) for name, value in state["sums"].items()})
+        self.sums = RunningMeans({name: value.to(self.device) for name, value in state["sums"].items()})
         self.best = {weights: Best(**best) for weights, best in state["best"].items()}
         self.finished = state["finished"]
         if self.lipschitz is not None:

@@ -12,7 +12,7 @@ from atoll.report.read import Kept, Reading
 from atoll.report.sections.shared import about, alarms, each, interval, lacking, suite
 from atoll.report.sections.summary import strongest
 from atoll.report.values import accuracy, count, entries, get, measured, number, plain
-from atoll.statistics import Accuracy
+from atoll.stats import Accuracy
 
 
 def section(runs: Sequence[Reading]) -> Section:
@@ -79,7 +79,7 @@ def _tables(run: Reading) -> list[Block]:
 
 def _row(name: str, tree: object, *more: str) -> list[str | Cell]:
     found = accuracy(tree)
-    value = Cell("–") if found is None else Cell(f"{100 * found.value:.2f} ± {100 * found.standard_error:.2f} %")
+    value = Cell("–") if found is None else Cell(f"{100 * found.value:.2f} %")
     return [name, value, interval(found), *(more or ("–",) * 3)]
 
 

@@ -63,7 +63,7 @@ def _results(run: Reading) -> list[Block]:
 
 def _row(name: str, eps: str, tree: object) -> list[str | Cell]:
     found = accuracy(tree)
-    value = "–" if found is None else f"{100 * found.value:.2f} ± {100 * found.standard_error:.2f} %"
+    value = "–" if found is None else f"{100 * found.value:.2f} %"
     return [name, eps, value, interval(found)]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atoll.registry import members
+from atoll.losses import LOSSES
 from atoll.report import commands
 from atoll.report.blocks import Block, Cell, Title
 from atoll.report.read import Kept, Reading
 from atoll.report.values import count, entries, get, plain, step
-from atoll.statistics import Accuracy
+from atoll.stats import Accuracy
 
 
 def share(found: Accuracy | None, note: str = "", mark: str = "") -> Cell:
@@ -84,6 +84,6 @@ def loss_at(tree: Mapping[str, Any]) -> str:
     ('AT at linf 8/255', 'Standard at clean inputs')
     """
     name = plain(get(tree, "loss"))
-    known = members("loss").get(name)
-    clean = known is not None and getattr(known, "objective", None) is None
+    member = LOSSES.members().get(name)
+    clean = member is not None and getattr(member.cls, "objective", None) is None
     return f"{name} at {'clean inputs' if clean else commands.threat(tree)}"

@@ -12,7 +12,6 @@ from atoll.training.methods.rat import RAT
 from atoll.training.methods.s2o import S2O
 from atoll.training.methods.sam import SAM
 from atoll.training.methods.swa import SWA
-from atoll.training.methods.threats import MeasureThreats
 from atoll.training.methods.trh import TrH
 from atoll.training.methods.wci import MeasureWCI, WCISchedule
 
@@ -29,7 +28,6 @@ __all__ = [
     "EpsRamp",
     "GaussianNoise",
     "Lookahead",
-    "MeasureThreats",
     "MeasureWCI",
     "Method",
     "Mixup",

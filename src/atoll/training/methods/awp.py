@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from atoll.distributed import all_sum, world_size
 from atoll.errors import InputError
+from atoll.losses.base import Outputs
 from atoll.models.base import Classifier
-from atoll.training.losses.base import Outputs
-from atoll.training.methods.base import Method, Step
-from atoll.training.methods.perturbation import kept_buffers, restored, weight_matrices
+from atoll.modules import preserve_buffers, preserve_parameters, weight_matrices
+from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@METHODS.register()
 class AWP(Method):
     r"""Trains at :math:`\theta + \gamma\,\xi`, where :math:`\xi_l = \|W_l\| d_l / \|d_l\|` and d is the gradient.
 
@@ -45,7 +46,7 @@ class AWP(Method):
             return
         parameters = self.parameters(trainer.model)
         directions = self.directions(trainer, step, parameters)
-        with restored(parameters):
+        with preserve_parameters(parameters):
             with torch.no_grad():
                 for weight, direction in zip(parameters, directions, strict=True):
                     length = torch.linalg.vector_norm(direction)
@@ -62,11 +63,12 @@ class AWP(Method):
 
     def directions(self, trainer: Trainer, step: Step, parameters: list[nn.Parameter]) -> list[Tensor]:
         """The gradient of the loss, by the same passes as the step itself, so that all processes agree on it."""
-        with kept_buffers(trainer.model):
+        with preserve_buffers(trainer.model):
             trainer.forward_backward(step, plain=True)
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
 
 
+@METHODS.register()
 class AWPT(AWP):
     """AWP of the top layer only (TrH, section 5); needs one more forward pass and no backward pass through the net."""
 
@@ -79,7 +81,7 @@ class AWPT(AWP):
         model = trainer.model
         assert isinstance(model, Classifier)
         sums = [torch.zeros_like(p) for p in parameters]
-        with kept_buffers(model):
+        with preserve_buffers(model):
             for part in trainer.parts(step):
                 with torch.no_grad():
                     z = model.features(part.x) if trainer.loss.uses_clean else None

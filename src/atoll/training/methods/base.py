@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from atoll.training.losses.base import Outputs
+from atoll.losses.base import Outputs
+from atoll.registry import Registry
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
@@ -44,8 +45,13 @@ class Step:
     terms: dict[str, Tensor] = field(default_factory=dict)  # weighted, per example or already a mean
 
 
+METHODS = Registry("method", "methods", "atoll.training.methods.base.Method", "atoll.training.methods")
+
+
 class Method:
     """Base of all methods: does nothing, anywhere."""
+
+    registry: ClassVar[Registry] = METHODS
 
     uses_clean: ClassVar[bool] = False  # whether a clean pass is needed even if the loss does without
 

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from atoll.attacks.base import evaluation_mode
 from atoll.data.base import to_float
 from atoll.errors import InputError
 from atoll.models.centroid import CentroidNet
-from atoll.streams import generator
-from atoll.training.methods.base import Method
+from atoll.modules import evaluation_mode
+from atoll.rng import generator
+from atoll.training.methods.base import METHODS, Method
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@METHODS.register()
 class CentroidsFromData(Method):
     """The centroids of each class begin as the features of random training points of that class.
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import InputError
-from atoll.training.methods.base import Method
+from atoll.training.methods.base import METHODS, Method
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@METHODS.register()
 class EarlyStopping(Method):
     """End the run when the selection metric has not improved for ``patience`` validations."""
 

@@ -6,12 +6,13 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from atoll.errors import InputError
-from atoll.training.methods.base import Method, Step
+from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@METHODS.register()
 class EpsRamp(Method):
     r"""Losses with Lipschitz constants train for ``start * eps`` first, ``end * eps`` after a ``share`` of the run.
 

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from atoll.errors import InputError
-from atoll.streams import Streams
-from atoll.training.methods.base import Method, Step
+from atoll.rng import PointRNG
+from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@METHODS.register()
 class GaussianNoise(Method):
     r"""Inputs are trained on with noise :math:`N(0, \sigma^2 I)`, for randomized smoothing (Cohen et al., 2019).
 
@@ -32,7 +33,7 @@ class GaussianNoise(Method):
 
     @contextmanager
     def around_step(self, trainer: Trainer, step: Step) -> Iterator[None]:
-        streams = Streams(trainer.seed, "GaussianNoise", step.number, index=step.index)
+        streams = PointRNG(trainer.seed, "GaussianNoise", step.number, index=step.index)
         noise = self.sigma * streams.normal(*step.x.shape[1:], dtype=step.x.dtype)
         before = step.x, step.x_adv
         step.x = step.x + noise

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from atoll.errors import InputError
-from atoll.training.methods.base import Method, Step
+from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@METHODS.register()
 class Lookahead(Method):
     r"""Every ``k`` steps: :math:`\phi \leftarrow \phi + \alpha (\theta - \phi)`, then :math:`\theta \leftarrow \phi`.
 

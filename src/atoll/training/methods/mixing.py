@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.data.mix import cutmix, cutmix_boxes, mixup
 from atoll.errors import InputError
-from atoll.streams import key
+from atoll.rng import key
 from atoll.training.methods.base import Method, Step
 
 if TYPE_CHECKING:

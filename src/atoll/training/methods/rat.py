@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.attacks.base import evaluation_mode
 from atoll.distributed import all_sum, world_size
 from atoll.errors import InputError
 from atoll.models.base import Classifier
-from atoll.streams import generator
-from atoll.training.methods.base import Method, Step
-from atoll.training.methods.perturbation import restored, weight_matrices
+from atoll.modules import evaluation_mode, preserve_parameters, weight_matrices
+from atoll.rng import generator
+from atoll.training.methods.base import METHODS, Method, Step
 from atoll.training.methods.targets import divergence, rows_for, target_matrix
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@METHODS.register()
 class RAT(Method):
     r"""Adversarial inputs are made at :math:`\theta + u`, u Gaussian, and the Taylor terms in u are penalised.
 
@@ -65,7 +65,7 @@ class RAT(Method):
     @contextmanager
     def around_attack(self, trainer: Trainer, step: Step) -> Iterator[None]:
         weights = weight_matrices(trainer.model)
-        with restored(weights):
+        with preserve_parameters(weights):
             with torch.no_grad():
                 for weight, noise in zip(weights, self._noise(trainer, step), strict=True):
                     weight.add_(noise)

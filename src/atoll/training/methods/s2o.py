@@ -9,13 +9,14 @@ from torch import Tensor
 
 from atoll.distributed import all_sum, differentiable_sum, world_size
 from atoll.errors import InputError
-from atoll.training.methods.base import Method, Step
+from atoll.training.methods.base import METHODS, Method, Step
 from atoll.training.methods.targets import divergence, rows_for, target_matrix
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@METHODS.register()
 class S2O(Method):
     r"""Predictions are drawn to targets made of the correlation of logits over the batch.
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from atoll.errors import InputError
-from atoll.training.methods.base import Method, Step
-from atoll.training.methods.perturbation import kept_buffers, restored
+from atoll.modules import preserve_buffers, preserve_parameters
+from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@METHODS.register()
 class SAM(Method):
     r"""Trains at :math:`\theta + \rho\, g / \|g\|`, with g the gradient of the loss over all parameters.
 
@@ -32,13 +33,13 @@ class SAM(Method):
 
     @contextmanager
     def around_step(self, trainer: Trainer, step: Step) -> Iterator[None]:
-        with kept_buffers(trainer.model):
+        with preserve_buffers(trainer.model):
             trainer.forward_backward(step, plain=True)
         moved = [p for p in trainer.model.parameters() if p.grad is not None]
         gradients = [p.grad for p in moved if p.grad is not None]
         length = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
         scale = torch.where(length > 0, self.rho / length, 0.0)
-        with restored(moved):
+        with preserve_parameters(moved):
             with torch.no_grad():
                 for weight, gradient in zip(moved, gradients, strict=True):
                     weight.add_(gradient * scale)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from atoll.errors import InputError
-from atoll.training.methods.base import Method, Step
+from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@METHODS.register()
 class SWA(Method):
     r""":math:`\bar\theta \leftarrow \alpha\,\bar\theta + (1 - \alpha)\,\theta` after every step (TrH, section 5).
 

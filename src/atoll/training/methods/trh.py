@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import InputError
+from atoll.losses.base import LogitCurvature, Loss, Outputs
 from atoll.models.base import Classifier
-from atoll.training.losses.base import LogitCurvature, Loss, Outputs
-from atoll.training.methods.base import Method, Step
+from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
@@ -32,6 +32,7 @@ def ramp(kind: Ramp, progress: float) -> float:
     return 1.0
 
 
+@METHODS.register()
 class TrH(Method):
     r"""Adds :math:`\lambda\,\mathrm{Tr}(H)` of the loss to it, and :math:`\gamma \|\theta\|^2`.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from atoll.attacks.base import evaluation_mode
 from atoll.curvature.determinism import check_deterministic
 from atoll.curvature.gap import robust_gap
-from atoll.curvature.problem import Problem
+from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.wci import WCI, wci
 from atoll.data.base import sample
 from atoll.errors import InputError
-from atoll.training.methods.base import Method, Step
+from atoll.modules import evaluation_mode
+from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@METHODS.register()
 class MeasureWCI(Method):
     """Records the Weight-Curvature Index of the run's own loss and attack; training itself is not changed.
 
@@ -83,9 +84,9 @@ class MeasureWCI(Method):
         (x, y), seed = self.sample(trainer, "train"), (trainer.seed, "wci")
         with evaluation_mode(trainer.model):
             if trainer.attack is None:
-                problem = Problem(trainer.model, trainer.loss, x, y)
+                problem = EmpiricalRisk(trainer.model, trainer.loss, x, y)
             else:
-                problem = Problem.attacked(trainer.model, trainer.loss, x, y, trainer.attack, seed=seed)
+                problem = EmpiricalRisk.attacked(trainer.model, trainer.loss, x, y, trainer.attack, seed=seed)
             return wci(problem, max_probes=self.probes, seed=seed)
 
     def sample(self, trainer: Trainer, split: str) -> tuple[Tensor, Tensor]:
@@ -93,6 +94,7 @@ class MeasureWCI(Method):
         return sample(trainer.data.split(split), self.points, trainer.seed, "wci", split)
 
 
+@METHODS.register()
 class WCISchedule(MeasureWCI):
     r"""The schedule's learning rate, lowered in proportion where the Weight-Curvature Index is above a threshold.
 

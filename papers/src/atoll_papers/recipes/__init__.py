@@ -1,0 +1,1 @@
+"""Recipes of the papers' size, and those that only studies use."""

@@ -1,0 +1,269 @@
+"""Time and peak memory of training steps, each method beside its base, on random images."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from atoll.data.base import batches
+from atoll.distributed import default_device
+from atoll.runs.recipe import build_recipe
+from atoll.runs.run import Run
+from atoll.runs.train import build_trainer
+from atoll.studies.base import Cell, Claim, Found, Numbers, Scale, Study, StudyReport
+from atoll.studies.claims import above, claim_increase
+from atoll.studies.table import Column, Table
+from atoll.training.methods import MeasureWCI
+from atoll.training.trainer import Trainer
+from atoll_papers.cost import Noise, added, alternate, peak_memory, seconds
+
+SMALL_VIT = "model={class_path: ViT, init_args: {patch_size: 4, width: 192, depth: 6, heads: 3}}"
+NOTICED = 1.05  # times the cost of the base: what cannot be ignored
+
+
+def noisy(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], points: int) -> Trainer:
+    """A recipe's trainer on random images, in front of its first step."""
+    # Labels are random, too; at an ordinary rate exact Taylor terms diverge within a few steps.
+    built = build_recipe(recipe, *overrides, "optimizer.lr=1e-5")
+    trainer = build_trainer(replace(built, data=Noise(shape, points)))
+    for method in trainer.methods:
+        method.setup(trainer)
+    return trainer
+
+
+def step(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], pgd: int) -> Callable[[], object]:
+    """A training step with so many steps of PGD."""
+    size = build_recipe(recipe, *overrides).trainer.batch_size
+    trainer = noisy(recipe, (*overrides, f"attack.steps={pgd}"), shape, size)
+    batch = next(batches(trainer.data.train, [torch.arange(size)], device=trainer.device))
+    return lambda: trainer.train_step(batch)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a scale consists of.
+
+    Args:
+        recipes: by method; the first is the base.
+        shape: of the images.
+        overrides: for every recipe.
+        rounds: of steps with and without the method, in turns.
+        repeats: of everything.
+        memory: whether it is measured, in processes of its own.
+    """
+
+    recipes: Mapping[str, str]
+    shape: tuple[int, ...]
+    overrides: tuple[str, ...] = ()
+    rounds: int = 11
+    repeats: int = 3
+    memory: bool = True
+
+
+def smoke(recipes: Mapping[str, str]) -> Costs:
+    """Of recipes for digits, in seconds."""
+    return Costs(recipes, (1, 8, 8), ("trainer.batch_size=8",), rounds=3, repeats=1, memory=False)
+
+
+class CostTable(Study):
+    """A subclass says which methods.
+
+    What a method adds does not depend on the steps of the attack, but the noise of a measurement grows with its length:
+    the added seconds are those of steps with PGD-1, and set in relation to a step with PGD-10.
+    """
+
+    costs: Mapping[Scale, Costs]
+
+    def cells(self, scale: Scale) -> list[Cell]:
+        costs = self.costs[scale]
+        return [Cell(row, repeat) for row in costs.recipes for repeat in range(costs.repeats)]
+
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+        costs = self.costs[scale]
+        base, ours = (
+            functools.partial(step, recipe, costs.overrides, costs.shape)
+            for recipe in (next(iter(costs.recipes.values())), costs.recipes[cell.row])
+        )
+        whole = base(10)
+        whole()
+        length = min(seconds(whole) for _ in range(3))
+        same = base.args == ours.args
+        numbers: Numbers = {"time": 1.0 if same else 1 + added(ours(1), base(1), costs.rounds) / length}
+        size = build_recipe(*base.args[:1], *costs.overrides).trainer.batch_size
+        numbers["images"] = size / (length * numbers["time"])
+        if costs.memory:
+            device = default_device().type
+            peaks = [
+                peak_memory(functools.partial(make, 1), whole=True, device=device)
+                for make in ([base] if same else [base, ours])
+            ]
+            numbers |= {"megabytes": peaks[-1] / 1e6, "memory": peaks[-1] / peaks[0]}
+        return numbers
+
+    def conclude(self, found: Found) -> StudyReport:
+        columns = {
+            "time": Column("time / base", "low", 3),
+            "images": Column("images per second", digits=1),
+            "memory": Column("peak memory / base", "low", 3),
+            "megabytes": Column("peak memory, MB", "low", 0),
+        }
+        rows = {row: [found.mean(row, name) for name in columns] for row in found.rows}
+        words = (
+            "A step with PGD-10, on random images; peak memory is that of everything (weights, optimizer, averages,"
+            " activations). Ratios are of neighbouring measurements, and can be trusted on a busy machine, where images"
+            " per second cannot; repeats take the place of seeds."
+        )
+        return StudyReport({"Cost": Table(list(columns.values()), rows)}, self.verdicts(found), words=[words])
+
+    def verdicts(self, found: Found) -> list[Claim]:
+        raise NotImplementedError
+
+
+class TrHCost(CostTable):
+    name = "trh-cost"
+    title = "What methods for flat minima cost"
+    shows = "TrH, table 2"
+    published = 5.5 / 5.2  # images per second without and with TrH
+    costs = {  # noqa: RUF012
+        "smoke": smoke({"base": "digits-flat/at-base", "TrH": "digits-flat/at-trh"}),
+        "cpu": Costs(
+            {title: f"trh-cifar/cifar10-vit_b16-at-{title.lower()}" for title in ("base", "TrH", "SWA", "S2O", "AWP")},
+            (3, 32, 32),
+            (SMALL_VIT, "trainer.batch_size=32"),
+        ),
+        "paper": Costs(
+            {title: f"trh-cifar/cifar10-vit_l16-at-{title.lower()}" for title in ("base", "TrH", "SWA", "S2O", "AWP")},
+            (3, 32, 32),
+            ("trainer.batch_size=32",),
+        ),
+    }
+
+    def verdicts(self, found: Found) -> list[Claim]:
+        others = [row for row in found.rows if row in ("SWA", "AWP")]
+        return [
+            above(
+                f"TrH adds almost no time (published: {self.published:.2f} times that of the base)",
+                {"TrH": found.values("TrH", "time")},
+                round(self.published, 2),
+                sign=-1,
+            ),
+            above("TrH adds almost no memory (1 % at most)", {"TrH": found.values("TrH", "memory")}, 1.01, sign=-1),
+            claim_increase(
+                "TrH takes less time than SWA and AWP", found, [("TrH", o) for o in others], "time", sign=-1
+            ),
+            claim_increase(
+                "TrH takes less memory than SWA and AWP", found, [("TrH", o) for o in others], "memory", sign=-1
+            ),
+        ]
+
+
+class RATCost(CostTable):
+    name = "rat-cost"
+    title = "What the Taylor terms cost"
+    shows = "RAT, table 6"
+    costs = {  # noqa: RUF012
+        "smoke": smoke({"TRADES": "digits-flat/trades-base", "first and second": "digits-flat/trades-rat"}),
+        "cpu": Costs(
+            {
+                "TRADES": "rat/cifar10-preact18-linf-trades-0th",
+                "first": "rat/cifar10-preact18-linf-trades-1st",
+                "first and second": "rat/cifar10-preact18-linf-trades-both",
+            },
+            (3, 32, 32),
+            ("trainer.batch_size=32",),
+        ),
+        "paper": Costs(
+            {
+                "TRADES": "rat/cifar10-wrn34-linf-trades-0th",
+                "first": "rat/cifar10-wrn34-linf-trades-1st",
+                "first and second": "rat/cifar10-wrn34-linf-trades-both",
+            },
+            (3, 32, 32),
+        ),
+    }
+
+    def verdicts(self, found: Found) -> list[Claim]:
+        ours = [row for row in found.rows if row != "TRADES"]
+        return [
+            above(
+                f"The growth of {what} cannot be ignored ({NOTICED:g} times that of TRADES at least; published:"
+                f" {first} with the first term, {both} with both)",
+                {row: found.values(row, name) for row in ours},
+                NOTICED,
+            )
+            for what, name, first, both in (("time", "time", 1.30, 1.42), ("memory", "memory", "1.60", 2.05))
+        ]
+
+
+@dataclass(frozen=True)
+class Net:
+    """A recipe that measures WCI, the shape of its images and how many there are; overrides of its own."""
+
+    recipe: str
+    shape: tuple[int, ...]
+    images: int
+    overrides: tuple[str, ...] = ()
+
+
+class WCICost(Study):
+    """Seconds of a measurement and of a training step, in turns, and with them those of an epoch."""
+
+    name = "wci-cost"
+    title = "What measuring the Weight-Curvature Index costs"
+    shows = "WCI, table 2"
+    nets = {  # noqa: RUF012
+        "smoke": {
+            "small ConvNet": Net(
+                "mnist-wci/piecewise", (1, 8, 8), 1000, ("methods.0.points=16", "trainer.batch_size=16")
+            )
+        },
+        "cpu": {
+            "small ConvNet, 60,000 images": Net("mnist-wci/piecewise", (1, 28, 28), 60_000, ("methods.0.points=512",)),
+            "PreAct ResNet-18 of a quarter of its width, 50,000 images": Net(
+                "wci/cifar10-piecewise", (3, 32, 32), 50_000, ("model.width=16", "trainer.batch_size=32")
+            ),
+        },
+        "paper": {
+            "PreAct ResNet-18, CIFAR-10 and CIFAR-100": Net("wci/cifar10-piecewise", (3, 32, 32), 50_000),
+            "PreAct ResNet-18, SVHN": Net("wci/svhn-piecewise", (3, 32, 32), 73_257),
+        },
+    }
+
+    def cells(self, scale: Scale) -> list[Cell]:
+        return [Cell(net, repeat) for net in self.nets[scale] for repeat in range(1 if scale == "smoke" else 3)]
+
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+        net = self.nets[scale][cell.row]
+        trainer = noisy(net.recipe, net.overrides, net.shape, 512)
+        (method,) = trainer.methods
+        assert isinstance(method, MeasureWCI)
+        size = trainer.settings.batch_size
+        batch = next(batches(trainer.data.train, [torch.arange(size)], device=trainer.device))
+        times = alternate(lambda: method.measure(trainer), lambda: trainer.train_step(batch), 3)
+        share = statistics.median(measured / stepped for measured, stepped in times) / (net.images / size)
+        return {
+            "measurement": statistics.median(measured for measured, _ in times),
+            "step": statistics.median(stepped for _, stepped in times),
+            "every epoch": 1 + share,
+            "rule": 1 + share / 2,  # half of the epochs
+        }
+
+    def conclude(self, found: Found) -> StudyReport:
+        columns = {
+            "step": Column("a step, s", digits=3),
+            "measurement": Column("a measurement, s", digits=3),
+            "every epoch": Column("training with WCI every epoch / without", "low", 3),
+            "rule": Column("with the rule (from half of the run on) / without", "low", 3),
+        }
+        rows = {row: [found.mean(row, name) for name in columns] for row in found.rows}
+        words = (
+            "On random images, 512 points a measurement where nothing is said; repeats take the place of seeds. The"
+            " time of testing is not measured: the net is the same with and without."
+        )
+        claim = f"Training takes significantly longer with WCI every epoch ({NOTICED:g} times as long at least)"
+        verdict = above(claim, {row: found.values(row, "every epoch") for row in found.rows}, NOTICED)
+        return StudyReport({"Cost": Table(list(columns.values()), rows)}, [verdict], words=[words])

@@ -1,0 +1,173 @@
+"""How sensitive a method is to its own parameter: one value after another, everything else fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from atoll.runs.run import Run
+from atoll.studies.base import Cell, Claim, Found, Numbers, Scale, Study, StudyReport
+from atoll.studies.claims import claim_increase
+from atoll.studies.table import Column, Table
+from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS, accuracies, evaluated
+
+LITTLE = 1.0  # point of accuracy
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a scale consists of.
+
+    Args:
+        recipes: by the name of the curve, each followed by overrides of its own.
+        values: of the parameter.
+        seeds: how many.
+        points: test points that are attacked; None for all.
+        autoattack: its version.
+        overrides: for every recipe.
+    """
+
+    recipes: Mapping[str, tuple[str, ...]]
+    values: Sequence[float]
+    seeds: int = 3
+    points: int | None = None
+    autoattack: str = "standard"
+    overrides: tuple[str, ...] = ()
+
+
+class ParameterSweep(Study):
+    """A subclass says what is varied.
+
+    Attributes:
+        key: of the parameter in recipes.
+        symbol: for it.
+        sweeps: by scale.
+        attacks: besides AutoAttack.
+    """
+
+    key: str
+    symbol: str
+    sweeps: Mapping[Scale, Sweep]
+    attacks: tuple[str, ...] = ("PGD-20",)
+
+    def row(self, curve: str, value: float) -> str:
+        return f"{curve}, {self.symbol} = {value:g}"
+
+    def cells(self, scale: Scale) -> list[Cell]:
+        sweep = self.sweeps[scale]
+        return [
+            Cell(self.row(curve, value), seed, recipe, (*sweep.overrides, *own, f"{self.key}={value}"))
+            for curve, (recipe, *own) in sweep.recipes.items()
+            for value in sweep.values
+            for seed in range(sweep.seeds)
+        ]
+
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+        """Of the best checkpoint, as in the papers."""
+        assert run is not None
+        sweep = self.sweeps[scale]
+        return accuracies(run, points=sweep.points, attacks=self.attacks, autoattack=sweep.autoattack)
+
+    def conclude(self, found: Found) -> StudyReport:
+        names = ("clean", *self.attacks, "AutoAttack")
+        table = Table(
+            [Column(name, "high") for name in names],
+            {row: [found.mean(row, name) for name in names] for row in found.rows},
+        )
+        sweep = self.sweeps[found.scale]
+        recipes = ", ".join(f"`{' '.join(recipe)}` ({curve})" for curve, recipe in sweep.recipes.items())
+        words = [f"Recipes {recipes}, best checkpoint. {evaluated(sweep.points, sweep.autoattack)}"]
+        return StudyReport({"Accuracy in %": table}, self.verdicts(found), {"sweep": self._figure(found)}, words)
+
+    def verdicts(self, found: Found) -> list[Claim]:
+        raise NotImplementedError
+
+    def best(self, found: Found, curve: str, value: float) -> Claim:
+        """Whether one value of a curve is better than all the others."""
+        others = [other for other in self.sweeps[found.scale].values if other != value]
+        pairs = [(self.row(curve, value), self.row(curve, other)) for other in others]
+        claim = f"{curve}: {self.symbol} = {value:g} has the highest accuracy under AutoAttack"
+        return claim_increase(claim, found, pairs, "AutoAttack")
+
+    def _figure(self, found: Found) -> Figure:
+        sweep = self.sweeps[found.scale]
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axis = figure.subplots()
+        for curve in sweep.recipes:
+            means = {value: found.mean(self.row(curve, value), "AutoAttack") for value in sweep.values}
+            known = {value: mean for value, mean in means.items() if mean is not None}
+            heights, errors = [m.value for m in known.values()], [m.standard_error for m in known.values()]
+            axis.errorbar(list(known), heights, errors, marker="o", capsize=2, label=curve)
+        axis.set_xscale("log")
+        axis.set_xlabel(self.symbol)
+        axis.set_ylabel("accuracy under AutoAttack, %")
+        axis.legend()
+        return figure
+
+
+class TrHLambda(ParameterSweep):
+    name = "trh-lambda"
+    title = "How sensitive TrH is to its weight"
+    shows = "TrH, figure 3"
+    key, symbol = "methods.0.lambda_", "λ"
+    published, plateau = 5e-4, (1e-4, 5e-4, 1e-3)
+    sweeps = {  # noqa: RUF012
+        "smoke": Sweep({"AT": ("digits-flat/at-trh",)}, (1e-4, 5e-4), 1, 20, "fast", TINY_DIGITS),
+        "cpu": Sweep(
+            {"AT": ("mnist-flat/at-trh",), "TRADES": ("mnist-flat/trades-trh",)},
+            (1e-5, 1e-4, 5e-4, 1e-3, 1e-2),
+            3,
+            500,
+            "fast",
+            SMALL_MNIST,
+        ),
+        "paper": Sweep(
+            {"AT": ("trh-imagenet/linf-vit_l16-at-trh",), "TRADES": ("trh-imagenet/linf-vit_l16-trades-trh",)},
+            (1e-5, 1e-4, 5e-4, 1e-3, 1e-2),
+            2,  # the paper has one, which cannot tell a difference from chance
+        ),
+    }
+
+    def verdicts(self, found: Found) -> list[Claim]:
+        low, _, high = self.plateau
+        curves = self.sweeps[found.scale].recipes
+        claim = f"Little degradation ({LITTLE:g} point at most) for λ from {low:g} to {high:g}"
+        ends = [(self.row(c, v), self.row(c, self.published)) for c in curves for v in (low, high)]
+        return [
+            *(self.best(found, curve, self.published) for curve in curves),
+            claim_increase(claim, found, ends, "AutoAttack", -LITTLE),
+        ]
+
+
+class RATEta(ParameterSweep):
+    name = "rat-eta"
+    title = "How sensitive RAT is to its weight"
+    shows = "RAT, table 1"
+    key, symbol = "methods.0.eta", "η"
+    attacks = ("PGD-20", "CW-20")
+    published = {"first term": 0.3, "first and second": 0.2}  # noqa: RUF012
+    sweeps = {  # noqa: RUF012
+        "smoke": Sweep(
+            {"first term": ("digits-flat/at-rat", "methods.0.order=1")}, (0.2, 0.3), 1, 20, "fast", TINY_DIGITS
+        ),
+        "cpu": Sweep(
+            {
+                "first term": ("mnist-flat/trades-rat", "methods.0.order=1"),
+                "first and second": ("mnist-flat/trades-rat",),
+            },
+            (0.05, 0.1, 0.2, 0.3, 0.4),
+            3,
+            500,
+            "fast",
+            SMALL_MNIST,
+        ),
+        "paper": Sweep(
+            {"first term": ("rat-eta/1st-0.3",), "first and second": ("rat-eta/both-0.2",)}, (0.05, 0.1, 0.2, 0.3, 0.4)
+        ),
+    }
+
+    def verdicts(self, found: Found) -> list[Claim]:
+        curves = self.sweeps[found.scale].recipes
+        return [self.best(found, curve, eta) for curve, eta in self.published.items() if curve in curves]

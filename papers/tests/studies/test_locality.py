@@ -1,0 +1,125 @@
+"""Locality studies: verdicts on numbers made by hand, cells that are missing, nets that start from others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from atoll.studies import Cell, Found, run_study
+from atoll.studies.base import Numbers
+from atoll_papers.studies.locality import DISTANCES, METHODS, over_nets
+from atoll_papers.studies.locality_nets import LOSSES, SCORES, apart, points_of
+from made import STUDIES
+
+SEEDS, NETS = range(3), ("small", "medium", "large")
+
+
+def net(clean: float, f1: float, distance: float, relative: float) -> Numbers:
+    numbers: Numbers = {f"{method} {score}": f1 for method in METHODS for score in SCORES}
+    numbers |= {f"{method} undefined": 0 for method in METHODS}
+    numbers |= dict.fromkeys(DISTANCES, distance) | {f"{name}, relative": relative for name in DISTANCES}
+    return numbers | {"clean": clean, "PGD-20": clean / 2, "points": 100, "share of the box": 0.3}
+
+
+def found(gain: float = 0.1, closer: float = 0.5, relative: float = 1.0, trend: float = 0.0) -> Found:
+    """Robust nets gain in F1 and have ``closer`` times the distance; F1 follows accuracy as ``trend`` says."""
+    rng = np.random.default_rng(0)
+    cells: dict[Cell, Numbers] = {}
+    for size in NETS:
+        for seed in SEEDS:
+            clean = rng.uniform(0.6, 0.9)
+            epochs = [
+                net(c, trend * c + (0 if trend else 0.01 * (-1) ** seed * k), 1, 1)
+                for k, c in enumerate((0.2, 0.5, 0.7))
+            ]
+            cells[Cell(f"start, {size}", seed)] = {"epochs": epochs}
+            base = 0.4 + trend * clean + (0 if trend else 0.001 * ((7 * seed + 4 * len(size)) % 9))
+            cells[Cell(f"standard, {size}", seed)] = net(clean, base, 2.0 + seed, 1.0)
+            for loss in LOSSES[1:]:
+                cells[Cell(f"{loss}, {size}", seed)] = net(
+                    clean, base + gain * (1 + 0.1 * seed), closer * (2.0 + seed) * (1 + 0.01 * seed), relative + 0.01
+                )
+    return Found("cpu", cells)
+
+
+def verdicts(name: str, numbers: Found) -> list[str]:
+    return [verdict.outcome for verdict in STUDIES[name].conclude(numbers).verdicts]
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "expected"),
+    [
+        ("locality-robustness", found(gain=0.1), ["held"]),
+        ("locality-robustness", found(gain=-0.1), ["did not hold"]),
+        ("attribution-distance", found(closer=0.5, relative=0.5), ["held", "held"]),
+        ("attribution-distance", found(closer=0.5, relative=1.0), ["held", "did not hold"]),
+        ("attribution-distance", found(closer=1.5, relative=1.0), ["did not hold", "did not hold"]),
+        ("locality-accuracy", found(trend=0.5), ["did not hold"]),
+        ("locality-accuracy", found(trend=-0.5), ["held"]),
+        ("locality-accuracy", found(trend=0.0), ["held"]),
+    ],
+)
+def test_verdicts(name: str, numbers: Found, expected: list[str]) -> None:
+    assert verdicts(name, numbers) == expected
+
+
+def test_one_attribution_that_gains_nothing_is_told() -> None:
+    numbers = found()
+    for cell, values in numbers.numbers.items():
+        if cell.row.startswith("trades"):
+            values["IG f1"] -= 0.3
+    (verdict,) = STUDIES["locality-robustness"].conclude(numbers).verdicts
+    assert verdict.outcome == "held in part"
+    assert "at: SM, IG, BIG; trades: SM, BIG" in verdict.words
+
+
+@pytest.mark.parametrize("name", ["locality-accuracy", "locality-robustness", "attribution-distance"])
+@pytest.mark.parametrize("row", ["start, small", "standard, small", "at, large", "trades"])
+def test_missing_cells(name: str, row: str) -> None:
+    whole = found()
+    left = {cell: numbers for cell, numbers in whole.numbers.items() if not cell.row.startswith(row) or cell.seed == 2}
+    lost = {cell: "it failed" for cell in whole.numbers if cell not in left}
+    assert STUDIES[name].conclude(Found("cpu", left, lost)).verdicts
+    only = {cell: numbers for cell, numbers in left.items() if cell == Cell("standard, small", 2)}
+    assert verdicts(name, Found("cpu", only))[0] == "not testable"
+
+
+def test_differences_are_of_the_same_start() -> None:
+    numbers = found(gain=0.1)
+    assert sorted(apart(numbers, "at", "SM f1")) == pytest.approx(sorted([0.1, 0.11, 0.12] * 3))
+    del numbers.numbers[Cell("standard, small", 1)]  # type: ignore[attr-defined]
+    assert len(apart(numbers, "at", "SM f1")) == 8
+
+
+def test_rank_correlation() -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(2, 8))
+    nets = [{"clean": a, "F": b} for a, b in zip(x, y, strict=True)]
+    truth = spearmanr(x, y)
+    assert over_nets(nets, "F") == pytest.approx((truth.statistic, truth.pvalue))
+    assert np.isnan(over_nets([{"clean": 0.5, "F": 1.0}, {"clean": 0.5, "F": 2.0}], "F")).all()
+
+
+def test_studies_of_a_family_share_cells_and_robust_nets_start_from_the_standard_one(tmp_path: Path) -> None:
+    done, _ = run_study(STUDIES["locality-robustness"], "smoke", tmp_path / "a", cells_folder=tmp_path / "cells")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
+    again, _ = run_study(STUDIES["attribution-distance"], "smoke", tmp_path / "b", cells_folder=tmp_path / "cells")
+    assert again.numbers == done.numbers
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")} == before
+    runs = {cell.row: run for cell, run in done.runs.items()}
+    start = runs["start, small"].checkpoint_path("last") / "model.safetensors"
+    assert runs["start, small"].recipe["pretrained"] is None
+    assert all(Path(runs[f"{loss}, small"].recipe["pretrained"]) == start.resolve() for loss in LOSSES)
+    raw = json.loads((tmp_path / "b" / "raw.json").read_text())
+    assert len(raw["cells"]) == 4
+    # The numbers are those of the points that sample takes.
+    from atoll.attacks.evaluate import evaluate
+    from atoll_papers.studies.locality_nets import SIZES
+
+    cell = next(cell for cell in done.numbers if cell.row == "at, small")
+    model, split = runs["at, small"].model("last"), points_of(runs["at, small"], SIZES["smoke"])
+    assert evaluate(model, split, {}).clean.value == done.numbers[cell]["clean"]

@@ -1,0 +1,45 @@
+"""What sweeps of a parameter say about accuracies made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.studies import Cell
+from atoll.studies.base import Numbers
+from atoll_papers.studies.sweeps import RATEta, TrHLambda
+from made import made, outcomes
+
+
+def accuracy(cell: Cell, best: str, gap: float) -> Numbers:
+    """The row with ``best`` in its name is ahead by ``gap``; seeds differ a little, and alike in all rows."""
+    number = 50.0 + cell.seed + (gap if cell.row.endswith(best) else 0.01 * cell.seed)
+    return {"clean": 90.0, "PGD-20": number, "CW-20": number, "AutoAttack": number}
+
+
+@pytest.mark.parametrize(
+    ("best", "gap", "expected"),
+    [
+        ("= 0.0005", 0.5, ["held", "held", "held"]),
+        ("= 0.0005", 3.0, ["held", "held", "did not hold"]),  # both ends are 3 points below it
+        ("= 0.01", 0.5, ["did not hold", "did not hold", "held"]),
+    ],
+)
+def test_trh_lambda(best: str, gap: float, expected: list[str]) -> None:
+    study = TrHLambda()
+    assert outcomes(study, made(study, lambda cell: accuracy(cell, best, gap))) == expected
+
+
+def test_rat_eta() -> None:
+    study = RATEta()
+    assert outcomes(study, made(study, lambda cell: accuracy(cell, "first term, η = 0.3", 1.0))) == [
+        "held",
+        "did not hold",
+    ]
+
+
+def test_lost_cells() -> None:
+    study = TrHLambda()
+    found = made(study, lambda cell: accuracy(cell, "0.0005", 0.5), lost=lambda cell: cell.row == "AT, λ = 0.0005")
+    assert outcomes(study, found) == ["not testable", "held", "not testable"]
+    alone = made(study, lambda cell: accuracy(cell, "0.0005", 0.5), lost=lambda cell: cell.name != "at-0.001-2")
+    assert set(outcomes(study, alone)) == {"not testable"}

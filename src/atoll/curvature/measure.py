@@ -1,0 +1,253 @@
+"""Curvature of a subject's loss: the measurement behind ``atoll curvature``."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from atoll.attacks.pgd import PGD
+from atoll.curvature.gap import Gap, robust_gap
+from atoll.curvature.ggn import diagonal
+from atoll.curvature.gibbs import Bounds, pac_bayes
+from atoll.curvature.landscape import Landscape, input_landscape, weight_landscape
+from atoll.curvature.risk import EmpiricalRisk
+from atoll.curvature.spectrum import Density, density, top_eigenvalues
+from atoll.curvature.trace import Estimator
+from atoll.curvature.wci import WCI, Layer, wci
+from atoll.data.base import Split, SubSplit, sample_rows, to_float
+from atoll.distributed import is_main
+from atoll.errors import InputError
+from atoll.losses.base import LOSSES, Loss
+from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, SplitName, resolve_threat
+from atoll.stats import Estimate
+from atoll.subject import Subject
+from atoll.threat import Norm
+
+INPUTS_SHOWN = 8  # points of an input landscape
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureSettings(Settings):
+    """Which loss, at which points, and what to compute.
+
+    Args:
+        split: points to use: train, validation or test.
+        points: number of random points of the split.
+        loss: loss whose curvature is measured, by name (default: as trained).
+        steps: steps of the PGD that makes the adversarial inputs.
+        estimator: how traces are estimated.
+        relative_error: relative standard error of the index.
+        max_probes: maximum number of probes.
+        top: number of largest eigenvalues.
+        density: compute the density of all eigenvalues.
+        gap: measure the robust generalization gap with the same attack.
+        landscape: compute the loss around the inputs or the weights.
+        norm: norm of the threat (default: as trained).
+        eps: radius, a number or a fraction like 8/255 (default: as trained).
+    """
+
+    kind: ClassVar[str] = "curvature"
+    split: SplitName = "train"
+    points: int | None = 512
+    loss: str | None = None
+    steps: int = 10
+    estimator: Estimator = "auto"
+    relative_error: float = 0.05
+    max_probes: int = 1000
+    top: int = 3
+    density: bool = False
+    gap: bool = False
+    landscape: Literal["input", "weights"] | None = None
+    norm: Norm | None = None
+    eps: str | None = None
+
+    def __post_init__(self) -> None:
+        self.at_least(points=1, steps=1, top=0, max_probes=1)
+
+    def resolve(self, subject: Subject) -> Self:
+        threat = resolve_threat(subject, self.norm, self.eps)
+        loss = repr(_loss(subject, self.loss))
+        return dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps), loss=loss)
+
+    @property
+    def threat(self) -> str:
+        """As text, ``linf 8/255``."""
+        return f"{self.norm} {self.eps}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureResult(Result):
+    """How flat the loss is.
+
+    Args:
+        loss: the loss, with its arguments.
+        attacked: whether the loss is taken at adversarial inputs.
+        mean_loss: at the points.
+        wci: Weight-Curvature Index.
+        bound: the index is at most this.
+        weight_norm: of all weight matrices.
+        root_trace: root of the sum of their traces.
+        negative: traces that were estimated as negative and count as zero.
+        layers: one entry per weight matrix.
+        trace: of the whole Hessian.
+        estimator: how traces were estimated, and why.
+        probes: random vectors used.
+        eigenvalues: the largest ones.
+        pac_bayes: bounds by posterior.
+        gap: robust generalization gap.
+        files: pictures and arrays in the folder of the result, by name.
+    """
+
+    kind: ClassVar[str] = "curvature"
+    settings: CurvatureSettings
+    loss: str
+    attacked: bool
+    mean_loss: float
+    wci: Estimate
+    bound: float
+    weight_norm: float
+    root_trace: float
+    negative: int
+    layers: tuple[Layer, ...]
+    trace: Estimate
+    estimator: str
+    reason: str
+    probes: int
+    eigenvalues: tuple[float, ...] = ()
+    pac_bayes: tuple[Bounds, ...] = ()
+    gap: Gap | None = None
+
+    def landscape(self) -> Landscape | None:
+        """The loss landscape that was computed, if any."""
+        path = None if self.folder is None else self.folder / f"landscape-{self.settings.landscape}.npz"
+        return Landscape.load(path) if path is not None and path.is_file() else None
+
+    def density(self) -> Density | None:
+        """The density of eigenvalues that was computed, if any."""
+        path = None if self.folder is None else self.folder / "density.npz"
+        return Density.load(path) if path is not None and path.is_file() else None
+
+
+@MEASUREMENTS.register("curvature")
+class MeasureCurvature(Measurement):
+    """How flat the loss of a model is, layer by layer."""
+
+    settings = CurvatureSettings
+    result = CurvatureResult
+
+    def inputs(self, subject: Subject, settings: CurvatureSettings) -> Split:
+        return _points(subject, settings.split, settings)
+
+    def measure(self, subject: Subject, settings: CurvatureSettings, context: Context) -> dict[str, Any]:
+        stage = _Stage(context)
+        threat = resolve_threat(subject, settings.norm, settings.eps)
+        loss = _loss(subject, settings.loss)
+        model = subject.model
+        attack = PGD(threat, loss.objective or "ce", steps=settings.steps)
+        x, y = _tensors(_points(subject, settings.split, settings))
+        stage("attack")
+        if loss.objective is None:
+            risk = EmpiricalRisk(model, loss, x, y)
+        else:
+            risk = EmpiricalRisk.attacked(model, loss, x, y, attack, seed=settings.seed)
+        index = wci(
+            risk,
+            settings.estimator,
+            relative_error=settings.relative_error,
+            max_probes=settings.max_probes,
+            seed=settings.seed,
+            on_progress=stage("traces"),
+        )
+        fields = {
+            "loss": repr(loss),
+            "attacked": loss.objective is not None,
+            "mean_loss": risk.value(),
+            "wci": index.index,
+            **{name: getattr(index, name) for name in ("bound", "weight_norm", "root_trace", "negative")},
+            "layers": tuple(index.layers),
+            "trace": index.traces.total,
+            **{name: getattr(index.traces, name) for name in ("estimator", "reason", "probes")},
+        }
+        if settings.top:
+            stage("eigenvalues")
+            values = top_eigenvalues(risk, settings.top, tolerance=0.01, seed=settings.seed)
+            fields["eigenvalues"] = tuple(values.tolist())
+        stage("bounds")
+        # If Gauss-Newton was right for the traces, it is right for the diagonal.
+        is_ggn = index.traces.estimator.endswith("gauss_newton")
+        curvature = diagonal(risk, seed=settings.seed) if is_ggn else None
+        fields["pac_bayes"] = tuple(pac_bayes(risk, index.traces.total.value, curvature, seed=settings.seed))
+        if settings.gap:
+            stage("gap")
+            train, test = (_tensors(_points(subject, split, settings)) for split in ("train", "test"))
+            fields["gap"] = robust_gap(model, train, test, attack, seed=settings.seed)
+        self._pictures(risk, index, settings, threat.radius, context, stage)
+        return fields
+
+    @staticmethod
+    def _pictures(
+        risk: EmpiricalRisk, index: WCI, settings: CurvatureSettings, radius: float, context: Context, stage: _Stage
+    ) -> None:
+        """Figures, and the arrays behind them."""
+        pictures: dict[str, WCI | Density | Landscape] = {"layers": index}
+        if settings.density:
+            stage("density")
+            pictures["density"] = density(risk, seed=settings.seed)
+        if settings.landscape == "weights":
+            pictures["landscape-weights"] = weight_landscape(risk, seed=settings.seed, on_progress=stage("landscape"))
+        elif settings.landscape == "input":
+            pictures["landscape-input"] = input_landscape(
+                risk.model,
+                risk.x[:INPUTS_SHOWN],
+                risk.y[:INPUTS_SHOWN],
+                radius=2 * radius,
+                seed=settings.seed,
+                on_progress=stage("landscape"),
+            )
+        if context.folder is None or not is_main():
+            return
+        context.folder.mkdir(parents=True, exist_ok=True)
+        for name, picture in pictures.items():
+            picture.plot().savefig(context.folder / f"{name}.png", dpi=120)
+            if not isinstance(picture, WCI):
+                picture.save(context.folder / f"{name}.npz")
+
+
+class _Stage:
+    """Reports one stage of the measurement after the other."""
+
+    def __init__(self, context: Context) -> None:
+        self.on_progress = context.on_progress
+
+    def __call__(self, name: str) -> Any:
+        """Begin a stage; returns what it may report its progress to."""
+        self.on_progress(name, 0, 1)
+        return lambda done, total: self.on_progress(name, done, total)
+
+
+def _loss(subject: Subject, name: str | None) -> Loss:
+    if name is None:
+        if subject.loss is None:
+            raise InputError("loss: expected the name of a loss, because the model's own is not known")
+        return subject.loss
+    if subject.loss is not None and name == repr(subject.loss):
+        return subject.loss
+    member = LOSSES.resolve(name.removesuffix("()"))
+    loss: Loss = member.cls(**member.arguments)
+    return loss
+
+
+def _points(subject: Subject, split: str, settings: CurvatureSettings) -> Split:
+    """Random points of a split."""
+    whole = subject.data.split(split)
+    if not len(whole):
+        raise InputError(f"split: the run holds out no {split} points")
+    return SubSplit(whole, sample_rows(whole, settings.points or len(whole), "curvature", split, settings.seed))
+
+
+def _tensors(split: Split) -> tuple[Tensor, Tensor]:
+    return to_float(split.fetch(torch.arange(len(split)))), split.labels

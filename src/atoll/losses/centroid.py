@@ -1,0 +1,88 @@
+"""Training of Centroid Nets on the radius that certifies them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.errors import InputError
+from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels
+from atoll.models.stretch_distance import stretch_distance
+
+
+class PlaneDistance(Term):
+    r"""How far features are from the plane between a centroid p of their class and a centroid c of another.
+
+    .. math:: \tau \log(1 + \exp((t - r / (\epsilon L)) / \tau)), \quad
+              r = \frac{(p - c) \cdot (z - (p + c) / 2)}{\|p - c\|} = \frac{\|z - c\|^2 - \|z - p\|^2}{2 \|p - c\|}
+
+    Of the ``others`` nearest c the one whose plane is closest, of the ``own`` nearest p the one for which that is
+    furthest away: the bound that ``NearestCentroid`` certifies with, but for centroids that are not looked at.  The
+    choice has no gradient.  If inputs are stretched, the planes are chosen for the stretched ones, and r is the
+    distance of the input itself (``stretch_distance``).  A radius in units of eps, so that t and tau mean the same
+    for any eps and encoder.
+    """
+
+    def __init__(self, target: float, tau: float, own: int, others: int) -> None:
+        for name, value in (("target", target), ("tau", tau), ("own", own), ("others", others)):
+            if not 0 < value < math.inf:
+                raise InputError(f"{name}: expected a finite number > 0, got {value}")
+        self.target, self.tau, self.own, self.others = target, tau, own, others
+
+    def value(self, out: Outputs, y: Tensor) -> Tensor:
+        z, head = out.latent
+        chosen = self.choose(head.stretched(z), head.centroids, hard_labels(y, "CentroidMargin"))
+        p, c = (head.centroids.flatten(0, 1)[rows] for rows in chosen)
+        distance = plane_distance(z, p, c) if head.stretch is None else stretch_distance(z, p, c, head.stretch)
+        # Logits have the constant of the encoder times that of the head, differences of two of them twice that.
+        reach = out.eps_k[0, 1] / (2 * head.lipschitz)
+        return self.tau * F.softplus((self.target - distance / reach) / self.tau)
+
+    @torch.no_grad()
+    def choose(self, z: Tensor, centroids: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Which p and c, as rows of all centroids."""
+        classes, per_class, _ = centroids.shape
+        flat, rows = centroids.flatten(0, 1), torch.arange(len(z), device=z.device)
+        # Without the square of z, which is the same for all.
+        squares = torch.addmm(flat.square().sum(1), z, flat.T, alpha=-2).view(len(z), classes, per_class)
+        mine, own = squares[rows, y].topk(min(self.own, per_class), largest=False)
+        own = own + per_class * y[:, None]
+        squares[rows, y] = math.inf
+        theirs, others = squares.flatten(1).topk(min(self.others, per_class * (classes - 1)), largest=False)
+        between = torch.cdist(flat[own], flat[others]).clamp_min(torch.finfo(z.dtype).tiny)
+        nearest = ((theirs[:, None] - mine[:, :, None]) / between).min(2)
+        best = nearest.values.argmax(1)
+        return own[rows, best], others[rows, nearest.indices[rows, best]]
+
+
+def plane_distance(z: Tensor, p: Tensor, c: Tensor) -> Tensor:
+    """The distance of z from the plane between p and c, positive on the side of p.
+
+    >>> z, p, c = torch.tensor([[0.5, 7.0]]), torch.zeros(1, 2), torch.tensor([[2.0, 0.0]])
+    >>> plane_distance(z, p, c)
+    tensor([0.5000])
+    """
+    return (F.normalize(p - c, dim=1) * (z - (p + c) / 2)).sum(1)
+
+
+@LOSSES.register()
+class CentroidMargin(Loss):
+    """tau softplus((target - r / eps) / tau), r the certified radius as far as the nearest centroids decide it.
+
+    Args:
+        target: radius to aim at, in units of eps.
+        tau: how soft the hinge is, in units of eps.
+        own: centroids of the right class to choose from.
+        others: centroids of other classes to choose from.
+
+    >>> list(CentroidMargin(target=1.1, tau=0.2).terms)
+    ['margin']
+    """
+
+    uses_lipschitz = True
+
+    def __init__(self, *, target: float = 1.1, tau: float = 0.2, own: int = 4, others: int = 12) -> None:
+        super().__init__(margin=(1.0, PlaneDistance(target, tau, own, others)))

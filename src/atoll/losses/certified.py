@@ -1,0 +1,147 @@
+"""Losses of logits and Lipschitz constants, which train certified radii (GloRo, EMMA and relatives)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels, nonnegative
+from atoll.losses.terms import CrossEntropy
+
+
+def abstain_logit(logits: Tensor, reach: Tensor) -> Tensor:
+    r"""The largest :math:`f_i + \epsilon K_{ji}` of a class i other than the top class j.
+
+    Args:
+        logits: f.
+        reach: :math:`\epsilon K`, ``(classes, classes)``.
+
+    >>> abstain_logit(torch.tensor([[3.0, 1.0, 0.0]]), torch.full((3, 3), 0.5))
+    tensor([1.5000])
+    """
+    top = logits.argmax(1)
+    threat = (logits + reach[top]).scatter(1, top[:, None], -torch.inf)
+    return threat.amax(1)
+
+
+class AbstainCrossEntropy(Term):
+    """Cross-entropy over [f, f_abstain], the abstain logit as one more class that is never right."""
+
+    def value(self, out: Outputs, y: Tensor) -> Tensor:
+        logits = torch.cat([out.g, abstain_logit(out.g, out.eps_k)[:, None]], 1)
+        return F.cross_entropy(logits, hard_labels(y, "GloRo"), reduction="none")
+
+
+class Abstention(Term):
+    """KL([softmax f, 0], softmax [f, f_abstain]) = -log(1 - q_abstain), q the softmax over [f, f_abstain]."""
+
+    def value(self, out: Outputs, y: Tensor) -> Tensor:
+        # 1 - q_abstain = sum exp f / (sum exp f + exp f_abstain), without the difference.
+        return F.softplus(abstain_logit(out.g, out.eps_k) - out.g.logsumexp(1))
+
+
+class FixedMargin(Term):
+    """Cross-entropy after every wrong logit i has gained eps K_yi on the right one, y."""
+
+    def value(self, out: Outputs, y: Tensor) -> Tensor:
+        return F.cross_entropy(out.g + out.eps_k[hard_labels(y, "FixedMargin")], y, reduction="none")
+
+
+class DynamicMargin(Term):
+    """The same with e_i K_yi, e_i = clip((f_y - f_i) / K_yi, 0, eps) without gradient: what is certified already."""
+
+    def value(self, out: Outputs, y: Tensor) -> Tensor:
+        reach = out.eps_k[hard_labels(y, "EMMA")]
+        with torch.no_grad():
+            margin = out.g.gather(1, y[:, None]) - out.g
+            share = (margin / reach.clamp_min(torch.finfo(reach.dtype).tiny)).clamp(0, 1)  # e_i / eps
+        return F.cross_entropy(out.g + share * reach, y, reduction="none")
+
+
+class GlobalMargin(Term):
+    """The same with sqrt(2) eps K, K the Lipschitz constant of the vector of logits."""
+
+    def value(self, out: Outputs, y: Tensor) -> Tensor:
+        wrong = 1 - F.one_hot(hard_labels(y, "LipschitzMargin"), out.g.shape[1])
+        return F.cross_entropy(out.g + math.sqrt(2) * out.eps_k_all * wrong, y, reduction="none")
+
+
+@LOSSES.register()
+class GloRoCE(Loss):
+    """CE([f, f_abstain], y): an input that cannot be certified counts as one of a class of its own.
+
+    >>> list(GloRoCE().terms)
+    ['ce']
+    """
+
+    uses_lipschitz = True
+
+    def __init__(self) -> None:
+        super().__init__(ce=(1.0, AbstainCrossEntropy()))
+
+
+@LOSSES.register()
+class GloRoTRADES(Loss):
+    """CE(f, y) - lambda_t log(1 - q_abstain), the KL between the softmax without and with the abstain logit.
+
+    Args:
+        lambda_t: weight of the second term.
+
+    >>> list(GloRoTRADES(lambda_t=1.5).terms)
+    ['ce', 'abstain']
+    """
+
+    uses_lipschitz = True
+
+    def __init__(self, *, lambda_t: float = 1.0) -> None:
+        super().__init__(
+            ce=(1.0, CrossEntropy("clean")),
+            abstain=(nonnegative(lambda_t, "lambda_t"), Abstention()),
+        )
+
+
+@LOSSES.register()
+class EMMA(Loss):
+    """-log exp(f_y) / sum_i exp(f_i + e_i K_yi), e_i = clip((f_y - f_i) / K_yi, 0, eps) without gradient, e_y = 0.
+
+    Every class that threatens is kept away, not only the one that threatens most, and none further than it already is.
+
+    >>> list(EMMA().terms)
+    ['ce']
+    """
+
+    uses_lipschitz = True
+
+    def __init__(self) -> None:
+        super().__init__(ce=(1.0, DynamicMargin()))
+
+
+@LOSSES.register()
+class FixedMarginCE(Loss):
+    """-log exp(f_y) / sum_i exp(f_i + eps K_yi), with K_yy = 0.
+
+    >>> list(FixedMarginCE().terms)
+    ['ce']
+    """
+
+    uses_lipschitz = True
+
+    def __init__(self) -> None:
+        super().__init__(ce=(1.0, FixedMargin()))
+
+
+@LOSSES.register()
+class LipschitzMargin(Loss):
+    """Cross-entropy with sqrt(2) eps K added to every other logit, K the Lipschitz constant of all logits together.
+
+    >>> list(LipschitzMargin().terms)
+    ['ce']
+    """
+
+    uses_lipschitz = True
+
+    def __init__(self) -> None:
+        super().__init__(ce=(1.0, GlobalMargin()))

@@ -1,0 +1,89 @@
+"""Losses of standard and adversarial training."""
+
+from __future__ import annotations
+
+from atoll.losses.base import LOSSES, Loss, nonnegative
+from atoll.losses.terms import KL, CrossEntropy, Margin, Pairing, WeightedKL
+
+
+@LOSSES.register()
+class Standard(Loss):
+    """CE(g, y), no attack.
+
+    >>> Standard().objective is None
+    True
+    """
+
+    def __init__(self) -> None:
+        super().__init__(ce=(1.0, CrossEntropy("clean")))
+
+
+@LOSSES.register()
+class AT(Loss):
+    """CE(g', y) at inputs that maximise it; needs no clean pass.
+
+    >>> AT().objective, AT().uses_clean
+    ('ce', False)
+    """
+
+    objective = "ce"
+    uses_clean = False
+
+    def __init__(self) -> None:
+        super().__init__(ce=(1.0, CrossEntropy("adversarial")))
+
+
+@LOSSES.register()
+class TRADES(Loss):
+    """CE(g, y) + lambda_t KL(p, q) at inputs that maximise the KL.
+
+    Args:
+        lambda_t: weight of the KL (1/lambda in the original paper).
+        stop_clean_gradient: treat p as a constant in the KL.
+
+    >>> list(TRADES(lambda_t=6).terms)
+    ['ce', 'kl']
+    """
+
+    objective = "kl"
+
+    def __init__(self, *, lambda_t: float = 6.0, stop_clean_gradient: bool = False) -> None:
+        super().__init__(
+            ce=(1.0, CrossEntropy("clean")),
+            kl=(nonnegative(lambda_t, "lambda_t"), KL(stop_clean_gradient=stop_clean_gradient)),
+        )
+
+
+@LOSSES.register()
+class ALP(Loss):
+    """CE(g', y) + lambda_a ||p - q||^2.
+
+    >>> list(ALP().terms)
+    ['ce', 'pairing']
+    """
+
+    objective = "ce"
+
+    def __init__(self, *, lambda_a: float = 1.0, stop_clean_gradient: bool = False) -> None:
+        super().__init__(
+            ce=(1.0, CrossEntropy("adversarial")),
+            pairing=(nonnegative(lambda_a, "lambda_a"), Pairing(stop_clean_gradient=stop_clean_gradient)),
+        )
+
+
+@LOSSES.register()
+class MART(Loss):
+    """CE(g', y) - log(1 - max_{k != y} q_k) + lambda_m (1 - p_y) KL(p, q).
+
+    >>> list(MART(lambda_m=5).terms)
+    ['ce', 'margin', 'wkl']
+    """
+
+    objective = "ce"
+
+    def __init__(self, *, lambda_m: float = 6.0, stop_clean_gradient: bool = False) -> None:
+        super().__init__(
+            ce=(1.0, CrossEntropy("adversarial")),
+            margin=(1.0, Margin()),
+            wkl=(nonnegative(lambda_m, "lambda_m"), WeightedKL(stop_clean_gradient=stop_clean_gradient)),
+        )

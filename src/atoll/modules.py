@@ -1,0 +1,89 @@
+"""Modes, parameters and buffers of modules: used for a while, then preserve_parameters exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; afterwards every module is in the mode it was in, even if the modes were mixed."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def weight_matrices(module: nn.Module) -> list[nn.Parameter]:
+    """Trainable parameters with more than one dimension: not biases, not the scales of normalisation."""
+    return [p for p in module.parameters() if p.dim() > 1 and p.requires_grad]
+
+
+@contextmanager
+def preserve_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Whatever happens to the parameters inside, they come out bit by bit as they went in.
+
+    Saved and copied back, not subtracted: adding and subtracting the same number drifts in floating point.
+    """
+    saved = [p.detach().clone() for p in parameters]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, saved, strict=True):
+                parameter.copy_(value)
+
+
+@contextmanager
+def preserve_buffers(module: nn.Module) -> Iterator[None]:
+    """Batch-norm statistics after a pass that is not a step of training are as before it."""
+    saved: list[tuple[Tensor, Tensor]] = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in saved:
+                buffer.copy_(value)
+
+
+@dataclass
+class PassCounts:
+    """Rows that went through a model, forward and backward; counted by rows, so that batch sizes do not matter."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+@contextmanager
+def count_passes(model: nn.Module, counts: PassCounts) -> Iterator[None]:
+    """Add the rows that go through a model inside the context to ``counts``.
+
+    >>> counts = PassCounts()
+    >>> with count_passes(model := nn.Linear(2, 2), counts):
+    ...     model(torch.ones(3, 2)).sum().backward()
+    >>> counts
+    PassCounts(forward=3, backward=3)
+    """
+
+    def backward(gradient: Tensor) -> None:
+        counts.backward += len(gradient)
+
+    def forward(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        counts.forward += len(output)
+        if output.requires_grad:
+            output.register_hook(backward)  # type: ignore[no-untyped-call]
+
+    handle = model.register_forward_hook(forward)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,122 @@
+"""Random numbers that depend on what they are for, not on when or with whom they are drawn.
+
+Every point of a batch has a stream of its own, keyed by names such as ``(seed, "pgd", point index)``.
+The same point therefore gets the same augmentation and the same attack whatever the batch size, the order,
+the number of processes, or an interruption in between.  Nothing here touches PyTorch's global generator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+# SplitMix64 (Steele, Lea & Flood, 2014), as signed 64-bit integers: PyTorch's int64 wraps around like uint64.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+
+def key(*names: object) -> int:
+    """A 63-bit key for a sequence of names; the same on every machine and in every process.
+
+    >>> key(0, "pgd") == key(0, "pgd"), key(0, "pgd") == key(1, "pgd")
+    (True, False)
+    """
+    digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def content_hash(point: Tensor) -> int:
+    """A key for an input's numbers; what is keyed by it is a function of the input.
+
+    >>> one, same, other = (content_hash(x) for x in (torch.ones(3), torch.ones(3).double(), torch.zeros(3)))
+    >>> one == same, one == other
+    (True, False)
+    """
+    return key(point.double().cpu().numpy().tobytes())
+
+
+def generator(*names: object, device: torch.device | str = "cpu") -> torch.Generator:
+    """A PyTorch generator seeded by names, for draws that belong to no single point (weights, order)."""
+    return torch.Generator(device).manual_seed(key(*names))
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift: PyTorch's own fills with the sign bit."""
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's output function, in place: a batch of images is millions of draws."""
+    x.bitwise_xor_(_shift(x, 30)).mul_(_MIX_1)
+    x.bitwise_xor_(_shift(x, 27)).mul_(_MIX_2)
+    return x.bitwise_xor_(_shift(x, 31))
+
+
+class PointRNG:
+    """One independent random stream per row of a batch.
+
+    Counter-based: draw ``n`` of a row is ``mix(key + n * golden)``, so a row's numbers depend on its key and on
+    how many numbers it has drawn before, never on the other rows.  ``streams[rows]`` takes rows along with
+    their counters, which is how an attack drops points that are finished.
+
+    >>> index = torch.tensor([5, 9])
+    >>> both = PointRNG(0, "pgd", index=index).uniform(3)
+    >>> alone = PointRNG(0, "pgd", index=index[1:]).uniform(3)
+    >>> torch.equal(both[1:], alone)
+    True
+    """
+
+    def __init__(self, *names: object, index: Tensor) -> None:
+        self._keys = _mix(_mix(index.to(torch.int64) + key(*names)) + key("row", *names))
+        self._drawn = torch.zeros_like(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, rows: Tensor | slice) -> PointRNG:
+        return PointRNG.from_tensors({name: value[rows] for name, value in self.tensors().items()})
+
+    def put(self, rows: Tensor, part: PointRNG) -> None:
+        """Take back rows that were drawn from apart (``part = streams[rows]``), with their counters."""
+        self._drawn = self._drawn.index_put((rows,), part._drawn)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Keys and counters, by name, to be saved or joined."""
+        return {"keys": self._keys, "drawn": self._drawn}
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, Tensor]) -> PointRNG:
+        """What ``tensors`` gave; they go on where they were."""
+        whole = object.__new__(PointRNG)
+        whole._keys, whole._drawn = tensors["keys"], tensors["drawn"]
+        return whole
+
+    def bits(self, *shape: int) -> Tensor:
+        """Uniform 64-bit integers, ``(rows, *shape)``; all other draws are made of these."""
+        count = torch.Size(shape).numel()
+        steps = torch.arange(1, count + 1, device=self._keys.device) + self._drawn[:, None]
+        self._drawn = self._drawn + count
+        return _mix(steps.mul_(_GOLDEN).add_(self._keys[:, None])).view(len(self), *shape)
+
+    def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Uniform numbers strictly inside (0, 1)."""
+        bits = 52 if dtype == torch.float64 else 23  # one less than the mantissa, so that 1 is never reached
+        return _shift(self.bits(*shape), 64 - bits).to(dtype).add_(0.5).mul_(2.0**-bits)
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Standard normal numbers, by the inverse of the normal distribution function."""
+        # float64 keeps both tails: 23 bits would stop at 5.3 standard deviations.
+        normal: Tensor = torch.special.ndtri(self.uniform(*shape, dtype=torch.float64))
+        return normal.to(dtype)
+
+    def rademacher(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """-1 or +1 with equal probability."""
+        return (self.bits(*shape) >= 0).to(dtype) * 2 - 1
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """Integers in ``[0, high)``; the modulo bias is below ``high / 2**63``."""
+        return _shift(self.bits(*shape), 1) % high

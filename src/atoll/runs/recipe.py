@@ -1,0 +1,232 @@
+"""Recipes: YAML to typed objects, checked as a whole before any work starts.
+
+A recipe has one section per part of a run.  A section names a class and its arguments::
+
+    loss:
+      class_path: TRADES
+      init_args: {lambda_t: 6.0}
+
+Arguments are checked against the constructor's signature and type hints (by jsonargparse), and all faults of a
+recipe are reported at once.
+
+A table of a paper is a book of recipes: a ``base``, and axes to ``vary``, each with named choices of overrides.  Its
+rows are named after their choices, ``BOOK/CHOICE-CHOICE-...``; ``rows`` adds overrides to single rows (by a pattern
+with wildcards).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+import itertools
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from atoll.data.base import Data
+from atoll.errors import AtollError, InputError, RecipeError
+from atoll.models.base import Classifier
+from atoll.registry import suggest
+from atoll.config import Builder, parse_yaml
+from atoll.threat import ThreatModel
+from atoll.losses import Loss
+from atoll.training.methods import Method
+from atoll.training.schedules import Schedule
+from atoll.attacks.base import AttackFactory
+from atoll.training.trainer import OptimizerFactory, Settings
+
+ModelFactory = Callable[[tuple[int, ...], int], Classifier]
+
+
+@dataclass(kw_only=True)
+class Recipe:
+    """Everything that defines a run; ``tree`` is the same as plain data, with all defaults filled in."""
+
+    data: Data
+    model: ModelFactory
+    pretrained: str | None  # file of weights to start from (.npz or .safetensors)
+    loss: Loss
+    threat: ThreatModel
+    attack: AttackFactory
+    methods: Sequence[Method]
+    optimizer: OptimizerFactory
+    schedule: Schedule
+    trainer: Settings
+    seed: int
+    tree: Mapping[str, Any]
+
+
+# What a section is where a recipe leaves it out.
+DEFAULTS: dict[str, Any] = {
+    "pretrained": None,
+    "loss": "Standard",
+    "threat": {},
+    "attack": {"class_path": "PGD", "init_args": {"steps": 10}},
+    "methods": [],
+    "optimizer": {"class_path": "SGD", "init_args": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}},
+    "schedule": "Piecewise",
+    "trainer": {},
+    "seed": 0,
+}
+
+
+@functools.cache
+def _recipe_files() -> dict[str, Traversable]:
+    """Recipes of Atoll and of installed packages (entry points ``atoll.recipes``), by name."""
+    packages = ["atoll.runs.recipes", *(entry.value for entry in entry_points(group="atoll.recipes"))]
+    available = [file for package in packages for file in files(package).iterdir() if file.name.endswith(".yaml")]
+    return {file.name.removesuffix(".yaml"): file for file in sorted(available, key=lambda file: file.name)}
+
+
+def recipes() -> dict[str, str]:
+    """Available recipes and grids by name, each with its first comment line.
+
+    >>> "digits-at" in recipes()
+    True
+    """
+    return {name: file.read_text().splitlines()[0].lstrip("# ") for name, file in _recipe_files().items()}
+
+
+def rows(book: str) -> list[str]:
+    """The names of a book's recipes; the book's own name alone if it is a plain recipe.
+
+    >>> rows("digits-at")
+    ['digits-at']
+    >>> "digits-flat/trades-trh" in rows("digits-flat")
+    True
+    """
+    tree = parse_yaml(_recipe_text(book), book)
+    if not _is_book(tree):
+        return [book]
+    return [f"{book}/{'-'.join(choices)}" for choices in itertools.product(*tree["vary"])]
+
+
+def _is_book(tree: Any) -> bool:
+    return isinstance(tree, dict) and "base" in tree and "vary" in tree
+
+
+def _row(tree: dict[str, Any], book: str, row: str) -> dict[str, Any]:
+    """One row of a book as a recipe of its own."""
+    for choices in itertools.product(*tree["vary"]):
+        if "-".join(choices) == row:
+            overrides = [axis[choice] or {} for axis, choice in zip(tree["vary"], choices, strict=True)]
+            special = tree.get("rows") or {}
+            overrides += [more for pattern, more in special.items() if fnmatch.fnmatchcase(row, pattern)]
+            recipe: dict[str, Any] = _copy(tree["base"])
+            for key, value in (item for override in overrides for item in override.items()):
+                _override(recipe, key, _copy(value))
+            return recipe
+    raise RecipeError(f"{book} has no row {row!r}{suggest(row, (r.partition('/')[2] for r in rows(book)))}")
+
+
+def read_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The plain data of a recipe (a shipped name, a file, or a mapping) with ``key.sub=value`` overrides applied."""
+    if isinstance(source, Mapping):
+        tree = _copy(source)
+    else:
+        book, _, row = str(source).partition("/")
+        in_book = book in recipes() and row
+        tree = parse_yaml(_recipe_text(book if in_book else source), str(source))
+        if in_book and _is_book(tree):
+            tree = _row(tree, book, row)
+        elif _is_book(tree):
+            raise RecipeError(f"{source} is a book of recipes; name one of its rows, such as {rows(str(source))[0]}")
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{source}: expected a mapping of sections, got {type(tree).__name__}")
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise RecipeError(f"overrides: expected key.sub=value, got {override!r}")
+        _override(tree, key, parse_yaml(value, override))
+    return tree
+
+
+def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust: bool = True) -> Recipe:
+    """Read, check and build a recipe; a RecipeError lists everything that is wrong with it.
+
+    >>> build_recipe("digits-at", "trainer.epochs=2").trainer.epochs
+    2
+    """
+    tree = read_recipe(source, overrides)
+    builder = Builder(trust)
+    hints = typing.get_type_hints(Recipe)
+    sections = {f.name for f in dataclasses.fields(Recipe)} - {"tree"}
+    for name in sorted(set(tree) - sections):
+        builder.error(name, f"unknown section{suggest(name, sections)}")
+    for name in ("threat", "model"):
+        section: dict[str, Any] = tree[name] if isinstance(tree.get(name), dict) else {}
+        if "bounds" in section or "bounds" in (section.get("init_args") or {}):
+            builder.error(f"{name}.bounds", "the bounds of inputs are those of the data set; leave them out")
+    parts, resolved = {}, {}
+    for name in (f.name for f in dataclasses.fields(Recipe) if f.name in sections):
+        if name in tree or name in DEFAULTS:
+            parts[name], resolved[name] = builder.build(hints[name], tree.get(name, DEFAULTS.get(name)), name)
+        else:
+            builder.error(name, "this section is required")
+    if builder.errors:
+        title = source if isinstance(source, str | Path) else "recipe"
+        raise RecipeError("\n  ".join([f"{title} has {len(builder.errors)} fault(s):", *builder.errors]))
+    resolved["threat"].pop("bounds", None)
+    resolved["model"]["init_args"].pop("bounds", None)
+    return Recipe(**parts, tree=resolved)
+
+
+def _recipe_text(source: str | Path) -> str:
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        try:
+            return path.read_text()
+        except OSError as error:
+            raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from None
+    if file := _recipe_files().get(str(source)):
+        return file.read_text()
+    raise RecipeError(f"no recipe {str(source)!r}{suggest(str(source), recipes())}")
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _copy(v) for k, v in value.items()}
+    return [_copy(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _override(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set ``a.b.c`` in a tree; ``init_args`` may be left out, and numbers index lists."""
+    *path, last = dotted.split(".")
+    node: Any = tree
+    for depth, name in enumerate(path):
+        node = _inside(node, name)
+        if isinstance(node, list):
+            if not name.isdecimal() or int(name) >= len(node):
+                where = ".".join(path[: depth + 1])
+                raise RecipeError(f"{dotted}: expected an index below {len(node)} at {where}, got {name!r}")
+            if isinstance(node[int(name)], str):
+                node[int(name)] = {"class_path": node[int(name)]}
+            node = node[int(name)]
+            continue
+        if not isinstance(node.get(name), dict | list):
+            default = _copy(DEFAULTS.get(name, {})) if depth == 0 and name not in node else node.get(name)
+            node[name] = {"class_path": default} if isinstance(default, str) else {} if default is None else default
+        node = node[name]
+    node = _inside(node, last)
+    if isinstance(node, list):
+        if not last.isdecimal() or int(last) >= len(node):
+            raise RecipeError(f"{dotted}: expected an index below {len(node)}, got {last!r}")
+        node[int(last)] = value
+    elif last == "class_path":
+        node.clear()  # the arguments of another class would not fit
+        node[last] = value
+    else:
+        node[last] = value
+
+
+def _inside(node: Any, name: str) -> Any:
+    """Step over the ``init_args`` level unless it is named."""
+    if isinstance(node, dict) and "class_path" in node and name not in ("class_path", "init_args"):
+        return node.setdefault("init_args", {})
+    return node

@@ -1,0 +1,368 @@
+"""A run: a folder with its recipe, checkpoints, metrics and results.
+
+In it::
+
+    recipe.yaml        resolved: every default filled in; `atoll train recipe.yaml` runs it again
+    environment.json   versions, machine, command
+    metrics.jsonl      one record per line
+    tensorboard/
+    checkpoints/       one folder each
+    index.json         which checkpoint is last and which is best, and whether training is finished
+    results/           KIND/DIGEST/result.json, everything that was measured
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+
+from atoll.attacks.measure import AttackResult, AttackSettings
+from atoll.certify.export import Exported, export
+from atoll.certify.families import certifier_for
+from atoll.certify.lipschitz import LayerBound
+from atoll.certify.norms import BUDGET
+from atoll.certify.measure import CertifyResult, CertifySettings
+from atoll.config import build_part
+from atoll.curvature.measure import CurvatureResult, CurvatureSettings
+from atoll.data.base import Data, to_float
+from atoll.distributed import process_group
+from atoll.errors import CheckpointError, InputError, ResultError
+from atoll.explain.measure import ExplainResult, ExplainSettings
+from atoll.losses.base import Loss
+from atoll.measure import OnProgress, Result, Settings, load_result, measure, select
+from atoll.models import Classifier
+from atoll.runs import legacy
+from atoll.runs.recipe import ModelFactory
+from atoll.stats import Accuracy
+from atoll.subject import Origin, Subject
+from atoll.threat import ThreatModel
+from atoll.training.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_weights
+from atoll.training.observers import read_records
+
+Which = Literal["best", "last"] | int
+
+
+@dataclass(frozen=True)
+class TestRow:
+    """Test results of one checkpoint with one set of weights."""
+
+    __test__ = False  # not a test of pytest's
+
+    checkpoint: str
+    weights: str
+    attacked: AttackResult
+    certified: CertifyResult | None = None
+
+    @property
+    def epoch(self) -> int | None:
+        return self.attacked.subject.origin.epoch
+
+    @property
+    def clean(self) -> Accuracy:
+        return self.attacked.clean
+
+    @property
+    def robust(self) -> Accuracy | None:
+        """Accuracy under attack; None if there was none."""
+        return self.attacked.robust if self.attacked.attacks else None
+
+    @property
+    def verified(self) -> Accuracy | None:
+        """Accuracy that is proven at the radius of training; None if nothing was certified."""
+        return self.certified.verified[0].accuracy if self.certified else None
+
+    def to_json(self) -> dict[str, Any]:
+        accuracies = {"clean": self.clean, "robust": self.robust, "vra": self.verified}
+        return {name: accuracy.to_json() for name, accuracy in accuracies.items() if accuracy is not None}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder.
+
+    Opening somebody else's run executes nothing of theirs: only classes of Atoll are built, unless ``trust``.
+    """
+
+    folder: Path
+    trust: bool = False
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """The resolved recipe as plain data."""
+        try:
+            tree = yaml.safe_load((self.folder / "recipe.yaml").read_text())
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise CheckpointError(f"{self.folder} does not hold a run: {error}") from None
+        if not isinstance(tree, dict):
+            raise CheckpointError(f"{self.folder}/recipe.yaml: expected a mapping of sections")
+        return tree
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_records(self.folder / "metrics.jsonl")
+
+    @cached_property
+    def data(self) -> Data:
+        data: Data = build_part(Data, self.recipe["data"], "data", trust=self.trust)
+        return data
+
+    @property
+    def threat(self) -> ThreatModel:
+        """What the run was trained against."""
+        threat: ThreatModel = build_part(ThreatModel, self.recipe["threat"], "threat", trust=self.trust)
+        return ThreatModel(threat.norm, threat.eps, self.data.bounds)
+
+    @property
+    def loss(self) -> Loss:
+        """What the run was trained with."""
+        loss: Loss = build_part(Loss, self.recipe["loss"], "loss", trust=self.trust)
+        return loss
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> dict[str, Any]:
+        """Which checkpoint is last and which is best, as plain data; empty if it cannot be read."""
+        try:
+            index = json.loads((self.folder / "index.json").read_text())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return index if isinstance(index, dict) else {}
+
+    @property
+    def weight_sets(self) -> list[str]:
+        """``raw`` and the averages that the run keeps."""
+        best = self.index.get("best")
+        return list(best) if isinstance(best, Mapping) and best else ["raw"]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether training has ended."""
+        return bool(self.index.get("finished")) or (self.folder / "result.json").exists()
+
+    def step(self, which: Which = "best", weights: str = "raw") -> int:
+        """The step of a checkpoint; the last one stands in for the best if none was selected."""
+        if not (steps := Checkpoints(self.folder / "checkpoints").steps()):
+            raise CheckpointError(f"{self.folder} holds no checkpoint")
+        if isinstance(which, int):
+            if which not in steps:
+                raise CheckpointError(f"{self.folder} has no checkpoint of step {which}; it has {steps}")
+            return which
+        best = self.index.get("best")
+        step = best.get(weights) if isinstance(best, Mapping) else None
+        return step if which == "best" and step in steps else steps[-1]
+
+    def checkpoint_path(self, which: Which = "best", weights: str = "raw") -> Path:
+        """Where a checkpoint is."""
+        return Checkpoints(self.folder / "checkpoints").path(self.step(which, weights))
+
+    def checkpoint(self, which: Which = "best", weights: str = "raw") -> Checkpoint:
+        """The checkpoint of the best epoch, the last, or a given step."""
+        return load_checkpoint(self.checkpoint_path(which, weights), with_training=False)
+
+    def model(self, which: Which = "best", weights: str = "raw") -> Classifier:
+        """The trained model, in evaluation mode; ``weights`` may name an average (``swa``)."""
+        path = self.checkpoint_path(which, weights)
+        return model_from(load_checkpoint(path, with_training=False), str(path), weights=weights, trust=self.trust)
+
+    # --- measurements -------------------------------------------------------------------------------------------
+
+    def subject(self, checkpoint: Which = "best", weights: str = "raw") -> Subject:
+        """A checkpoint's model with everything that measurements need to know."""
+        path = self.checkpoint_path(checkpoint, weights)
+        saved = load_checkpoint(path, with_training=False)
+        origin = Origin(
+            run=self.folder.resolve().name,
+            step=self.step(checkpoint, weights),
+            epoch=saved.about.get("epoch"),
+            weights=weights,
+            file=saved.files.get("model" if weights == "raw" else weights, ""),
+        )
+        model = model_from(saved, str(path), weights=weights, trust=self.trust)
+        return Subject(model, self.data, self.threat, self.loss, origin, self.trust)
+
+    def measure(
+        self,
+        settings: Settings,
+        *,
+        checkpoint: Which = "best",
+        weights: str = "raw",
+        restart: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        """Measure a checkpoint, or load the result if it is there; an interrupted measurement resumes.
+
+        Args:
+            settings: what to measure, such as ``AttackSettings(attacks="PGD-20")``.
+            checkpoint: best, last, or a step.
+            weights: raw, or the name of an average such as swa.
+            restart: discard saved progress and a finished result.
+            on_progress: called with what is under way, how much is done, and of how much.
+        """
+        with process_group():
+            return measure(
+                self.subject(checkpoint, weights),
+                settings,
+                self.folder / "results",
+                restart=restart,
+                on_progress=on_progress,
+                open_subject=lambda path: open_run(path, trust=self.trust).subject(),
+            )
+
+    def attack(
+        self, attacks: str = "standard", *, checkpoint: Which = "best", weights: str = "raw", **settings: Any
+    ) -> AttackResult:
+        """Robust accuracy; see ``AttackSettings``."""
+        result: AttackResult = self.measure(
+            AttackSettings(attacks=attacks, **settings), checkpoint=checkpoint, weights=weights
+        )
+        return result
+
+    def certify(self, *, checkpoint: Which = "best", weights: str = "raw", **settings: Any) -> CertifyResult:
+        """Certified radii; see ``CertifySettings``."""
+        result: CertifyResult = self.measure(CertifySettings(**settings), checkpoint=checkpoint, weights=weights)
+        return result
+
+    def curvature(self, *, checkpoint: Which = "best", weights: str = "raw", **settings: Any) -> CurvatureResult:
+        """Weight-Curvature Index, eigenvalues, bounds; see ``CurvatureSettings``."""
+        result: CurvatureResult = self.measure(CurvatureSettings(**settings), checkpoint=checkpoint, weights=weights)
+        return result
+
+    def explain(self, *, checkpoint: Which = "best", weights: str = "raw", **settings: Any) -> ExplainResult:
+        """Attributions and their faithfulness; see ``ExplainSettings``."""
+        result: ExplainResult = self.measure(ExplainSettings(**settings), checkpoint=checkpoint, weights=weights)
+        return result
+
+    def export(
+        self,
+        path: Path,
+        *,
+        eps: str | None = None,
+        points: int = 1000,
+        budget: float = BUDGET,
+        checkpoint: Which = "best",
+        weights: str = "raw",
+        on_layer: Callable[[LayerBound], None] | None = None,
+    ) -> Exported:
+        """Write a certified model to an ONNX file and compare it with the original on test points.
+
+        Args:
+            path: the file.
+            eps: l2 radius below which the file abstains; as trained if None.
+            points: test points to compare on.
+            budget: operations per layer's proof.
+            checkpoint: best, last, or a step.
+            weights: raw, or the name of an average such as swa.
+            on_layer: called after each layer's proof.
+        """
+        if points < 1:
+            raise InputError(f"points: expected at least 1, got {points}")
+        if Path(path).is_dir():
+            raise InputError(f"out: expected a file, got the folder {path}")
+        subject = self.subject(checkpoint, weights)
+        radius = CertifySettings(eps=eps).resolve(subject).radii[0]
+        split = select(subject.data, "test", points)
+        certifier = certifier_for(self.model(checkpoint, weights).double(), budget=budget, on_layer=on_layer)
+        return export(certifier, to_float(split.fetch(torch.arange(len(split)))), Path(path), eps=radius)
+
+    def results(self, kind: str | None = None) -> list[Result]:
+        """Everything that was measured of this run, oldest first; ``stale`` says why a result is out of date."""
+        return [result for result in self.read_results()[0] if kind in (None, result.kind)]
+
+    def read_results(self) -> tuple[list[Result], list[str]]:
+        """All results, and why some cannot be read."""
+        results, errors = [], []
+        for path in sorted((self.folder / "results").glob("*/*/result.json")):
+            try:
+                results.append(load_result(path.parent))
+            except ResultError as error:
+                errors.append(str(error))
+        older, more = legacy.read_results(self.folder)
+        results = [dataclasses.replace(result, stale=self._stale(result.subject.origin)) for result in [*older, *results]]
+        results.sort(key=lambda result: result.environment.date if result.environment else "")
+        return results, [*errors, *more]
+
+    def _stale(self, origin: Origin) -> str:
+        """Why a result of this origin is not about weights that the run still has; empty if it is."""
+        if origin.step is None:
+            return ""
+        file = self._files.get(origin.step, {}).get("model" if origin.weights == "raw" else origin.weights)
+        if file is None:
+            return f"measured at step {origin.step}, whose checkpoint is gone; the last is that of step {self.step('last')}"
+        changed = origin.file not in ("", file)
+        return f"measured with other weights than those now saved at step {origin.step}" if changed else ""
+
+    @cached_property
+    def _files(self) -> dict[int, dict[str, str]]:
+        """Digests of the weights of every checkpoint."""
+        checkpoints = Checkpoints(self.folder / "checkpoints")
+        return {step: checkpoints.files(step) for step in checkpoints.steps()}
+
+    def checkpoint_name(self, origin: Origin) -> str:
+        """``best``, ``last``, both, or the step, of what a result was measured on."""
+        names = [which for which in ("best", "last") if origin.step == self.step(which, origin.weights)]
+        return " and ".join(names) or f"step {origin.step}"
+
+    # --- the test at the end of training ------------------------------------------------------------------------
+
+    @property
+    def test_settings(self) -> AttackSettings:
+        """How the training itself tests."""
+        steps = self.recipe.get("trainer", {}).get("test_steps", 20)
+        return AttackSettings(attacks=f"PGD-{steps}" if steps else "none")
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether the run trains certified radii."""
+        return self.loss.uses_lipschitz
+
+    def tests(self) -> list[TestRow]:
+        """Test results of the best and the last checkpoint, as far as they were measured."""
+        wanted = dataclasses.replace(self.test_settings, norm=self.threat.norm, eps=str(self.threat.eps))
+        results = [result for result in self.results() if not result.stale]
+        rows = []
+        for weights in self.weight_sets:
+            for which in ("best", "last"):
+                here = [
+                    r for r in results
+                    if (r.subject.origin.step, r.subject.origin.weights) == (self.step(which, weights), weights)
+                ]  # fmt: skip
+                attacked = [r for r in here if isinstance(r, AttackResult) and r.settings == wanted]
+                certified = [r for r in here if isinstance(r, CertifyResult) and r.is_test]
+                if attacked:
+                    rows.append(TestRow(which, weights, attacked[-1], certified[-1] if certified else None))
+        return rows
+
+
+def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", trust: bool = False) -> Classifier:
+    """Rebuild the model a checkpoint describes and load its weights."""
+    about = checkpoint.about
+    if "recipe" not in about:
+        raise CheckpointError(f"{source} does not say which model it belongs to; build it and use load_weights")
+    tree = about["recipe"]["model"]
+    if "pretrained" in tree["init_args"]:  # the weights are in the checkpoint; nothing is to be downloaded
+        tree = {**tree, "init_args": tree["init_args"] | {"pretrained": False}}
+    factory: ModelFactory = build_part(ModelFactory, tree, "model", trust=trust)
+    with torch.random.fork_rng(devices=[]):
+        bounds = tuple(about["bounds"]) if about["bounds"] else None
+        model = factory(tuple(about["input_shape"]), about["num_classes"], bounds=bounds)  # type: ignore[call-arg]
+    load_weights(model, checkpoint.weights(weights), source)
+    return model.eval()
+
+
+def open_run(path: Path | str, *, trust: bool = False) -> Run:
+    """The run at a folder, with a sentence instead of a traceback if there is none."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no run at {folder}")
+    run = Run(folder, trust)
+    _ = run.recipe
+    return run

@@ -1,0 +1,118 @@
+"""Numbers with their uncertainty: accuracies and estimates, both with a 95 % interval."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from atoll.errors import InputError
+
+NORMAL_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    r"""A share of points with its 95 % Wilson interval.
+
+    .. math:: \frac{p + z^2 / 2n \pm z \sqrt{p (1 - p) / n + z^2 / 4n^2}}{1 + z^2 / n}
+
+    >>> Accuracy(90, 100)
+    90.00 % [82.6, 94.5]
+    """
+
+    correct: int
+    total: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.correct <= self.total:
+            raise InputError(f"accuracy: expected 0 <= correct <= total, got {self.correct} of {self.total}")
+
+    @property
+    def value(self) -> float:
+        return self.correct / self.total if self.total else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval (Wilson, 1927)."""
+        if not self.total:
+            return math.nan, math.nan
+        p, n, z2 = self.value, self.total, NORMAL_95**2
+        center = p + z2 / (2 * n)
+        half = NORMAL_95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+        low = 0.0 if not self.correct else (center - half) / (1 + z2 / n)
+        high = 1.0 if self.correct == n else (center + half) / (1 + z2 / n)
+        return low, high
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        return f"{100 * self.value:.2f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"value": self.value, "interval": list(self.interval), "correct": self.correct, "total": self.total}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number that was estimated, or an exact one with standard error 0.
+
+    A mean of squares is ``skewed``: where it comes out too small, so does its standard error, and an interval of the
+    same length on both sides would miss the truth above it too often.  Its upper end is taken on a logarithmic scale.
+
+    >>> [round(end, 3) for end in Estimate(2.0, 0.1).interval]
+    [1.804, 2.196]
+    >>> [round(end, 3) for end in Estimate(2.0, 0.1, skewed=True).interval]
+    [1.804, 2.206]
+    """
+
+    value: float
+    standard_error: float = 0.0
+    skewed: bool = False
+
+    @staticmethod
+    def mean_of(values: Tensor) -> Estimate:
+        """The mean of independent values; those that are NaN are left out.
+
+        >>> import torch
+        >>> str(Estimate.mean_of(torch.tensor([1.0, 2.0, 3.0, math.nan])))
+        '2.00 ± 0.58'
+        """
+        values = values[~values.isnan()].double()
+        if not len(values):
+            return Estimate(math.nan, math.nan)
+        error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return Estimate(values.mean().item(), error)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval."""
+        half = NORMAL_95 * self.standard_error
+        if self.skewed and 0 < half < 100 * self.value:  # beyond that the exponential overflows
+            return self.value - half, self.value * math.exp(half / self.value)
+        return self.value - half, self.value + half
+
+    @property
+    def relative_error(self) -> float:
+        """Standard error in units of the value."""
+        if not self.standard_error:
+            return 0.0
+        return self.standard_error / abs(self.value) if self.value else math.inf
+
+    def __str__(self) -> str:
+        """Two digits of the error, and as many of the value as it leaves.
+
+        >>> print(Estimate(346.6, 163.2), Estimate(0.0027058, 0.00051), Estimate(2.0), sep="; ")
+        347 ± 163; 0.00271 ± 0.00051; 2
+        """
+        if not 1e-4 * abs(self.value) < self.standard_error < math.inf or self.standard_error < 1e-6:
+            return f"{self.value:.4g}" + (f" ± {self.standard_error:.2g}" if self.standard_error else "")
+        decimals = max(0, 1 - math.floor(math.log10(self.standard_error)))
+        return f"{self.value:.{decimals}f} ± {self.standard_error:.{decimals}f}"
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {"value": self.value, "standard_error": self.standard_error, "skewed": self.skewed}
+        return {name: None if math.isnan(number) else number for name, number in numbers.items()} | {
+            "interval": [None if math.isnan(end) else end for end in self.interval]
+        }

@@ -1,0 +1,89 @@
+"""What is measured: a model with its weights, its data and its threat, identified by a digest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from atoll.data.base import Data
+from atoll.graph import Digest, function_digest
+from atoll.losses.base import Loss
+from atoll.threat import ThreatModel
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model comes from.
+
+    Args:
+        run: folder of its run, empty if it has none.
+        step: of the checkpoint.
+        epoch: of the checkpoint.
+        weights: ``raw``, or the name of an average such as ``swa``.
+        file: digest of the file that holds the weights.
+    """
+
+    run: str = ""
+    step: int | None = None
+    epoch: int | None = None
+    weights: str = "raw"
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class SubjectRecord:
+    """What a result stores of its subject.
+
+    Args:
+        digest: identifies the function: graph, weights, buffers, precision.
+        method: ``graph`` if the model could be captured, ``code`` if code and weights were digested instead.
+        torch: version of PyTorch that captured the graph.
+        model: class of the model.
+        origin: where the model comes from.
+    """
+
+    digest: str
+    method: str = "graph"
+    torch: str = ""
+    model: str = ""
+    origin: Origin = field(default_factory=Origin)
+
+
+@dataclass(eq=False)
+class Subject:
+    """A model in evaluation mode with everything that its measurements need to know.
+
+    Args:
+        model: maps inputs in the bounds of the data to logits.
+        data: where points come from.
+        threat: what the model was trained against.
+        loss: what it was trained with, if known.
+        origin: where it comes from.
+        trust: whether classes from outside Atoll may be imported for it.
+    """
+
+    model: nn.Module
+    data: Data
+    threat: ThreatModel
+    loss: Loss | None = None
+    origin: Origin = field(default_factory=Origin)
+    trust: bool = False
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Of the weights."""
+        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+
+    @cached_property
+    def digest(self) -> Digest:
+        """Of the function that runs.  Computed when it is first needed: capturing a graph takes a second."""
+        return function_digest(self.model, self.data.shape, self.precision)
+
+    @cached_property
+    def record(self) -> SubjectRecord:
+        """What a result stores of this subject."""
+        digest = self.digest
+        return SubjectRecord(digest.value, digest.method, digest.torch, type(self.model).__name__, self.origin)

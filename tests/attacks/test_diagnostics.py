@@ -1,0 +1,127 @@
+"""Each fault that spoils an evaluation, as a model that has it."""
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.attacks import APGD, PGD, Square
+from atoll.attacks.diagnostics import diagnose_model
+from atoll.attacks.evaluate import evaluate
+from atoll.data import MemorySplit
+from atoll.errors import InputError
+from atoll.threat import ThreatModel
+from attack_cases import images
+
+THREAT = ThreatModel("linf", 0.05)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, forward, training=False):
+        super().__init__()
+        self.body = images()[0].float()
+        self.function = forward
+        self.train(training)
+
+    def forward(self, x):
+        return self.function(self.body, x)
+
+
+def quantised(body, x):
+    return body((x * 16).round() / 16)
+
+
+def saturated(body, x):
+    return 1e4 * body(x)
+
+
+def by_batch(body, x):
+    logits = body(x)
+    return logits - logits.mean(0, keepdim=True)
+
+
+def randomised(body, x):
+    return body(x + 0.1 * torch.randn_like(x))
+
+
+def shaky(body, x):
+    """Differences of the size of rounding, as from atomic additions on GPUs."""
+    return body(x) * (1 + 1e-5 * torch.rand(()))
+
+
+# A new fault joins by one line: its kind and a model that has it.
+FAULTS = {
+    "softmax": Wrapped(lambda body, x: body(x).softmax(1)),
+    "train mode": Wrapped(lambda body, x: body(x), training=True),
+    "zero gradients": Wrapped(quantised),
+    "randomised": Wrapped(randomised),
+    "non-deterministic": Wrapped(shaky),
+    "batch-dependent": Wrapped(by_batch),
+}
+
+
+def look(model, x=None, attacks=None):
+    x = torch.rand(16, 1, 6, 6, generator=torch.Generator().manual_seed(0)) if x is None else x
+    with torch.no_grad():
+        y = model(x).argmax(1)
+    return {f.kind: f.message for f in diagnose_model(model, x, y, attacks or {"PGD": PGD(THREAT)})}
+
+
+def test_a_healthy_model_raises_nothing():
+    assert look(Wrapped(lambda body, x: body(x))) == {}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_is_found_alone_and_the_model_left_as_it_was(kind):
+    model = FAULTS[kind]
+    modes = [module.training for module in model.modules()]
+    assert list(look(model)) == [kind]
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_saturation_is_told_from_quantisation():
+    assert "quantised" in look(Wrapped(quantised))["zero gradients"]
+    assert "saturated" in look(Wrapped(saturated))["zero gradients"]
+
+
+def test_inputs_and_radii_of_the_wrong_range():
+    model = Wrapped(lambda body, x: body(x))
+    x = torch.rand(16, 1, 6, 6)
+    with pytest.raises(InputError, match="normalisation belongs inside the model"):
+        look(model, x * 2 - 1)
+    with pytest.raises(InputError, match=r"expected values in \[0, 1\], got \[.*25"):
+        look(model, (x * 255).round())
+    assert "divided twice" in look(model, x / 255)["range"]
+    assert "8/255" in look(model, x, {"PGD": PGD(ThreatModel("linf", 8))})["eps"]
+
+
+def test_more_targets_than_classes():
+    model = Wrapped(lambda body, x: body(x))  # five classes
+    assert "4 of 9" in look(model, attacks={"APGD-T": APGD(THREAT, targets=9)})["classes"]
+
+
+def test_no_gradient_at_all_is_an_error_unless_nobody_needs_one():
+    model = Wrapped(lambda body, x: body(x.detach()).detach())
+    with pytest.raises(InputError, match="attack it with Square or RayS"):
+        look(model)
+    assert look(model, attacks={"Square": Square(THREAT)}) == {}
+
+
+def test_nan_logits_are_an_error():
+    with pytest.raises(InputError, match="finite logits"):
+        look(Wrapped(lambda body, x: body(x) * float("nan")))
+
+
+def test_gradient_masking_raises_the_alarm():
+    """Rounding inside hides the gradient; the blind attack gets through, and that is said."""
+    model = Wrapped(lambda body, x: body((x * 32).round() / 32) + 0 * x.sum())
+    x = torch.rand(60, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    split = MemorySplit(x, model(x).detach().argmax(1))
+    attacks = {"APGD-CE": APGD(THREAT, steps=5), "Square": Square(THREAT, queries=300)}
+    found = evaluate(model, split, attacks, cascade=True)
+    kinds = [finding.kind for finding in found.warnings]
+    assert kinds == ["zero gradients", "gradient masking"]
+    healthy = Wrapped(lambda body, x: body(x))
+    split = MemorySplit(x, healthy(x).detach().argmax(1))
+    attacks = {"APGD-T": APGD(THREAT, targets=4), "Square": Square(THREAT, queries=300)}
+    found = evaluate(healthy, split, attacks, cascade=True)
+    assert found.warnings == ()

@@ -1,0 +1,296 @@
+"""The command, as a user runs it: in a process of its own."""
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from safetensors.torch import load_file
+
+from atoll.cli import VERBS, main, output
+from atoll.runs.run import open_run
+from atoll.training.checkpoint import Checkpoints
+from support import SMALL, run_command
+
+
+def final_weights(folder):
+    checkpoints = Checkpoints(folder / "checkpoints")
+    return load_file(checkpoints.path(checkpoints.steps()[-1]) / "model.safetensors")
+
+
+def test_a_run_folder_holds_everything(trained):
+    names = {p.name for p in trained.iterdir()}
+    assert {
+        "recipe.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "result.json",
+    } <= names
+    assert list((trained / "tensorboard").iterdir())
+    kinds = {json.loads(line)["kind"] for line in (trained / "metrics.jsonl").read_text().splitlines()}
+    assert {"epoch", "test"} <= kinds
+
+
+def test_the_saved_recipe_runs_again_to_the_same_bits(trained, tmp_path):
+    assert main(["train", str(trained / "recipe.yaml"), "--out", str(tmp_path / "again"), "--json"]) == 0
+    first, again = final_weights(trained), final_weights(tmp_path / "again")
+    assert all(torch.equal(first[k], again[k]) for k in first)
+
+
+def test_resuming_a_finished_run_changes_nothing(trained, capsys):
+    before = final_weights(trained)
+    assert main(["train", "--resume", "--out", str(trained), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["last"]["epoch"] == 3
+    assert all(torch.equal(before[k], v) for k, v in final_weights(trained).items())
+
+
+def test_ls_names_everything(capsys):
+    assert main(["ls", "--json"]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert "digits-at" in listing["recipes"]
+    assert {"PGD", "FGSM"} <= listing["attacks"].keys()
+    assert {"ViT", "PreActResNet", "MLP"} <= listing["models"].keys()
+    assert all(text for kind, found in listing.items() if kind != "optimizers" for text in found.values())
+    assert main(["ls", "losses"]) == 0
+    assert "TRADES" in capsys.readouterr().out
+
+
+def test_help_reads_well(capsys):
+    done = run_command("--help", check=True)
+    assert "atoll train digits-at" in done.stdout
+    for verb in VERBS:
+        assert verb in done.stdout
+        with pytest.raises(SystemExit) as left:
+            main([verb, "--help"])
+        assert left.value.code == 0
+        assert "--json" in capsys.readouterr().out
+
+
+def test_dry_run_prints_the_resolved_recipe(capsys):
+    assert main(["train", *SMALL, "--dry-run"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["epochs"] == 3
+
+
+def test_open_run_gives_model_data_and_threat(trained):
+    run = open_run(trained)
+    assert run.threat.eps == 0.15
+    assert run.model("last")(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+    assert run.data.num_classes == 10
+
+
+# --- bad input: one sentence, a non-zero exit, no traceback, nothing overwritten -----------------------------------
+
+
+def npz(folder, **changes):
+    draw = np.random.default_rng(0)
+    arrays = {
+        "x_train": draw.integers(0, 256, (64, 8, 8), dtype=np.uint8),
+        "y_train": np.arange(64, dtype=np.uint8) % 3,
+        "x_test": draw.integers(0, 256, (16, 8, 8), dtype=np.uint8),
+        "y_test": np.arange(16, dtype=np.uint8) % 3,
+    }
+    np.savez(folder / "data.npz", **arrays | changes)
+    return f"data={{class_path: Npz, init_args: {{path: {folder / 'data.npz'}}}}}"
+
+
+def bad(name, tmp_path, trained):
+    """The command line of each case, and what its sentence must say."""
+    out = ["--out", str(tmp_path / "out")]
+    nan = np.full((64, 8, 8), np.nan, dtype=np.float32)
+    cases = {
+        "unknown key": (["train", *SMALL, "trainer.epoch=3", *out], "did you mean epochs?"),
+        "unknown recipe": (["train", "digits-xx", *out], "no recipe 'digits-xx'"),
+        "missing file": (["train", str(tmp_path / "none.yaml"), *out], "cannot read the recipe"),
+        "missing data": (
+            ["train", *SMALL, "data=MNIST", "data.download=false", f"data.root={tmp_path}", *out],
+            "ubyte.gz is missing",
+        ),
+        "eps < 0": (
+            ["train", *SMALL, "threat.eps=-0.1", *out],
+            "eps: expected a finite number >= 0, got -0.1",
+        ),
+        "existing run": (["train", *SMALL, "--out", str(trained)], "already holds a run"),
+        "nothing to resume": (["train", "--resume", *out], "there is no run to resume"),
+        "other recipe": (
+            ["train", *SMALL, "seed=9", "--resume", "--out", str(trained)],
+            "another recipe (seed differ)",
+        ),
+        "no recipe": (["train"], "expected a recipe"),
+        "attack nothing": (["attack", str(tmp_path / "none")], "there is no run at"),
+        "attack eps": (["attack", str(trained), "--eps", "much"], "expected a number or a fraction"),
+        "attack checkpoint": (["attack", str(trained), "--checkpoint", "77"], "has no checkpoint of step 77"),
+    }
+    if name == "labels":
+        return ["train", *SMALL, npz(tmp_path, y_train=np.full(64, 200)), *out], "label"
+    if name == "NaN images":
+        return ["train", *SMALL, npz(tmp_path, x_train=nan), *out], "NaN"
+    if name == "images out of bounds":
+        return ["train", *SMALL, npz(tmp_path, x_train=np.full((64, 8, 8), 7.0, np.float32)), *out], "7"
+    return cases[name]
+
+
+BAD = [
+    "unknown key", "unknown recipe", "missing file", "missing data", "eps < 0", "existing run", "nothing to resume",
+    "other recipe", "no recipe", "attack nothing", "attack eps", "attack checkpoint", "labels", "NaN images",
+    "images out of bounds",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence(name, tmp_path, trained, capsys):
+    command, sentence = bad(name, tmp_path, trained)
+    before = {p: p.stat().st_mtime_ns for p in trained.rglob("*")}
+    assert main(command) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert sentence in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+    assert before == {p: p.stat().st_mtime_ns for p in trained.rglob("*")}
+
+
+def test_debug_shows_the_traceback():
+    done = run_command("train", "digits-xx", "--debug")
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(trained, tmp_path):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    tree = yaml.safe_load((copy / "recipe.yaml").read_text())
+    tree["model"]["init_args"]["widths"] = [4, 8]
+    (copy / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    done = run_command("train", "--resume", "--out", str(copy))
+    assert done.returncode == 1
+    assert "belongs to another architecture" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_hostile_run_executes_nothing(trained, tmp_path):
+    """Somebody else's run names a class of a module that would run code when imported."""
+    import hashlib
+    import shutil
+
+    copy, marker = tmp_path / "copy", tmp_path / "ran"
+    shutil.copytree(trained, copy)
+    (tmp_path / "hostile.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    for file in (copy / "checkpoints").glob("*/checkpoint.json"):
+        record = json.loads(file.read_text())
+        record["about"]["recipe"]["model"]["class_path"] = "hostile.Model"
+        record.pop("digest")
+        record["digest"] = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+        file.write_text(json.dumps(record))
+    done = run_command("attack", str(copy), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "only imported if you trust its author" in " ".join(done.stderr.split())
+    assert not marker.exists()
+
+
+def test_a_full_disk_is_one_sentence(tmp_path):
+    """A limit on file size makes writes fail as a full disk does."""
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000));"
+        "from atoll.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", script, "train", *SMALL, "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "File too large" in done.stderr
+
+
+# --- killed at any moment -------------------------------------------------------------------------------------------
+
+
+def train_with_kills(folder, moments, words):
+    """Start, kill -9 after a while, resume, ... and let the last one finish; returns how often it was killed."""
+    killed = 0
+    for seconds in [*moments, None]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "atoll", "train", *words, "--resume", "--out", str(folder)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        try:
+            _, error = process.communicate(timeout=seconds)
+            assert process.returncode == 0, error
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            killed += 1
+    return killed
+
+
+def check_kills(tmp_path, kills, seed):
+    words = [*SMALL, "trainer.epochs=8", "trainer.checkpoint_minutes=0.0005", "methods=[Lookahead]"]
+    start = time.monotonic()
+    run_command("train", *words, "--out", str(tmp_path / "straight"), check=True)
+    whole = time.monotonic() - start
+    draw = random.Random(seed)
+    killed = train_with_kills(tmp_path / "killed", [draw.uniform(0.2, 1.0) * whole for _ in range(kills)], words)
+    straight, final = final_weights(tmp_path / "straight"), final_weights(tmp_path / "killed")
+    assert all(torch.equal(straight[k], final[k]) for k in straight)
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("straight", "killed")]
+    assert results[0] == results[1]
+    return killed
+
+
+def test_killed_and_resumed_ends_with_the_same_bits(tmp_path):
+    assert check_kills(tmp_path, kills=3, seed=0) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_again_and_again(tmp_path, seed):
+    check_kills(tmp_path, kills=8, seed=seed)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_wide_tables_go_on_below_and_break_no_number(monkeypatch, width):
+    printed = io.StringIO()
+    monkeypatch.setattr(output, "console", Console(file=printed, width=width))
+    cells = [f"{10 + i}.25 ± 0.{i}1" for i in range(8)]
+    output.print_table("wide", ["", *(f"number {i} of the table" for i in range(8))], [["trades-awpt", *cells]] * 2)
+    text = printed.getvalue()
+    assert all(text.count(cell) == 2 for cell in cells)
+    assert text.count("wide") == 1
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("trades-awpt") == 2 * text.count("┏━━━")
+
+
+@pytest.mark.parametrize(
+    ("endless", "said"),
+    [
+        (["trainer.epochs=1000"], "resume to go on"),
+        (["trainer.epochs=1", "trainer.test_steps=100000000"], "resume to test again"),
+    ],
+)
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, endless, said):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "atoll", "train", *SMALL, *endless, "--out", str(tmp_path / "run")],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.exists() or '"kind": "epoch"' not in metrics.read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.5)  # in the middle of the next epoch, or of the test
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said in " ".join(error.split())
+    assert "Traceback" not in error

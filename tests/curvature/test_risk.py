@@ -1,0 +1,139 @@
+"""The loss as a function of the weights: value, gradient, products; what is refused; one process or two."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from atoll.attacks import PGD
+from atoll.curvature import EmpiricalRisk, hessian
+from atoll.curvature.risk import flatten
+from atoll.errors import InputError
+from atoll.losses import AT, Standard
+from atoll.models import ViT
+from atoll.threat import ThreatModel
+from curvature.cases import CASES, Fused, mean_loss, problem, truth, weights
+
+
+@pytest.mark.parametrize(("model", "loss"), CASES)
+def test_value_gradient_product_and_hessian_are_those_of_autograd(model, loss):
+    p = problem(model, loss, micro_batch=3)
+    function, at = mean_loss(p), weights(p).requires_grad_()
+    v = torch.randn(p.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    value = function(at)
+    (gradient,) = torch.autograd.grad(value, at)
+    matrix = truth(model, loss)
+    assert p.value() == pytest.approx(value.item(), rel=1e-10)
+    torch.testing.assert_close(flatten(p.gradient()), gradient, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(flatten(p.product(p.split(v))), matrix @ v, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(hessian(p), matrix, rtol=1e-8, atol=1e-9)
+
+
+def test_nothing_is_left_changed_and_no_gradient_mode_is_no_obstacle():
+    p = problem("conv-bn")
+    before = {name: value.clone() for name, value in p.model.state_dict().items()}
+    with torch.no_grad():
+        inside = flatten(p.product(p.parameters))
+    torch.testing.assert_close(inside, flatten(p.product(p.parameters)))
+    assert inside.abs().max() > 0
+    assert all(w.grad is None for w in p.parameters)
+    assert all(torch.equal(value, before[name]) for name, value in p.model.state_dict().items())
+
+
+def test_attacked_holds_the_inputs_of_the_attack():
+    given = problem("conv-bn", points=7)
+    attack = PGD(ThreatModel("linf", 0.1), steps=2)
+    direct = attack(given.model, given.x, given.y, seed=5)
+    for micro_batch in (2, 7):
+        made = EmpiricalRisk.attacked(given.model, AT(), given.x, given.y, attack, seed=5, micro_batch=micro_batch)
+        torch.testing.assert_close(made.x_adv, direct, rtol=1e-12, atol=1e-12)
+
+
+def test_fused_attention_is_differentiated_twice():
+    x = torch.rand(4, 2)
+    p = EmpiricalRisk(Fused().eval(), Standard(), x, torch.arange(4) % 3)
+    assert flatten(p.product(p.parameters)).isfinite().all()
+
+
+def test_frozen_parameters_do_not_count():
+    p = problem("mlp")
+    p.model.head.requires_grad_(False)
+    assert [n for n in EmpiricalRisk(p.model, p.loss, p.x, p.y, p.x_adv).names if n.startswith("head")] == []
+    p.model.requires_grad_(False)
+    with pytest.raises(InputError, match="at least one parameter"):
+        EmpiricalRisk(p.model, p.loss, p.x, p.y, p.x_adv)
+
+
+class Noisy(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5, training=True)
+
+
+def test_training_mode_is_refused_by_name():
+    net = ViT((1, 4, 4), 3, patch_size=2, width=4, depth=1, heads=2, mlp_ratio=1, dropout=0.1).eval()
+    x, y = torch.rand(4, 1, 4, 4), torch.arange(4) % 3
+    EmpiricalRisk(net, Standard(), x, y)  # dropout that is switched off is none
+    net.body.dropout.train()
+    with pytest.raises(InputError, match=r"body\.dropout \(Dropout\) is in training mode"):
+        EmpiricalRisk(net, Standard(), x, y)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Noisy(), r"1 \(Noisy\) gives a point another output in every pass"),
+        (nn.BatchNorm1d(4, track_running_stats=False), r"1 \(BatchNorm1d\) gives a point another output in other comp"),
+    ],
+)
+def test_a_net_that_is_no_function_of_the_point_is_refused_by_name(layer, message):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 4), layer, nn.ReLU(), nn.Linear(4, 3)).eval()
+    with pytest.raises(InputError, match=message):
+        EmpiricalRisk(net, Standard(), torch.rand(20, 2), torch.arange(20) % 3)
+
+
+def test_bad_points_are_refused():
+    p = problem("mlp")
+    for arguments, message in (
+        ((p.x[:0], p.y[:0], p.x_adv), "points with one label each"),
+        ((p.x, p.y[:3], p.x_adv), "points with one label each"),
+        ((p.x, p.y, None), "AT needs adversarial inputs"),
+        ((p.x, p.y, p.x_adv[:2]), "expected the shape of x"),
+        ((p.x, p.y + 3, p.x_adv), "expected classes in"),
+    ):
+        with pytest.raises(InputError, match=message):
+            EmpiricalRisk(p.model, AT(), *arguments)
+    with pytest.raises(InputError, match="Standard needs no adversarial"):
+        EmpiricalRisk(p.model, Standard(), p.x, p.y, p.x_adv)
+    p.model.head.bias.data[0] = torch.nan
+    with pytest.raises(InputError, match="finite logits"):
+        EmpiricalRisk(p.model, AT(), p.x, p.y, p.x_adv)
+    p.model.head.bias.data[0] = 0
+    with pytest.raises(InputError, match="micro_batch"):
+        EmpiricalRisk(p.model, AT(), p.x, p.y, p.x_adv, micro_batch=0)
+
+
+def test_a_large_net_has_no_dense_hessian():
+    net = nn.Linear(200, 101).eval()
+    with pytest.raises(InputError, match=r"at most 20,000 parameters, this net has 20,301"):
+        hessian(EmpiricalRisk(net, Standard(), torch.rand(2, 200), torch.tensor([0, 1])))
+
+
+def test_two_processes_give_what_one_gives(tmp_path):
+    script = Path(__file__).with_name("two_processes.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[1])}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for name, launcher in (("one", []), ("two", torchrun)):
+        command = [sys.executable, *launcher, str(script), str(tmp_path / name)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+    one, two = load_file(tmp_path / "one"), load_file(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-9, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")

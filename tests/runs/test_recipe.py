@@ -1,0 +1,200 @@
+"""Recipes: everything is checked before anything starts, and all faults come at once."""
+
+import pytest
+import torch
+import yaml
+
+from atoll.errors import InputError, RecipeError
+from atoll.runs.recipe import build_recipe, read_recipe, recipes, rows
+from atoll.registry import REGISTRIES, registry
+from atoll.runs.train import build_model, build_trainer
+
+MINIMAL = {"data": "Digits", "model": "MLP"}
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_shipped_recipe_and_row_is_valid_and_survives_its_own_dump(name):
+    assert recipes()[name], "the first line of a recipe says what it is"
+    for number, row in enumerate(rows(name)):
+        recipe = build_recipe(row)
+        if number == 0:
+            again = build_recipe(yaml.safe_load(yaml.safe_dump(dict(recipe.tree))))
+            assert again.tree == recipe.tree
+
+
+def test_rows_of_a_book_are_the_papers_settings():
+    """A few cells of TrH's tables 5 and 6 and RAT's section 5, looked up by hand."""
+    trh = build_recipe("trh-cifar/cifar100-vit_l16-at-trh").methods[0]
+    assert (trh.lambda_, trh.schedule, trh.gamma) == (0.01, "multistep", 0.001)
+    trh = build_recipe("trh-cifar/cifar100-vit_l16-trades-trh").methods[0]
+    assert (trh.lambda_, trh.schedule) == (1e-4, "constant")
+    trh = build_recipe("trh-cifar/cifar10-hybrid_l16-at-trh").methods[0]
+    assert (trh.lambda_, trh.schedule) == (5e-4, "multistep")
+    assert build_recipe("trh-cifar/cifar100-vit_l16-trades-awp").methods[0].gamma == 0.0001
+    assert build_recipe("trh-cifar/cifar10-vit_l16-trades-s2o").methods[0].weight == 0.3
+    expected = {  # lambda and schedule of table 6: (AT, TRADES) for B16 and L16, linf and l2
+        "linf-vit_b16-at": (1e-4, "multistep"),
+        "l2-vit_b16-at": (5e-5, "linear"),
+        "linf-vit_b16-trades": (5e-5, "linear"),
+        "l2-vit_b16-trades": (5e-5, "linear"),
+        "linf-vit_l16-at": (5e-4, "multistep"),
+        "l2-vit_l16-at": (5e-4, "linear"),
+        "linf-vit_l16-trades": (5e-4, "multistep"),
+        "l2-vit_l16-trades": (5e-5, "multistep"),
+    }
+    for row, values in expected.items():
+        trh = build_recipe(f"trh-imagenet/{row}-trh").methods[0]
+        assert (trh.lambda_, trh.schedule) == values, row
+    gloro = build_recipe("gloro/tiny-l6w128")
+    assert gloro.threat.radius == 36 / 255
+    assert (gloro.trainer.epochs, gloro.trainer.batch_size, gloro.schedule.warmup) == (800, 256, 20)
+    assert [round(gloro.methods[0].factor(epoch, 800), 6) for epoch in (0, 200, 400, 800)] == [0.1, 1.05, 2.0, 2.0]
+    gloro = build_recipe("mnist-gloro")
+    assert gloro.loss.terms["abstain"][0] == 1.5
+    assert round(gloro.threat.radius * gloro.methods[0].factor(150, 300), 2) == 1.74
+    assert [round(1e-3 * gloro.schedule(epoch, 300), 9) for epoch in (150, 225, 300)] == [1e-3, 3.1623e-05, 1e-6]
+    rat = build_recipe("rat/svhn-preact18-l2-awp-both")
+    assert [type(m).__name__ for m in rat.methods] == ["RAT", "AWP"]
+    assert rat.methods[0].eta == 0.2
+    assert rat.threat.radius == 128 / 255
+
+
+def test_books_and_rows_that_do_not_exist():
+    with pytest.raises(RecipeError, match=r"rat is a book of recipes; name one of its rows, such as rat/cifar10"):
+        build_recipe("rat")
+    with pytest.raises(RecipeError, match=r"moons-trh has no row 'tap'; did you mean top\?"):
+        build_recipe("moons-trh/tap")
+
+
+def test_all_faults_come_at_once_each_with_what_was_expected_and_got():
+    with pytest.raises(RecipeError) as info:
+        build_recipe(
+            {
+                "dta": "Digits",
+                "model": {"class_path": "MLP", "init_args": {"hiden": [8], "input_range": "[0,255]"}},
+                "loss": "TRADS",
+                "threat": {"eps": -1, "norm": "linf"},
+                "attack": {"class_path": "PGD", "init_args": {"steps": "many"}},
+                "methods": [{"class_path": "Lookahead", "init_args": {"k": 0}}, "Nothing"],
+                "optimizer": {"class_path": "SGD", "init_args": {"lr": "fast"}},
+                "trainer": {"epochs": 1.5, "batch_sise": 3},
+            }
+        )
+    text = str(info.value)
+    for fault in (
+        "dta: unknown section; did you mean data?",
+        "data: this section is required",
+        "model.hiden: MLP has no such argument; did you mean hidden?",
+        "model.input_range: expected one of [0,1], [-1,1], centered, got '[0,255]'",
+        "loss.class_path: expected one of ALP, AT, CentroidMargin, EMMA, FixedMarginCE, GloRoCE, GloRoTRADES,"
+        " LipschitzMargin, MART, Standard, TRADES, got 'TRADS'; did you mean TRADES?",
+        "threat: eps: expected a finite number >= 0, got -1",
+        "attack.steps: expected an integer, got 'many'",
+        "methods[0]: k, alpha: expected k >= 1",
+        "methods[1].class_path: expected one of",
+        "optimizer.lr: expected a number or Tensor, got 'fast'",
+        "trainer.epochs: expected an integer, got 1.5",
+        "trainer.batch_sise: Settings has no such argument; did you mean batch_size?",
+    ):
+        assert fault in text, fault
+
+
+def test_overrides():
+    recipe = build_recipe(
+        "digits-at",
+        "loss=TRADES",
+        "loss.lambda_t=3",
+        "model.widths=[4, 8]",
+        "model.init_args.hidden=16",
+        "threat.eps=8/255",
+        "optimizer.class_path=AdamW",
+        "optimizer.lr=1e-3",
+        "methods=[Lookahead]",
+        "methods.0.k=7",
+        "trainer.epochs=2",
+        "seed=5",
+    )
+    assert type(recipe.loss).__name__ == "TRADES"
+    assert recipe.loss.terms["kl"][0] == 3
+    assert recipe.threat.radius == 8 / 255
+    assert recipe.methods[0].k == 7
+    assert recipe.seed == 5
+    optimizer = recipe.optimizer(build_model(recipe).parameters())
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.defaults["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["epochs"], "expected key.sub=value, got 'epochs'"),
+        (["methods.3.k=1"], "expected an index below 0"),
+        (["threat.bounds=null"], "threat.bounds: the bounds of inputs are those of the data set"),
+        (["model.bounds=null"], "model.bounds: the bounds of inputs are those of the data set"),
+        (["data=[1"], "not valid YAML"),
+        (["model.foo.bar=1"], "SmallConvNet has no such argument"),
+    ],
+)
+def test_bad_overrides(overrides, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        build_recipe("digits-at", *overrides)
+
+
+def test_files_and_names(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(MINIMAL))
+    assert build_recipe(file).tree == build_recipe(MINIMAL).tree
+    with pytest.raises(RecipeError, match=r"no recipe 'digits-ta'; did you mean digits-at\?"):
+        build_recipe("digits-ta")
+    with pytest.raises(RecipeError, match=r"cannot read the recipe .*: No such file"):
+        build_recipe(tmp_path / "none.yaml")
+    file.write_text("- a\n- b\n")
+    with pytest.raises(RecipeError, match="expected a mapping of sections, got list"):
+        build_recipe(file)
+    file.write_text("data: !!python/object/apply:os.system ['touch hacked']\n")
+    with pytest.raises(RecipeError, match="not valid YAML"):
+        build_recipe(file)
+
+
+def test_reading_does_not_change_what_was_given():
+    tree = {"data": {"class_path": "Digits"}, "model": "MLP"}
+    read_recipe(tree, ["data.validation=0.2"])
+    assert tree == {"data": {"class_path": "Digits"}, "model": "MLP"}
+
+
+def test_classes_from_elsewhere_are_for_recipes_not_for_checkpoints():
+    assert registry("loss").resolve("atoll.losses.robust.AT", trust=False).cls.__name__ == "AT"
+    assert registry("data").resolve("support.TinyData").cls.__name__ == "TinyData"
+    with pytest.raises(InputError, match="pass --trust if you trust its author"):
+        registry("data").resolve("support.TinyData", trust=False)
+    with pytest.raises(InputError, match=r"expected a subclass of atoll.models.base.Classifier, got os.system"):
+        registry("model").resolve("os.system")
+    with pytest.raises(InputError, match=r"cannot import 'no.such.Thing'"):
+        registry("model").resolve("no.such.Thing")
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_every_member_of_every_kind_has_a_line_of_its_own(kind):
+    assert registry(kind).members()
+    if kind != "optimizer":
+        assert not [name for name, member in registry(kind).members().items() if not member.summary]
+
+
+def test_the_model_depends_on_the_seed_and_not_on_the_global_generator():
+    first = build_model(build_recipe(MINIMAL)).head.weight
+    torch.rand(1)
+    assert torch.equal(first, build_model(build_recipe(MINIMAL)).head.weight)
+    assert not torch.equal(first, build_model(build_recipe(MINIMAL, "seed=1")).head.weight)
+
+
+def test_options_that_a_class_passes_on_are_checked_too():
+    """TwoMoons takes ``**options`` for the arguments all data sets have."""
+    assert build_recipe({"data": "TwoMoons", "model": "MLP"}, "data.validation=0.3").data.validation_share == 0.3
+    with pytest.raises(RecipeError, match=r"data.validation: expected a number, got 'x'\n.*data.limt: .* mean limit\?"):
+        build_recipe({"data": "TwoMoons", "model": "MLP"}, "data.validation=x", "data.limt=3")
+
+
+def test_bounds_come_from_the_data():
+    trainer = build_trainer(build_recipe({"data": "TwoMoons", "model": "MLP"}))
+    assert trainer.threat.bounds is None
+    assert trainer.model.bounds is None
