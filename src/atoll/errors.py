@@ -25,6 +25,10 @@ class CheckpointError(AtollError):
     """A checkpoint cannot be written, read, or does not belong to this model."""
 
 
+class CaptureError(AtollError):
+    """A model cannot be captured as a graph of operations: it draws random numbers, branches on data or changes itself."""
+
+
 class UnsoundError(AtollError):
     """A certificate was broken by an attack: a bug of Atoll; the point is kept."""
 

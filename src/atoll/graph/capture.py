@@ -1,0 +1,471 @@
+"""Capture a model as a graph of ATen operations: the function that runs, with frozen weights.
+
+`torch.export` traces the forward pass, so hooks, overridden methods, parametrizations, shared modules and autocast
+regions are all in the graph.  Operations are those of core ATen, except for a few that stay whole (`_WHOLE`).
+Sub-graphs that depend on weights only are computed once and become constants.
+
+Gradients are those of the graph: `detach` is part of it, but a custom backward formula (`torch.autograd.Function`)
+and `torch.no_grad` regions are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram, default_decompositions, export
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+
+from atoll.errors import CaptureError, InputError
+from atoll.graph.digest import digest, tensors_digest
+from atoll.graph.nodes import draws_random_numbers, live_nodes, locate, locate_error
+from atoll.graph.source import Description, all_tensors, describe
+
+_BATCHES = (1, 3)  # sizes that the captured model is compared at; the larger one is traced
+_MAX_BATCH = 2**20
+_ATEN = torch.ops.aten
+
+# Decomposing these changes the last bits of the result, loses the derivative, or hides an operation with a known rule.
+_WHOLE = (
+    "celu", "detach", "glu", "hardsigmoid", "hardswish", "im2col", "linear", "log_sigmoid", "matmul", "mish", "pad",
+    "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "rms_norm", "rrelu",
+    "scaled_dot_product_attention", "silu", "softplus", "upsample_bicubic2d.vec",
+)  # fmt: skip
+
+
+def capture(module: nn.Module, shape: tuple[int, ...], *, dtype: torch.dtype = torch.float32) -> CapturedModel:
+    """Capture the function that a module computes in evaluation mode.
+
+    The module is not changed. The captured model has the same outputs: this is checked for two batch sizes, with and
+    without gradients, to rounding (`CapturedModel.exact` tells whether to the last bit).
+
+    Args:
+        module: maps a batch of inputs to logits of shape (batch, classes).
+        shape: of one input, without the batch dimension.
+        dtype: of the inputs; the weights keep theirs.
+
+    Raises:
+        CaptureError: the forward pass draws random numbers, branches on data, changes buffers or its input, does not
+            return logits, or cannot be exported; the message names the operation and the line.
+
+    >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    >>> model = capture(net, (4,))
+    >>> x = torch.rand(5, 4)
+    >>> torch.equal(model(x), net(x)), model.operations()
+    (True, Counter({'aten.linear.default': 1, 'aten.relu.default': 1}))
+    """
+    if not isinstance(module, nn.Module):
+        raise InputError(f"module: expected an nn.Module, got {type(module).__name__}")
+    if not dtype.is_floating_point:
+        raise InputError(f"dtype: expected a floating-point type, got {dtype}")
+    with _evaluation(module):
+        structure = Structure.trace(module, tuple(shape), dtype)
+        model = structure.freeze(module)
+        model.exact = _compare(model, module)
+    return model
+
+
+class CapturedModel(nn.Module):
+    """A frozen graph of ATen operations from inputs to logits, independent of the module it was captured from.
+
+    Attributes:
+        graph_module: generated code; `graph_module.graph` has the nodes, with source lines (`locate`) and shapes.
+        digest: identifies the function: the graph before folding and all weights it reads.
+        shape, dtype: of one input.
+        structure: the graph before folding; computes digests of other weights without a new capture.
+        exact: outputs were bit-equal to the module's at capture, not only equal to rounding.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule, structure: Structure, digest: str) -> None:
+        super().__init__()
+        self.graph_module = graph_module
+        self.structure = structure
+        self.digest = digest
+        self.shape = structure.shape
+        self.dtype = structure.dtype
+        self.exact = False
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[1:]) != self.shape or x.dtype != self.dtype:
+            sizes = ", ".join(["batch", *map(str, self.shape)])
+            raise InputError(f"x: expected shape ({sizes}) and {self.dtype}, got {tuple(x.shape)} and {x.dtype}")
+        if torch.is_autocast_enabled(x.device.type):  # casts of the capture are in the graph; others would change it
+            with torch.autocast(x.device.type, enabled=False):
+                return self._logits(x)
+        return self._logits(x)
+
+    def operations(self) -> Counter[str]:
+        """How often each operation occurs."""
+        nodes = self.graph_module.graph.nodes
+        return Counter(_operation_name(node) for node in nodes if node.op == "call_function")
+
+    def _logits(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.graph_module(x)
+        return logits
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if any(fn(b[:0] if b.dim() else b).dtype != b.dtype for b in self.buffers()):
+            raise InputError("a captured model cannot change its precision; convert the module and capture it again")
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """The graph of a module before folding, without the values of its weights.
+
+    Attributes:
+        graph: placeholders are tensors and the input.
+        tensor_names: parameter or buffer of the module for each placeholder.
+        constants: other tensors, such as attributes that are not registered as buffers, by placeholder.
+    """
+
+    graph: fx.Graph
+    tensor_names: dict[str, str]
+    constants: dict[str, Tensor]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    description: Description
+    context: tuple[object, ...]
+
+    @classmethod
+    def trace(cls, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Self:
+        """Export a module that is in evaluation mode, decompose the operations, refuse what is not a function."""
+        description = describe(module)
+        program = _export(module, _example(module, shape, dtype, _BATCHES[-1]))
+        _refuse_outputs(program)
+        tensor_names, constants = _tensor_inputs(program)
+        for node in live_nodes(program.graph):
+            _refuse_node(node)
+        context = _context(_device(module))
+        return cls(program.graph, tensor_names, constants, shape, dtype, description, context)
+
+    def matches(self, module: nn.Module) -> bool:
+        """Whether a module differs from the traced one in the values of its weights at most."""
+        same = self.description.complete and self.context == _context(_device(module))
+        return same and self.description == describe(module)
+
+    def digest(self, module: nn.Module) -> str:
+        """Digest of a module: read its weights if it has this structure, capture it otherwise."""
+        if not self.matches(module):
+            return capture(module, self.shape, dtype=self.dtype).digest
+        return digest(self.graph, self._tensors(module))
+
+    def freeze(self, module: nn.Module) -> CapturedModel:
+        """Combine the graph with copies of a module's weights, and fold what depends on weights only."""
+        tensors = self._tensors(module)
+        try:
+            graph_module = _fold(self.graph, tensors, self.tensor_names)
+        except Exception as error:
+            raise CaptureError(f"cannot fold the weights of the model: {_first_line(error)}") from error
+        return CapturedModel(graph_module, self, digest(self.graph, tensors))
+
+    def _tensors(self, module: nn.Module) -> dict[str, Tensor]:
+        tensors = all_tensors(module)
+        return {**{node: tensors[name].detach() for node, name in self.tensor_names.items()}, **self.constants}
+
+
+# --- export
+
+
+def _export(module: nn.Module, example: Tensor) -> ExportedProgram:
+    batch = Dim("batch", min=1, max=_MAX_BATCH)
+    try:
+        with _quiet(), _slow_attention(), torch.inference_mode(False), torch.enable_grad():
+            program = export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
+            decomposed: ExportedProgram = program.run_decompositions(_decompositions())
+            return decomposed
+    except Exception as error:
+        raise CaptureError(_refusal(error)) from error
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    table: Any = default_decompositions()
+    for name in _WHOLE:
+        packet, _, overload = name.partition(".")
+        if hasattr(_ATEN, packet):
+            table.pop(getattr(getattr(_ATEN, packet), overload or "default"), None)
+    table[_ATEN.copy.default] = lambda target, source, non_blocking=False: source.to(target.dtype).expand(target.shape)
+    for empty in (_ATEN.empty.memory_format, _ATEN.empty_permuted.default, _ATEN.empty_strided.default):
+        table[empty] = _zeros
+    return table  # type: ignore[no-any-return]  # not a dict, but used as one
+
+
+def _zeros(size: Any, *_: Any, dtype: torch.dtype | None = None, device: Any = None, **__: Any) -> Tensor:
+    """Memory that is not initialized would differ from call to call."""
+    return torch.full(size, 0, dtype=dtype or torch.get_default_dtype(), device=device)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop the warnings, log records and printed graphs of torch.export; its errors become one sentence."""
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
+    loggers = [logger for logger in map(logging.getLogger, names) if not logger.disabled]
+    sink = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.disabled = True
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.disabled = False
+
+
+@contextlib.contextmanager
+def _slow_attention() -> Iterator[None]:
+    """Trace nn.TransformerEncoderLayer as separate operations, whether or not its weights require gradients."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _tensor_inputs(program: ExportedProgram) -> tuple[dict[str, str], dict[str, Tensor]]:
+    names: dict[str, str] = {}
+    constants: dict[str, Tensor] = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            names[spec.arg.name] = str(spec.target)
+        elif spec.kind == InputKind.CONSTANT_TENSOR:
+            constants[spec.arg.name] = program.constants[str(spec.target)].detach().clone()
+        elif spec.kind != InputKind.USER_INPUT:
+            raise CaptureError(f"cannot capture the model: it reads {spec.target}, which is not a tensor")
+    return names, constants
+
+
+# --- refusals
+
+
+def _refuse_outputs(program: ExportedProgram) -> None:
+    specs = program.graph_signature.output_specs
+    for spec in specs:
+        if spec.kind == OutputKind.USER_INPUT_MUTATION:
+            raise CaptureError("cannot capture the model: the forward pass changes its input in place")
+        if spec.kind != OutputKind.USER_OUTPUT:
+            raise CaptureError(f"cannot capture the model: the forward pass changes {spec.target}")
+    if len(specs) != 1 or not isinstance(specs[0].arg, TensorArgument):
+        got = f"{len(specs)} outputs" if len(specs) != 1 else "an output that is not a tensor"
+        raise CaptureError(f"cannot capture the model: expected one tensor of logits, got {got}")
+
+
+def _refuse_node(node: fx.Node) -> None:
+    if draws_random_numbers(node):
+        raise CaptureError(f"cannot capture the model: {_operation_name(node)} draws random numbers{_at(locate(node))}")
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        raise CaptureError(f"cannot capture the model: {node.target} branches or loops on data{_at(locate(node))}")
+
+
+def _refusal(error: Exception) -> str:
+    text, line = str(error), _at(locate_error(error.__traceback__))
+    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+        return f"cannot capture the model: the forward pass branches on computed values{line}"
+    if "Constraints violated" in text:
+        return f"cannot capture the model: the forward pass depends on the batch size{line}"
+    if "found a fake tensor" in text:
+        return "cannot capture the model: the forward pass uses `.data` or another operation that cannot be traced"
+    return f"cannot capture the model: {_first_line(error)}{line}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _at(line: str) -> str:
+    return f" ({line})" if line else ""
+
+
+def _operation_name(node: fx.Node) -> str:
+    """The name of an ATen operation, or of a Python function such as getitem."""
+    named = isinstance(node.target, (str, torch._ops.OpOverload))
+    return str(node.target) if named else str(getattr(node.target, "__name__", node.target))
+
+
+# --- folding
+
+
+def _fold(graph: fx.Graph, tensors: dict[str, Tensor], names: dict[str, str]) -> fx.GraphModule:
+    """Copy a graph; every value that does not depend on the input becomes a constant."""
+    folder = _Folder(tensors, names)
+    for node in live_nodes(graph):
+        folder.add(node)
+    folder.graph.eliminate_dead_code()
+    return fx.GraphModule(folder.root, folder.graph)
+
+
+class _Folder:
+    def __init__(self, tensors: dict[str, Tensor], names: dict[str, str]) -> None:
+        self.tensors, self.names = tensors, names
+        self.root, self.graph = nn.Module(), fx.Graph()
+        self.values: dict[fx.Node, Any] = {}  # of nodes that depend on weights only
+        self.copies: dict[fx.Node, Any] = {}  # in the new graph
+
+    def add(self, node: fx.Node) -> None:
+        if node.op == "output":
+            (logits,) = node.all_input_nodes
+            self.graph.output(self.copy(logits))
+        elif node.op == "placeholder" and node.name in self.tensors:
+            self.values[node] = self.tensors[node.name]
+        elif node.op == "placeholder":
+            self.copies[node] = self.graph.placeholder("x")
+            self.copies[node].meta = dict(node.meta)
+        elif all(n in self.values for n in node.all_input_nodes):
+            with torch.no_grad():
+                args, kwargs = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
+                self.values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        elif _is_copy(node):
+            self.copies[node] = self.copy(node.all_input_nodes[0])
+        else:
+            self.copies[node] = self.graph.node_copy(node, self.copy)
+
+    def copy(self, node: fx.Node) -> Any:
+        if node not in self.copies:
+            value = self.values[node]
+            self.copies[node] = self.constant(node, value) if isinstance(value, Tensor) else value
+        return self.copies[node]
+
+    def constant(self, node: fx.Node, value: Tensor) -> fx.Node:
+        name = f"constant_{len(list(self.root.buffers()))}"
+        value = value.detach().clone()  # keeps strides, so that the same kernels run
+        self.root.register_buffer(name, value, persistent=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the attribute exists, but the graph has no owner yet
+            result = self.graph.get_attr(name)
+        result.meta = {**node.meta, "val": value, "tensor_name": self.names.get(node.name, "")}
+        return result
+
+
+def _is_copy(node: fx.Node) -> bool:
+    """Whether a node only copies its input: useless in a graph that changes nothing in place."""
+    if node.target is _ATEN.alias.default:
+        return True
+    if node.target is not _ATEN.clone.default:
+        return False
+    source, result = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
+    return isinstance(source, Tensor) and isinstance(result, Tensor) and source.stride() == result.stride()
+
+
+# --- the module: examples, modes, comparison
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((t.device for t in all_tensors(module).values()), torch.device("cpu"))
+
+
+def _example(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, batch: int) -> Tensor:
+    generator = torch.Generator().manual_seed(batch)
+    return torch.rand(batch, *shape, generator=generator, dtype=torch.float64).to(_device(module), dtype)
+
+
+def _context(device: torch.device) -> tuple[object, ...]:
+    """Settings outside the module that change what is traced."""
+    hooks = [getattr(nn.modules.module, name, {}) for name in ("_global_forward_hooks", "_global_forward_pre_hooks")]
+    casts = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
+    return device.type, casts, torch.get_default_dtype(), *(tuple(h.values()) for h in hooks)
+
+
+@contextlib.contextmanager
+def _evaluation(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode; then restore modes, attributes, tensors and random number generators, and refuse changes."""
+    tensors = all_tensors(module)
+    if any(nn.parameter.is_lazy(tensor) for tensor in tensors.values()):
+        raise CaptureError("cannot capture the model: it has lazy parameters; call it once on an input first")
+    modules = list(dict.fromkeys(module.modules()))
+    copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    saved = [(m, dict(vars(m)), [dict(group) for group in _groups(m)]) for m in modules]
+    devices = {t.device.index for t in tensors.values() if t.is_cuda}
+    with torch.random.fork_rng(devices=devices):
+        try:
+            if any(m.training for m in modules):
+                module.eval()
+            yield
+        finally:
+            if any(attributes["training"] for _, attributes, _ in saved):
+                module.train(saved[0][1]["training"])
+            for m, attributes, groups in saved:
+                _restore(m, attributes, groups)
+            changes = _restore_tensors(tensors, copies)
+    if changes:
+        raise CaptureError(f"cannot capture the model: the forward pass changes {', '.join(changes)}")
+
+
+def _groups(module: nn.Module) -> list[dict[str, Any]]:
+    return [module._parameters, module._buffers, module._modules]
+
+
+def _restore(module: nn.Module, attributes: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+    vars(module).clear()
+    vars(module).update(attributes)
+    for group, before in zip(_groups(module), groups, strict=True):
+        group.clear()
+        group.update(before)
+
+
+def _restore_tensors(tensors: dict[str, Tensor], copies: dict[str, Tensor]) -> list[str]:
+    changes = []
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            before = copies[name]
+            if not torch.equal(tensor, before) and tensors_digest(tensor) != tensors_digest(before):  # NaN is not NaN
+                tensor.copy_(before)
+                changes.append(name)
+    return changes
+
+
+def _compare(model: CapturedModel, module: nn.Module) -> bool:
+    """Refuse a capture whose outputs differ from the module's; true if they are equal to the last bit."""
+    exact = True
+    for batch in _BATCHES:
+        for grad in (False, True):
+            x = _example(module, model.shape, model.dtype, batch).requires_grad_(grad)
+            with torch.inference_mode(False), torch.set_grad_enabled(grad):
+                expected, logits = _outputs(module, model, x)
+            if not _close(logits.detach(), expected.detach()):
+                raise CaptureError(
+                    f"cannot capture the model: its outputs differ from the graph's for a batch of {batch}"
+                    f" {'with' if grad else 'without'} gradients; the forward pass must not depend on the batch size,"
+                    " the gradient mode, Python state or random numbers"
+                )
+            exact = exact and torch.equal(logits, expected)
+    return exact
+
+
+def _outputs(module: nn.Module, model: CapturedModel, x: Tensor) -> tuple[Tensor, Tensor]:
+    before = x.detach().clone()
+    try:
+        expected = module(x)
+    except Exception as error:
+        line = _at(locate_error(error.__traceback__))
+        raise CaptureError(
+            f"cannot capture the model: it fails for a batch of {len(x)}: {_first_line(error)}{line}"
+        ) from error
+    if not isinstance(expected, Tensor):
+        raise CaptureError(f"cannot capture the model: expected a tensor of logits, got {type(expected).__name__}")
+    if expected.dim() != 2 or len(expected) != len(x) or not expected.is_floating_point():
+        got = f"{tuple(expected.shape)} and {expected.dtype}"
+        raise CaptureError(f"cannot capture the model: expected logits of shape (batch, classes), got {got}")
+    if not torch.equal(x, before):
+        raise CaptureError("cannot capture the model: the forward pass changes its input in place")
+    return expected, model(x)
+
+
+def _close(logits: Tensor, expected: Tensor) -> bool:
+    """Equal to rounding, relative to the largest logit."""
+    if logits.shape != expected.shape or logits.dtype != expected.dtype:
+        return False
+    eps = torch.finfo(expected.dtype).eps
+    scale = expected.nan_to_num(0, 0, 0).abs().max().item() if expected.numel() else 0.0
+    return torch.allclose(logits, expected, rtol=0, atol=min(1000 * eps, eps**0.5) * scale, equal_nan=True)
