@@ -116,6 +116,7 @@ def train(
                 raise AtollError(f"cannot write to {folder}: {error.strerror}") from None
         trainer.fit(resume=resume)
         barrier()
+        del trainer  # it refers to the process group
     return Run(folder)
 
 
