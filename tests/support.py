@@ -234,3 +234,9 @@ def children(pid: int) -> list[int]:
     """Of all threads of a process."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def gloo_threads() -> list[str]:
+    """Threads of this process that only end with its process group."""
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return [name for name in names if "gloo" in name]

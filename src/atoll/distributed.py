@@ -5,6 +5,7 @@ All functions work without a process group too, where they describe a world of o
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -43,18 +44,30 @@ def default_device() -> torch.device:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Join the processes torchrun started (gloo on CPUs, NCCL on GPUs); nothing to do without torchrun."""
+    """Join the processes torchrun started (gloo on CPUs, NCCL on GPUs); nothing to do without torchrun.
+
+    Gloo's threads end when nothing refers to the group anymore.  A thread that still frees a tensor of Python while the
+    interpreter exits aborts the process (pytorch/pytorch#190489), so let go of trainers inside the group.
+    """
     if started() == 1 or dist.is_initialized():
         yield
         return
+    # Imported later, by DistributedDataParallel, it would hold the group as a default argument for good.
+    import torch.distributed.nn
+
     device = default_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    assert dist.group.WORLD is not None
+    backend = dist.group.WORLD._get_backend(device)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        gc.collect()
+        # Last, because only this waits for the threads without holding the interpreter lock, which they may need.
+        del backend
 
 
 def launch(processes: int, call: Callable[[], object]) -> None:

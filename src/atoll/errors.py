@@ -17,10 +17,6 @@ class DataError(AtollError):
     """A data file is missing, broken, truncated or not the one expected."""
 
 
-class CaptureError(AtollError):
-    """A model cannot be captured as a graph: it draws random numbers, branches on data or changes itself."""
-
-
 class CheckpointError(AtollError):
     """A checkpoint cannot be written, read, or does not belong to this model."""
 

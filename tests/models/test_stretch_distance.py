@@ -83,6 +83,16 @@ def test_in_many_dimensions_little_is_lost():
     assert ratio[across].min() > 0.97
 
 
+def test_next_to_the_plane_the_multiplier_is_still_the_best_one():
+    """A black pixel: the plane is at 1e-4 after stretching, so little is missing, but the way to the slope is t."""
+    stretch, x, p, c = Stretch(T), *(torch.tensor([[v]], dtype=torch.float64) for v in (0.0, -1.0, 1.0002))
+    a, margin, (low, high) = 2 * (p - c), c[:, 0] ** 2 - p[:, 0] ** 2, stretch.slope(x)
+    grid = torch.linspace(0, 1, 100_001, dtype=torch.float64)
+    move, change = cheapest(grid[:, None] * a, low, high, stretch.lipschitz)
+    q = grid * margin + (move.square() / 2 + grid[:, None] * a * change)[:, 0]
+    torch.testing.assert_close(crossing_distance(x, p, c, stretch), (2 * q.max()).sqrt()[None], rtol=1e-3, atol=0)
+
+
 def test_the_gradient_is_that_of_differences():
     stretch, (x, p, c) = Stretch(T), (points(seed, 40, 30) for seed in range(3))
     p, c = (0.6 * x + 0.4 * p).requires_grad_(), c.requires_grad_()

@@ -46,24 +46,47 @@ def test_value_is_the_formula(seed, per_class, classes):
     torch.testing.assert_close(value, naive_margin(loss, z, head.centroids, y, 0.3))
 
 
-@pytest.mark.parametrize(
-    ("bounds", "stretch", "classes"), [(None, 0.0, 3), ((0.0, 1.0), 0.2, 2)], ids=["plain", "stretched"]
-)
-def test_the_margin_is_the_certified_radius(bounds, stretch, classes):
-    """With all centroids to choose from it is the bound by planes, as far as one own centroid serves against all.
-
-    Of stretched inputs there is one plane only: the closest one is chosen after stretching, not before.
-    """
+def margin_and_certificate(seed, *, classes, bounds, stretch):
+    """A random net, random points, the r that the loss sees, and the certificate of the same points."""
+    draw = torch.Generator().manual_seed(seed)
     model = CentroidNet((3,), classes, per_class=1, bounds=bounds, stretch=stretch).double()
-    x = torch.rand(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = NearestCentroid.proven(model, radii=[9.0] if stretch else [])(x)
+    torch.nn.init.normal_(model.head.centroids, std=3**-0.5, generator=draw)
+    x = torch.rand(20, 3, dtype=torch.float64, generator=draw)
+    certificate = NearestCentroid.proven(model, radii=[9.0] if stretch else [])(x)
     term = CentroidMargin(target=1.0, tau=1e-3).terms["margin"][1]
     reach = 2 * model.head.lipschitz * (1 - torch.eye(classes, dtype=torch.float64))
-    out = Outputs(features=model.features(x), head=model.head, reach=1e-3 * reach)
-    hinge = term.value(out, found.prediction)  # max(0, 1 - r / eps) is 0 where r >= eps
-    assert ((hinge < 1e-3) == (found.radius > 1e-3)).all()
-    out.reach = 100 * reach  # and 1 - r / eps where it is not
-    torch.testing.assert_close(100 * (1 - term.value(out, found.prediction)), found.radius, rtol=1e-6, atol=1e-6)
+    out = Outputs(features=model.features(x), head=model.head, reach=100 * reach)
+    margin = 100 * (1 - term.value(out, certificate.prediction).detach())  # the hinge is 1 - r / eps if r < eps
+    return model, margin, certificate
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 20))
+def test_the_margin_is_the_certified_radius(seed):
+    """With all centroids to choose from it is the bound by planes, as far as one own centroid serves against all."""
+    for each in range(seed, seed + 20):
+        _, margin, certificate = margin_and_certificate(each, classes=3, bounds=None, stretch=0.0)
+        torch.testing.assert_close(margin, certificate.radius, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 20))
+def test_the_margin_of_stretched_inputs_is_the_certified_radius_if_the_plane_can_be_reached(seed):
+    """If it cannot, every radius is true, and the margin is no larger than the one that is certified.
+
+    There is one plane only: with more, the closest one is chosen after stretching, not before.
+    """
+    reached, beyond = 0, 0
+    for each in range(seed, seed + 20):
+        model, margin, certificate = margin_and_certificate(each, classes=2, bounds=(0.0, 1.0), stretch=0.2)
+        p, c = model.head.centroids.detach()[:, 0][torch.stack([certificate.prediction, 1 - certificate.prediction])]
+        farthest = (p < c).double()  # of all stretched inputs the one that is best for c
+        lead = (farthest - c).square().sum(1) - (farthest - p).square().sum(1)
+        crosses, never = lead < -1e-6, lead > 1e-6
+        # Both are bounds; that of the loss does not fall below 1.5e-4.
+        torch.testing.assert_close(margin[crosses], certificate.radius[crosses], rtol=1e-6, atol=1.5e-4)
+        assert (margin[never] <= certificate.radius[never] + 1e-6).all()
+        reached, beyond = reached + int(crosses.sum()), beyond + int((margin < certificate.radius - 0.1).sum())
+    assert reached > 100
+    assert beyond > 10
 
 
 @pytest.mark.parametrize("loss", CENTROID)

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from atoll.data import batches, in_order
 from atoll.distributed import process_group, rank, world_size
-from support import CENTROID, CERTIFIED, LOSSES, METHODS, tiny_trainer, weights
+from support import CENTROID, CERTIFIED, LOSSES, METHODS, gloo_threads, tiny_trainer, weights
 
 
 def gradients(loss: str, batch_norm: bool) -> dict[str, torch.Tensor]:
@@ -38,8 +38,10 @@ def main(out: Path) -> None:
         trainer = tiny_trainer()
         accuracy = trainer.evaluate(trainer.data.test, steps=3)
         results |= {f"evaluated/{name}": torch.tensor(a.correct) for name, a in accuracy.items()}
+        del trainer  # it refers to the process group
         if rank() == 0:
             save_file(results, out)
+    assert not gloo_threads()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,16 @@ def _to_json(run: Run) -> list[dict[str, Any]]:
 
 def stop_on_signals(trainer: Trainer) -> None:
     """Ctrl-C and SIGTERM finish the step and save; the second one stops at once."""
+    # Weak, because handlers stay until the process ends, and a trainer holds on to its process group.
+    reference = weakref.ref(trainer)
 
     def stop(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
-        trainer.stop()
+        running = reference()
+        if running is None:
+            signal.raise_signal(number)
+        else:
+            running.stop()
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)

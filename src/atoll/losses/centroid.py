@@ -22,7 +22,8 @@ class PlaneDistance(Term):
     Of the ``others`` nearest c the one whose plane is closest, of the ``own`` nearest p the one for which that is
     furthest away: the bound that ``NearestCentroid`` certifies with, but for centroids that are not looked at.  The
     choice has no gradient.  If inputs are stretched, the planes are chosen for the stretched ones, and r is the
-    distance of the input itself (``stretch_distance``).  A radius in units of eps, so that t and tau mean the same
+    distance of the input itself (``stretch_distance``); if no valid input crosses the plane, it is finite and no more
+    than what is certified.  A radius in units of eps, so that t and tau mean the same
     for any eps and encoder.
     """
 

@@ -55,8 +55,12 @@ def multiplier(a: Tensor, margin: Tensor, low: Tensor, high: Tensor, gain: float
         _, change = minimal_moves(value[..., None] * a, low, high, gain)
         return margin + (a * change).sum(-1) > 0
 
-    # Where it would be, were there nothing but slope.
-    upper = margin / (gain**2 * a.square().sum(-1)).clamp_min(torch.finfo(a.dtype).tiny)
+    # Where it would be if there were nothing but slope.  Close to the plane that is next to nothing even if the slope
+    # is far away, so at least what moves the feature with the largest weight across the widest plateau.
+    tiny = torch.finfo(a.dtype).tiny
+    wait = torch.maximum(low, -high).clamp_min(0).amax(-1)
+    upper = margin / (gain**2 * a.square().sum(-1)).clamp_min(tiny)
+    upper = torch.maximum(upper, 2 * wait / (gain * a.abs().amax(-1)).clamp_min(tiny))
     lower = torch.zeros_like(upper)
     for _ in range(DOUBLINGS):
         more = short(upper)
@@ -72,6 +76,8 @@ def multiplier(a: Tensor, margin: Tensor, low: Tensor, high: Tensor, gain: float
 
 def stretch_distance(x: Tensor, p: Tensor, c: Tensor, stretch: Stretch) -> Tensor:
     r"""How far x is, in l2, from inputs whose stretched version is as close to c as to p; negative beyond the plane.
+
+    More precisely the bound from below that the dual gives.  It is finite even if no input is that close to c.
 
     The gradient is that of q at the best multiplier, which does not count itself (envelope theorem).  Beyond the plane
     it is the plain distance of the stretched input, divided by the Lipschitz constant.
