@@ -52,7 +52,7 @@ def test_nothing_stretched_is_the_distance_in_the_box():
     assert (found >= plane - 1e-9).all()
 
 
-def test_crossing_distances_are_those_of_a_fine_grid():
+def test_stretch_distances_are_those_of_a_fine_grid():
     """In two dimensions the dual may stay below; it never is above, and mostly there."""
     stretch, axis = Stretch(T), torch.linspace(0, 1, 801, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
@@ -88,9 +88,9 @@ def test_next_to_the_plane_the_multiplier_is_still_the_best_one():
     stretch, x, p, c = Stretch(T), *(torch.tensor([[v]], dtype=torch.float64) for v in (0.0, -1.0, 1.0002))
     a, margin, (low, high) = 2 * (p - c), c[:, 0] ** 2 - p[:, 0] ** 2, stretch.slope(x)
     grid = torch.linspace(0, 1, 100_001, dtype=torch.float64)
-    move, change = cheapest(grid[:, None] * a, low, high, stretch.lipschitz)
+    move, change = minimal_moves(grid[:, None] * a, low, high, stretch.lipschitz)
     q = grid * margin + (move.square() / 2 + grid[:, None] * a * change)[:, 0]
-    torch.testing.assert_close(crossing_distance(x, p, c, stretch), (2 * q.max()).sqrt()[None], rtol=1e-3, atol=0)
+    torch.testing.assert_close(stretch_distance(x, p, c, stretch), (2 * q.max()).sqrt()[None], rtol=1e-3, atol=0)
 
 
 def test_the_gradient_is_that_of_differences():
