@@ -257,7 +257,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 def summary(cls: type) -> str:
     """First line of a class's own documentation."""
-    text = cls.__dict__.get("__doc__") or ""
+    text = cls.__dict__.get("__doc__") or getattr(cls, "title", "")
     return inspect.cleandoc(text).splitlines()[0] if text.strip() else ""
 
 
