@@ -22,7 +22,7 @@ class CheckpointError(AtollError):
 
 
 class CaptureError(AtollError):
-    """A model cannot be captured as a graph of operations: it draws random numbers, branches on data or changes itself."""
+    """A model cannot be captured as a graph: it draws random numbers, branches on data or changes itself."""
 
 
 class UnsoundError(AtollError):

@@ -17,7 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, fx, nn
@@ -107,6 +107,9 @@ class CapturedModel(nn.Module):
         """How often each operation occurs."""
         nodes = self.graph_module.graph.nodes
         return Counter(_operation_name(node) for node in nodes if node.op == "call_function")
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise InputError("a captured model is frozen; load the weights into the module and capture it again")
 
     def _logits(self, x: Tensor) -> Tensor:
         logits: Tensor = self.graph_module(x)
@@ -208,8 +211,8 @@ def _zeros(size: Any, *_: Any, dtype: torch.dtype | None = None, device: Any = N
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Drop the warnings, log records and printed graphs of torch.export; its errors become one sentence."""
-    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
-    loggers = [logger for logger in map(logging.getLogger, names) if not logger.disabled]
+    known = logging.root.manager.loggerDict.values()  # includes placeholders, which are no loggers yet
+    loggers = [x for x in known if isinstance(x, logging.Logger) and x.name.startswith("torch.") and not x.disabled]
     sink = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
         warnings.simplefilter("ignore")
@@ -340,7 +343,7 @@ class _Folder:
     def constant(self, node: fx.Node, value: Tensor) -> fx.Node:
         name = f"constant_{len(list(self.root.buffers()))}"
         value = value.detach().clone()  # keeps strides, so that the same kernels run
-        self.root.register_buffer(name, value, persistent=False)
+        self.root.register_buffer(name, value)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the attribute exists, but the graph has no owner yet
             result = self.graph.get_attr(name)
