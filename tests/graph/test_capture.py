@@ -16,6 +16,7 @@ from atoll.errors import CaptureError, InputError
 from atoll.graph import CapturedModel, bind_arguments, capture, locate
 from graph.graph_cases import ODD_NETS, Apply, Attention, images, random_net, seeded
 from models.cases import MODELS
+from models.timm_support import HAS_TIMM, real_timm
 
 # Capture takes seconds for deep nets; these cover every kind of layer.
 QUICK = {"mlp", "6c2f-softplus", "small-minmax", "centroid-encoder", "wrn-10-1", "vit-dropout"}
@@ -87,6 +88,19 @@ def test_attention_is_the_same_graph_if_the_fused_encoder_could_run():
     net = seeded(Attention)
     frozen = copy.deepcopy(net).requires_grad_(False)
     assert capture(frozen, (12,)).digest == capture(net, (12,)).digest
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_TIMM, reason="timm is not installed")
+@pytest.mark.parametrize(
+    "name", ["resnet10t", "mobilenetv3_small_050", "convnext_atto", "swin_tiny_patch4_window7_224"]
+)
+def test_captures_timm_models_bit_by_bit(name):
+    options = {"img_size": 56} if "swin" in name else {}
+    net = seeded(lambda: real_timm().create_model(name, num_classes=5, **options))
+    model = capture(net, (3, 56, 56))
+    assert model.exact
+    assert model.structure.matches(net)
 
 
 def test_captures_bfloat16_and_float64():

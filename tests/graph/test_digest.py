@@ -116,7 +116,7 @@ def test_names_modes_and_unused_weights_do_not_matter():
     value = digest_of(net)
     assert digest_of(Renamed(net)) == value
     assert digest_of(copy.deepcopy(net).eval().requires_grad_(False)) == value
-    with torch.no_grad():
+    with torch.inference_mode():
         assert digest_of(net) == value
 
 

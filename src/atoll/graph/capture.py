@@ -5,7 +5,7 @@ regions are all in the graph.  Operations are those of core ATen, except for a f
 Sub-graphs that depend on weights only are computed once and become constants.
 
 Gradients are those of the graph: `detach` is part of it, but a custom backward formula (`torch.autograd.Function`)
-and `torch.no_grad` regions are not.
+and `torch.no_grad` regions are not.  Like `torch.export`, `capture` is not safe to call from several threads at once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def capture(module: nn.Module, shape: tuple[int, ...], *, dtype: torch.dtype = t
         raise InputError(f"module: expected an nn.Module, got {type(module).__name__}")
     if not dtype.is_floating_point:
         raise InputError(f"dtype: expected a floating-point type, got {dtype}")
-    with _evaluation(module):
+    with torch.inference_mode(False), _evaluation(module):
         structure = Structure.trace(module, tuple(shape), dtype)
         model = structure.freeze(module)
         model.exact = _compare(model, module)
@@ -183,7 +183,7 @@ class Structure:
 def _export(module: nn.Module, example: Tensor) -> ExportedProgram:
     batch = Dim("batch", min=1, max=_MAX_BATCH)
     try:
-        with _quiet(), _slow_attention(), torch.inference_mode(False), torch.enable_grad():
+        with _quiet(), _slow_attention(), torch.enable_grad():
             program = export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
             decomposed: ExportedProgram = program.run_decompositions(_decompositions())
             return decomposed
@@ -434,7 +434,7 @@ def _compare(model: CapturedModel, module: nn.Module) -> bool:
     for batch in _BATCHES:
         for grad in (False, True):
             x = _example(module, model.shape, model.dtype, batch).requires_grad_(grad)
-            with torch.inference_mode(False), torch.set_grad_enabled(grad):
+            with torch.set_grad_enabled(grad):
                 expected, logits = _outputs(module, model, x)
             if not _close(logits.detach(), expected.detach()):
                 raise CaptureError(
