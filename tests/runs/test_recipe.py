@@ -5,8 +5,8 @@ import torch
 import yaml
 
 from atoll.errors import InputError, RecipeError
-from atoll.runs.recipe import build_recipe, read_recipe, recipes, rows
 from atoll.registry import REGISTRIES, registry
+from atoll.runs.recipe import build_recipe, read_recipe, recipes, rows
 from atoll.runs.train import build_model, build_trainer
 
 MINIMAL = {"data": "Digits", "model": "MLP"}

@@ -77,7 +77,7 @@ def test_torchrun_trains_and_only_one_process_writes(tmp_path):
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # one process printed, once
-    assert result["last"]["clean"]["total"] == 360
+    assert result["test"][-1]["clean"]["total"] == 360
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [r["epoch"] for r in lines if r["kind"] == "epoch"] == [1, 2, 3]
 

@@ -28,8 +28,8 @@ from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.certify.export import Exported, export
 from atoll.certify.families import certifier_for
 from atoll.certify.lipschitz import LayerBound
-from atoll.certify.norms import BUDGET
 from atoll.certify.measure import CertifyResult, CertifySettings
+from atoll.certify.norms import BUDGET
 from atoll.config import build_part
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float
@@ -286,7 +286,9 @@ class Run:
             except ResultError as error:
                 errors.append(str(error))
         older, more = legacy.read_results(self.folder)
-        results = [dataclasses.replace(result, stale=self._stale(result.subject.origin)) for result in [*older, *results]]
+        results = [
+            dataclasses.replace(result, stale=self._stale(result.subject.origin)) for result in [*older, *results]
+        ]
         results.sort(key=lambda result: result.environment.date if result.environment else "")
         return results, [*errors, *more]
 
