@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.certify import GloRo, certifier_for
     from atoll.errors import AtollError
     from atoll.plots import plot_adversarial, plot_curves
+    from atoll.runs.collect import results
     from atoll.runs.recipe import build_recipe, recipes
     from atoll.runs.run import Run, open_run
     from atoll.runs.train import build_trainer, train
@@ -35,6 +36,7 @@ _HOMES = {
     "plot_curves": "atoll.plots",
     "build_recipe": "atoll.runs.recipe",
     "recipes": "atoll.runs.recipe",
+    "results": "atoll.runs.collect",
     "Run": "atoll.runs.run",
     "build_trainer": "atoll.runs.train",
     "open_run": "atoll.runs.run",
@@ -62,6 +64,7 @@ __all__ = [
     "plot_adversarial",
     "plot_curves",
     "recipes",
+    "results",
     "train",
 ]
 

@@ -255,8 +255,9 @@ def _read(hint: Any, tree: Any, path: str, errors: list[str]) -> Any:
         return _read_dataclass(hint, tree, path, errors)
     if hint is float and tree is None:
         return math.nan
-    if hint is float and isinstance(tree, int | float) and not isinstance(tree, bool) and abs(tree) < 2**1023:
-        return float(tree)
+    if hint is float and isinstance(tree, int | float) and not isinstance(tree, bool):
+        with contextlib.suppress(OverflowError):
+            return float(tree)
     if hint in (int, str, bool) and type(tree) is hint:
         return tree
     if hint is Path and isinstance(tree, str):

@@ -151,7 +151,8 @@ class Registry:
             return Member(name, member.cls, {}, member.summary)
         if name.startswith("atoll.") and (member := members.get(name.rpartition(".")[2])):
             return Member(name, member.cls, {}, member.summary)  # the class has moved since this name was stored
-        if ".py:" not in name and "." not in name:
+        dotted = "." in name and all(part.isidentifier() for part in name.split("."))
+        if not dotted and ".py:" not in name:
             raise InputError(f"expected {_article(self.kind)}, got {name!r}{suggest(name, members)}")
         return Member(name, self._import(name, trust))
 
@@ -257,7 +258,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 def summary(cls: type) -> str:
     """First line of a class's own documentation."""
-    text = cls.__dict__.get("__doc__") or getattr(cls, "title", "")
+    text = str(cls.__dict__.get("__doc__") or getattr(cls, "title", ""))
     return inspect.cleandoc(text).splitlines()[0] if text.strip() else ""
 
 

@@ -218,7 +218,7 @@ def _tests(folder: Path) -> Iterator[Result]:
             broken = {"attacked": row["clean"]["correct"], "broken": row["clean"]["correct"] - robust["correct"]}
             summary = {"name": attack, "accuracy": robust, **broken, "forward": 0, "backward": 0, "seconds": 0.0}
             attacks = [summary] if "robust" in row else []
-            rest = {"clean": _accuracy(row["clean"]), "robust": robust, "attacks": attacks}
+            rest: dict[str, Any] = {"clean": _accuracy(row["clean"]), "robust": robust, "attacks": attacks}
             yield AttackResult.from_json({**common, "settings": settings, **rest})
             if "vra" in row:
                 settings = {"split": "test", "eps": str(threat["eps"]), "attack": False, "precision": "float64"}

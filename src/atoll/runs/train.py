@@ -66,6 +66,7 @@ def train(
     *overrides: str,
     out: Path | str,
     resume: bool = False,
+    trust: bool = False,
     observers: Sequence[Observer] = (),
     on_trainer: Callable[[Trainer], None] | None = None,
     on_progress: OnProgress | None = None,
@@ -77,6 +78,7 @@ def train(
         overrides: ``key.sub=value``.
         out: folder of the run; must not hold a run already unless ``resume``.
         resume: resume from the newest intact checkpoint, or start if there is none.
+        trust: allow a resumed run to name classes from outside Atoll; a recipe that is passed in is trusted.
         observers: further observers, such as progress bars.
         on_trainer: called with the trainer before it starts (signal handlers).
         on_progress: called during the final test with what is under way, how much is done, and of how much.
@@ -89,7 +91,11 @@ def train(
             raise RecipeError(f"{folder} already holds a run; resume it or choose another folder")
         if recipe is None and not existing:
             raise RecipeError(f"there is no run to resume in {folder}")
-        built = recipe if isinstance(recipe, Recipe) else build_recipe(recipe or folder / "recipe.yaml", *overrides)
+        trust = trust or recipe is not None
+        if isinstance(recipe, Recipe):
+            built = recipe
+        else:
+            built = build_recipe(folder / "recipe.yaml" if recipe is None else recipe, *overrides, trust=trust)
         if existing and recipe is not None:
             _same_recipe(folder, built)
         writers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tensorboard")]
@@ -105,14 +111,14 @@ def train(
                 raise AtollError(f"cannot write to {folder}: {error.strerror}") from None
         trainer.fit(resume=resume)
         barrier()
-        run = Run(folder, trust=True)  # the user typed the recipe, or asked to resume it
+        run = Run(folder, trust=trust)
         with lost_worker_stops_the_run(f"resume in {folder}"):
-            test(run, on_progress)
+            final_test(run, on_progress)
         del trainer  # it refers to the process group
     return run
 
 
-def test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]:
+def final_test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]:
     """Test accuracy of the best and the last checkpoint, of the raw weights and of every average.
 
     The same measurements as those of ``atoll attack`` and ``atoll certify``, stored with the run.
