@@ -111,7 +111,7 @@ class Environment:
         device = default_device()
         return Environment(
             atoll=version("atoll"),
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             python=platform.python_version(),
             machine=platform.machine(),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
