@@ -137,4 +137,4 @@ def test_a_normalised_head_counts_as_it_is_used():
 def test_layers_have_a_table():
     found = GloRo.proven(LiResNet((1, 8, 8), 3, depth=1, width=4, features=8))
     assert [layer.name for layer in found.layers][:3] == ["normalize", "body.0", "body.1"]
-    assert {layer.how for layer in found.layers} == {"exact", "known"}
+    assert {layer.method for layer in found.layers} == {"exact", "known"}

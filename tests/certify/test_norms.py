@@ -71,9 +71,9 @@ def test_layers_in_use(kernel, stride, padding, budget):
     weight = random(4, 3, kernel, kernel)
     truth = largest(dense_conv(weight, (15, 14), (stride, stride), (padding, padding)))
     found = conv_norm(weight, (15, 14), (stride, stride), (padding, padding), budget=budget)
-    assert truth * (1 - ROUNDING) <= found.value <= truth * (1.0011 if found.how == "exact" else 1.35)
+    assert truth * (1 - ROUNDING) <= found.value <= truth * (1.0011 if found.method == "exact" else 1.35)
     if budget == math.inf or kernel <= stride:
-        assert found.how == "exact"
+        assert found.method == "exact"
 
 
 @settings(max_examples=40)
@@ -135,7 +135,7 @@ def test_power_iteration_stays_below():
     weight = random(32, 32, 4, 4) / 20
     below = power_iteration(weight, (14, 14), (2, 2), (1, 1))
     found = conv_norm(weight, (14, 14), (2, 2), (1, 1))
-    assert found.how == "exact"
+    assert found.method == "exact"
     assert below <= found.value <= below * 1.001
 
 
@@ -148,7 +148,7 @@ def test_power_iteration_stays_below_on_all_convolutions_of_4c3f():
     for layer, side in zip(layers, (28, 28, 14, 14), strict=True):
         below = power_iteration(layer.weight.detach(), (side, side), layer.stride, layer.padding)
         found = conv_norm(layer.weight, (side, side), layer.stride, layer.padding)
-        assert found.how == "exact"
+        assert found.method == "exact"
         assert below <= found.value <= below * 1.001
 
 
