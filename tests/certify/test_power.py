@@ -54,7 +54,7 @@ def test_gradient_is_that_of_dense_singular_values():
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_vectors_are_kept_from_call_to_call_and_outside_the_model():
+def test_vectors_stay_from_call_to_call_and_outside_the_model():
     net = model()
     before = set(net.state_dict())
     estimate = LipschitzEstimator(net)
