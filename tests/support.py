@@ -202,13 +202,13 @@ def naive_certified(loss: Loss, out: Outputs, y: torch.Tensor) -> torch.Tensor:
     values = []
     for f, label in zip(out.logits, y.tolist(), strict=True):
         classes, top = range(len(f)), int(f.argmax())
-        abstain = torch.stack([f[i] + out.reach[top, i] for i in classes if i != top]).max()
+        abstain = torch.stack([f[i] + out.certified_margin[top, i] for i in classes if i != top]).max()
         rest = f.exp().sum()
         gains = {
-            "EMMA": [((f[label] - f[i]) / out.reach[label, i]).clamp(0, 1).detach() * out.reach[label, i] if i != label
+            "EMMA": [((f[label] - f[i]) / out.certified_margin[label, i]).clamp(0, 1).detach() * out.certified_margin[label, i] if i != label
                      else 0.0 for i in classes],
-            "FixedMarginCE": [out.reach[label, i] for i in classes],
-            "LipschitzMargin": [0.0 if i == label else 2**0.5 * out.reach_all for i in classes],
+            "FixedMarginCE": [out.certified_margin[label, i] for i in classes],
+            "LipschitzMargin": [0.0 if i == label else 2**0.5 * out.certified_margin_all for i in classes],
         }  # fmt: skip
         name = type(loss).__name__
         if name == "GloRoCE":

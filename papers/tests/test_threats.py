@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.certify import GloRo
-from atoll.certify.families import heuristic_certifier
+from atoll.certify import heuristic_certifier
 from atoll.data.base import sample
 from atoll.errors import InputError
 from atoll.models import MLP

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atoll.certify.families import certifier_for
+from atoll.certify import certifier_for
 from atoll.errors import InputError
 from atoll.models.base import Classifier
 from atoll.modules import evaluation_mode

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from atoll.certify.families import heuristic_certifier
+from atoll.certify import heuristic_certifier
 from atoll.certify.gloro import GloRo
 from atoll.data.base import sample
 from atoll.errors import InputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from atoll.certify.gloro import GloRo, PairwiseLipschitz, ratios
+from atoll.certify.gloro import GloRo, PairwiseLipschitz, radius_per_class
 from atoll.modules import evaluation_mode
 
 
@@ -25,7 +25,7 @@ def threatening(certifier: GloRo, x: Tensor) -> Tensor:
     with evaluation_mode(certifier.model):
         logits = certifier.model(x)
     size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
-    return ratios(logits, size, certifier.constants).argmin(1)
+    return radius_per_class(logits, size, certifier.constants).argmin(1)
 
 
 def runner_up(model: nn.Module, num_classes: int) -> GloRo:

@@ -40,9 +40,9 @@ def run(options: argparse.Namespace) -> int:
 
 def show(results: Mapping[str, CertifyResult]) -> None:
     for folder, result in results.items():
-        layers = [layer for layer in result.layers if layer.how != "known"]
+        layers = [layer for layer in result.layers if layer.method != "known"]
         if layers:
-            rows = [[layer.name, layer.kind, f"{layer.lipschitz:.4f}", layer.how] for layer in layers]
+            rows = [[layer.name, layer.kind, f"{layer.lipschitz:.4f}", layer.method] for layer in layers]
             print_table(f"{folder}: Lipschitz constants", ["layer", "kind", "at most", "proof"], rows)
         rows = [["clean", "-", percent(result.clean), interval(result.clean)]]
         kind = "verified, probabilistic" if result.is_probabilistic else "verified"
@@ -69,8 +69,7 @@ def _lines(result: CertifyResult) -> list[str]:
         )
     if result.relative_cost is not None:
         lines.append(f"certifying takes {result.relative_cost:.2f} times as long as predicting")
-    if result.attacked is not None:
-        check = result.attacked
+    if (check := result.check) is not None:
         lines.append(
             f"{check.attacked:,} of {check.certified:,} certified points were attacked at their radius"
             f" ({check.passes:,} passes, {check.seconds:.0f} s): none fell"

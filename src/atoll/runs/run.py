@@ -26,7 +26,7 @@ import yaml
 
 from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.certify.export import Exported, export
-from atoll.certify.families import certifier_for
+from atoll.certify import certifier_for
 from atoll.certify.lipschitz import LayerBound
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.certify.norms import BUDGET
@@ -329,6 +329,7 @@ class Run:
     def tests(self) -> list[TestRow]:
         """Test results of the best and the last checkpoint, as far as they were measured."""
         wanted = dataclasses.replace(self.test_settings, norm=self.threat.norm, eps=str(self.threat.eps))
+        proof = CertifySettings(attack=False, eps=str(self.threat.eps), precision="float64")
         results = [result for result in self.results() if not result.stale]
         rows = []
         for weights in self.weight_sets:
@@ -338,7 +339,7 @@ class Run:
                     if (r.subject.origin.step, r.subject.origin.weights) == (self.step(which, weights), weights)
                 ]  # fmt: skip
                 attacked = [r for r in here if isinstance(r, AttackResult) and r.settings == wanted]
-                certified = [r for r in here if isinstance(r, CertifyResult) and r.is_test]
+                certified = [r for r in here if isinstance(r, CertifyResult) and r.settings == proof]
                 if attacked:
                     rows.append(TestRow(which, weights, attacked[-1], certified[-1] if certified else None))
         return rows

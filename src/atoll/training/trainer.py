@@ -22,8 +22,8 @@ from atoll.attacks.pgd import PGD
 from atoll.attacks.suites import get_attack
 from atoll.certify.certificate import Certifier
 from atoll.certify.evaluate import certify
-from atoll.certify.families import certifier_for, heuristic_certifier
-from atoll.certify.power import LipschitzEstimate
+from atoll.certify import certifier_for, heuristic_certifier
+from atoll.certify.power import LipschitzEstimator
 from atoll.data.base import Batch, Data, Split, batches, shuffled
 from atoll.distributed import (
     all_sum,
@@ -112,18 +112,18 @@ class ForwardPasses(nn.Module):
     are computed here as well, because their gradients belong to the same step.
     """
 
-    def __init__(self, model: nn.Module, lipschitz: LipschitzEstimate | None = None) -> None:
+    def __init__(self, model: nn.Module, lipschitz: LipschitzEstimator | None = None) -> None:
         super().__init__()
         self.model = model
         self.lipschitz = lipschitz
 
-    def forward(self, x: Tensor | None, x_adv: Tensor | None, eps: float = 0.0, move: bool = True) -> Outputs:
+    def forward(self, x: Tensor | None, x_adv: Tensor | None, eps: float = 0.0, update: bool = True) -> Outputs:
         features, logits = self._pass(x)
         adv_features, adv_logits = self._pass(x_adv)
         out = Outputs(logits, features, adv_logits, adv_features)
         if self.lipschitz is not None:
-            pairs, whole = self.lipschitz(move)
-            out.reach, out.reach_all = eps * pairs, eps * whole
+            pairs, whole = self.lipschitz(update)
+            out.certified_margin, out.certified_margin_all = eps * pairs, eps * whole
         if isinstance(self.model, CentroidNet):
             out.head = self.model.head
         return out
@@ -317,7 +317,7 @@ class Trainer:
                 with self._autocast():
                     clean = self.loss.uses_clean if plain else self.uses_clean
                     # One step, one estimate: the parts of a batch share the constants, too.
-                    part.out = self.passes(part.x if clean else None, part.x_adv, part.eps, move=number == 0)
+                    part.out = self.passes(part.x if clean else None, part.x_adv, part.eps, update=number == 0)
                 part.terms = self.loss.values(part.out, part.y)
                 for method in () if plain else self.methods:
                     method.on_loss(self, part)
@@ -605,7 +605,7 @@ class Trainer:
                 f" parts, got {settings.batch_size}"
             )
 
-    def _lipschitz_estimate(self) -> LipschitzEstimate | None:
+    def _lipschitz_estimate(self) -> LipschitzEstimator | None:
         """Where the loss asks for Lipschitz constants; a sentence if this model or threat has none."""
         if not self.loss.uses_lipschitz:
             return None
@@ -614,7 +614,7 @@ class Trainer:
             raise InputError(f"threat.norm: {name} certifies l2, got {self.threat.norm}")
         if not isinstance(self.model, Classifier):
             raise InputError(f"{name}: expected a Classifier with a linear head, got {type(self.model).__name__}")
-        return LipschitzEstimate(self.model, iterations=self.settings.power_iterations)
+        return LipschitzEstimator(self.model, iterations=self.settings.power_iterations)
 
     def _diagnosis(self, terms: Mapping[str, float]) -> str:
         """One sentence on what is not finite, and what to do."""
