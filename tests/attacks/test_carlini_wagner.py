@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from atoll.attacks.carlini_wagner import CarliniWagner
-from atoll.attacks.iterative import Drive, Points
+from atoll.attacks.iterative import AttackLoop, Points
 from atoll.errors import InputError
 from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
@@ -116,8 +116,8 @@ def together(attack, model, x, y, size):
     points = Points(x, y, torch.arange(len(y)), model(x).detach())
 
     found, closest = x.clone(), torch.full_like(x[:, 0], math.nan)
-    for rows in Drive(attack, model, one_after_the_other(points), lambda index: PointRNG(0, index=index), 4, size):
-        found[rows.index], closest[rows.index] = rows.adv, rows.state["closest"]
+    for rows in AttackLoop(attack, model, one_after_the_other(points), lambda index: PointRNG(0, index=index), 4, size):
+        found[rows.index], closest[rows.index] = rows.x_adv, rows.state["closest"]
     return found, closest
 
 

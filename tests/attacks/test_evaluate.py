@@ -174,16 +174,16 @@ class Liar(IterativeAttack):
         super().__init__(threat)
         self.shift = shift
 
-    def length(self, classes):
+    def num_steps(self, classes):
         return 1
 
-    def begin(self, points, streams):
+    def init(self, points, streams):
         return points.x, {}
 
-    def advance(self, model, rows):
-        rows.adv = rows.x + self.shift
+    def step(self, model, rows):
+        rows.x_adv = rows.x + self.shift
         rows.success |= True
-        rows.clock += 1
+        rows.iteration += 1
 
 
 @pytest.mark.parametrize("shift", [0.0, 5.0])

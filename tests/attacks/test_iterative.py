@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from atoll.attacks import APGD, FAB, PGD, Square
-from atoll.attacks.apgd import checkpoints
-from atoll.attacks.apgd_l1 import SparseSteps
-from atoll.attacks.iterative import Drive, Points
-from atoll.attacks.square_windows import bump, move_mass, tiles
+from atoll.attacks.apgd import SparseSteps, checkpoints
+from atoll.attacks.iterative import AttackLoop, Points
+from atoll.attacks.square import bump, move_mass, tiles
 from atoll.errors import InputError
 from atoll.losses.objectives import dlr_targeted
 from atoll.models import SmallConvNet
@@ -67,10 +66,10 @@ def run(attack, model, x, y, batch_size):
 
     found, success, seen = x.clone(), torch.zeros(len(y), dtype=torch.bool), []
     classes = points.logits.shape[1]
-    for rows in Drive(
+    for rows in AttackLoop(
         attack, model, one_after_the_other(points), lambda index: PointRNG(0, "rows", index=index), classes, batch_size
     ):
-        found[rows.index], success[rows.index] = rows.adv, rows.success
+        found[rows.index], success[rows.index] = rows.x_adv, rows.success
         seen += rows.index.tolist()
     assert sorted(seen) == list(range(len(y)))  # every point comes out, once
     return found, success
@@ -112,15 +111,15 @@ def test_fab_finds_the_distance_to_the_boundary_of_a_linear_model(norm, targets)
     model, x, y, distances = linear(norm, 4)
     attack = FAB(ThreatModel(norm, 0.0, None), steps=30, targets=targets, minimum_norm=True)
     points = Points(x, y, torch.arange(len(y)), model(x).detach())
-    rows = attack.rows(points, PointRNG(0, index=points.index))
-    for _ in range(attack.length(4)):
-        attack.advance(model, rows)
+    rows = attack.init_state(points, PointRNG(0, index=points.index))
+    for _ in range(attack.num_steps(4)):
+        attack.step(model, rows)
     ratio = rows.state["closest"] / distances.amin(1)
     assert float(ratio.min()) >= 1 - 1e-5
     # Untargeted, some stop at the overshoot of their first step.
     assert float(ratio.max()) < (1.01 if targets else 1.06)
-    assert (model(rows.adv).argmax(1) != y).all()
-    torch.testing.assert_close(attack.threat.distance(rows.adv, x), rows.state["closest"])
+    assert (model(rows.x_adv).argmax(1) != y).all()
+    torch.testing.assert_close(attack.threat.distance(rows.x_adv, x), rows.state["closest"])
     # Otherwise, what is not in the ball is not returned.
     small = ThreatModel(norm, 0.5 * float(distances.min()), None)
     assert torch.equal(FAB(small, steps=5, targets=targets)(model, x, y), x)
@@ -360,12 +359,12 @@ def test_squares_are_squares():
     attack = Square(ThreatModel("linf", 0.1), queries=100)
     x = torch.full((50, 3, 12, 12), 0.5)
     points = Points(x, torch.zeros(50, dtype=torch.long), torch.arange(50), torch.zeros(50, 2))
-    rows = attack.rows(points, PointRNG(0, index=points.index))
-    stripes = rows.adv - x
+    rows = attack.init_state(points, PointRNG(0, index=points.index))
+    stripes = rows.x_adv - x
     assert torch.equal(stripes, stripes[:, :, :1].expand_as(stripes))
-    rows.state["best"], rows.clock = x, rows.clock + 30
+    rows.state["best"], rows.iteration = x, rows.iteration + 30
     changed = (attack._propose(rows) - x).abs() > 0.05
-    side = float((attack.share(rows.clock)[0] * 144).sqrt().round())
+    side = float((attack.share(rows.iteration)[0] * 144).sqrt().round())
     assert (changed.flatten(1).sum(1) == 3 * side**2).all()
     assert (changed.any(1).any(1).sum(1) == side).all()
     assert len({tuple(c.nonzero()[0].tolist()) for c in changed}) > 10  # at many places

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.attacks.iterative import Drive, Points
+from atoll.attacks.iterative import AttackLoop, Points
 from atoll.attacks.rays import RayS, boundary_distance, next_block
 from atoll.errors import InputError
 from atoll.rng import PointRNG
@@ -145,8 +145,8 @@ def together(attack, model, x, y, size):
     points = Points(x, y, torch.arange(len(y)), model(x).detach())
 
     found, closest, clock = x.clone(), torch.full((len(x),), math.nan).double(), torch.zeros(len(x)).long()
-    for rows in Drive(attack, model, one_after_the_other(points), lambda index: PointRNG(0, index=index), 4, size):
-        found[rows.index], closest[rows.index], clock[rows.index] = rows.adv, rows.state["closest"], rows.clock
+    for rows in AttackLoop(attack, model, one_after_the_other(points), lambda index: PointRNG(0, index=index), 4, size):
+        found[rows.index], closest[rows.index], clock[rows.index] = rows.x_adv, rows.state["closest"], rows.iteration
     return found, closest, clock
 
 
