@@ -25,7 +25,7 @@ THINNING = 1.5  # the best perturbation has this many times the coordinates of a
 SHRINK, FLOOR = 1.5, 0.1  # divides the step size if nothing became sparser; smallest step in units of the radius
 
 
-@ATTACKS.register("APGD-CE")
+@ATTACKS.register()
 class APGD(IterativeAttack):
     r"""APGD-CE, APGD-DLR and, with targets, APGD-T.
 
@@ -303,5 +303,7 @@ class SparseSteps:
         return signs.div_(signs.abs().sum(1, keepdim=True).clamp_min_(1)).view_as(gradient)
 
 
+# With objectives of their own, so that they also train against losses that maximize another one.
+ATTACKS.add("APGD-CE", APGD, objective="ce")
 ATTACKS.add("APGD-DLR", APGD, objective="dlr")
-ATTACKS.add("APGD-T", APGD, targets=9)
+ATTACKS.add("APGD-T", APGD, objective="dlr", targets=9)

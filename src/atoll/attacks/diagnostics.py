@@ -105,9 +105,7 @@ def _range(x: Tensor, attacks: Mapping[str, Attack]) -> list[EvaluationWarning]:
                 EvaluationWarning("range", f"{seen} of the bounds {threat.bounds}; were they divided twice?")
             )
         if threat.norm == "linf" and threat.radius >= width / 2:
-            message = (
-                f"eps {threat.eps} lets every pixel become gray, so no point can be robust; was 8/255 meant for 8?"
-            )
+            message = f"eps {threat.eps} allows every pixel to become gray, so no point is robust; did you mean 8/255?"
             warnings.append(EvaluationWarning("eps", message))
     return warnings
 
@@ -169,9 +167,7 @@ def diagnose_results(
     # One-shot attacks claim every point; only attacks that check their own successes can be wrong about them.
     for name, claims, holds in zip(attacks, claimed, confirmed, strict=True):
         if claims - holds > max(CHANCE, MASKED * total):
-            message = (
-                f"{claims - holds} of {claims} successes of {name} did not hold in a second pass and do not count:"
-            )
+            message = f"{claims - holds} of {claims} successes of {name} failed in a second pass and do not count:"
             warnings.append(
                 EvaluationWarning("unconfirmed", f"{message} is the model randomized, or is it a matter of rounding?")
             )

@@ -25,6 +25,7 @@ from atoll.attacks.progress import AttackCounts, Progress, TensorFile
 from atoll.data.base import Split, batches, to_float
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
 from atoll.errors import InputError
+from atoll.graph import tensors_digest
 from atoll.measure import split_digest
 from atoll.modules import count_passes, evaluation_mode
 from atoll.rng import PointRNG
@@ -318,16 +319,11 @@ class Evaluator:
 
     @cached_property
     def config(self) -> str:
-        """A digest of all that the result depends on, so that no evaluation resumes from the progress of another one."""
-        digest = hashlib.sha256()
-        parts = [FORMAT, repr(self.model), repr(self.attacks), self.cascade, self.seed]
-        digest.update(repr(parts).encode())
-        digest.update(split_digest(self.split).encode())
-        for model in (self.model, *(model for attack in self.attacks.values() for model in _models(attack))):
-            for name, tensor in model.state_dict().items():
-                digest.update(name.encode())
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        """A digest of everything that the result depends on: no evaluation resumes from another one's progress."""
+        models = [self.model, *(model for attack in self.attacks.values() for model in _models(attack))]
+        parts = [FORMAT, repr(self.model), repr(self.attacks), self.cascade, self.seed, split_digest(self.split)]
+        parts.append(tensors_digest(*(model.state_dict() for model in models)))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def _open(self, classes: int | None = None) -> TensorFile:
         n, path = len(self.split), None if self.folder is None else self.folder / "adversarial.safetensors"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import Attack, check_labels
+from atoll.errors import InputError
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
 
@@ -104,6 +105,8 @@ class IterativeAttack(Attack):
         """Attack one batch: rows leave as they finish, and no others enter."""
         with torch.no_grad():
             logits = model(x)
+        if y.dim() != 1:
+            raise InputError(f"labels: {type(self).__name__} expects class indices, got probabilities")
         check_labels(logits, y)
         batches = iter([Points(x, y, torch.arange(len(y), device=y.device), logits)])
         x_adv = x.clone()

@@ -71,6 +71,8 @@ class PGD(Attack):
             raise InputError(f"steps, restarts: expected at least 1, got {steps}, {restarts}")
         if targeted and objective == "kl":
             raise InputError("targeted: the kl objective has no target")
+        if objective == "kl" and start == "clean":
+            raise InputError("objective: kl has no gradient at the clean point, where this attack starts")
         self.objective: Objective = objective
         self.steps = steps
         self.step_size = _step_size(step_size, threat, steps)

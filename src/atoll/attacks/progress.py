@@ -79,8 +79,8 @@ class Progress:
             same_run = {f"progress-{number}-of-{world_size()}.safetensors" for number in range(world_size())}
             if set(others) - same_run:
                 raise CheckpointError(
-                    f"{folder} was started with another number of processes ({others[0]}); resume with as many, or choose"
-                    " another folder"
+                    f"{folder} was started with another number of processes ({others[0]}); resume with as many,"
+                    " or choose another folder"
                 )
         if not path.exists():
             return None
