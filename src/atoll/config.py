@@ -202,8 +202,8 @@ def to_plain(value: Any) -> Any:
         return {str(name): to_plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(part) for part in value]
-    if isinstance(value, Path):
-        return str(value)
+    if isinstance(value, Path | str):
+        return str(value)  # torch.__version__ is a subclass of str
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

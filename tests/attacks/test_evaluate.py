@@ -65,7 +65,7 @@ def test_individual_attacks_see_all_points_and_agree_with_the_attack_itself():
 
 
 def test_batches_of_any_size_give_the_same():
-    model, split = images(20)
+    model, split = images(12)
     first = evaluate(model, split, quick(), cascade=True, batch_size=16, keep=True)
     for batch_size in (1, 7, None):
         other = evaluate(model, split, quick(), cascade=True, batch_size=batch_size, keep=True)
@@ -145,7 +145,7 @@ def test_passes_are_counted_as_they_happen():
 
 
 def test_memory_that_runs_out_halves_the_batch_and_changes_nothing_else():
-    model, split = images()
+    model, split = images(20)
     whole = evaluate(model, split, quick(), cascade=True, batch_size=16, keep=True)
 
     def small(module, inputs):

@@ -57,7 +57,7 @@ def test_a_listed_name_is_an_attack_whatever_the_case(name):
                 parse_attacks(name, threat)
 
 
-@pytest.mark.parametrize("loss", ["AT", "TRADES", "MART", "ALP"])
+@pytest.mark.parametrize("loss", ["AT", "TRADES"])  # the objectives ce and kl
 @pytest.mark.parametrize("name", NAMES)
 def test_a_listed_name_trains_or_is_refused_by_the_dry_run(name, loss):
     """A recipe that is built can be trained: what does not fit is an error of the recipe."""
@@ -66,7 +66,7 @@ def test_a_listed_name_trains_or_is_refused_by_the_dry_run(name, loss):
         with pytest.raises(RecipeError, match=rf"attack: objective: {sentence}.*\(what TRADES maximizes\)"):
             recipe(name, loss)
         return
-    for norm in NORMS:
+    for norm in NORMS if loss == "AT" else [ONLY.get(name, "linf")]:
         if ONLY.get(name, norm) != norm:
             with pytest.raises(RecipeError, match=rf"1 fault\(s\):\s+attack: \w+: expected {ONLY[name]}, got {norm}"):
                 recipe(name, loss, norm)
