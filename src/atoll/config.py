@@ -203,7 +203,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(part) for part in value]
     if isinstance(value, Path | str):
-        return str(value)
+        return str(value)  # torch.__version__ is a subclass of str
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

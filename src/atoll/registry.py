@@ -215,9 +215,10 @@ def registry_of(hint: Any) -> Registry | None:
 
 
 def load_file(path: Path) -> Any:
-    """Import a Python file as a module of its own, once."""
+    """Import a Python file as a module of its own, once unless it changes."""
     path = path.expanduser().resolve()
-    name = f"atoll_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    content = path.read_bytes() if path.is_file() else b""  # an edited file is another module
+    name = f"atoll_file_{hashlib.sha256(str(path).encode() + content).hexdigest()[:12]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

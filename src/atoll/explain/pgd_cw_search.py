@@ -59,10 +59,10 @@ def ladder(
             threat, steps=STEPS, binary_search_steps=count, learning_rate=LEARNING_RATE, abort_early=False,
             minimum_norm=True,
         )  # fmt: skip
-        under = cw.rows(part, PointRNG("CW", index=part.index))  # draws nothing
+        under = cw.init_state(part, PointRNG("CW", index=part.index))  # draws nothing
         for _ in range(length):
-            cw.advance(model, under)
+            cw.step(model, under)
         found.spend(rows, length, length)
         closer = under.state["closest"] < closest[rows]
-        found.take(rows[closer], under.adv[closer], "CW")
+        found.take(rows[closer], under.x_adv[closer], "CW")
     return found

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.fab import FAB
-from atoll.attacks.iterative import Points, Rows
+from atoll.attacks.iterative import AttackState, Points
 from atoll.attacks.rays import FAR, RayS
 from atoll.explain.search import Found, bisect
 from atoll.rng import PointRNG
@@ -156,7 +156,7 @@ def _compete(
     every = points[origin]
     # FAB takes its target from the logits.
     every.logits = torch.zeros_like(every.logits).scatter(1, targets.reshape(-1, 1), 1.0)
-    rows = attack.rows(every, PointRNG("race", index=every.index))  # one run each: nothing is drawn
+    rows = attack.init_state(every, PointRNG("race", index=every.index))  # one run each: nothing is drawn
     rows.state["iterate"] = starts.flatten(0, 1)
     rows.state["run"] = torch.arange(runs, device=targets.device).repeat(count)
     for left, length in schedule.rounds:
@@ -164,13 +164,13 @@ def _compete(
         parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
         for part in parts:
             for _ in range(length):
-                attack.advance(model, part)
-        rows = Rows.cat(parts)
+                attack.step(model, part)
+        rows = AttackState.cat(parts)
     rows = _best(rows, count, 1)
-    return rows.adv, rows.state["closest"], rows.state["run"]
+    return rows.x_adv, rows.state["closest"], rows.state["run"]
 
 
-def _best(rows: Rows, points: int, left: int) -> Rows:
+def _best(rows: AttackState, points: int, left: int) -> AttackState:
     """So many rows of each point, those with the closest points; of equal ones the first."""
     runs = len(rows) // points
     if runs == left:
@@ -184,8 +184,8 @@ def _rays(model: nn.Module, threat: ThreatModel, points: Points, found: Found, r
     """Labels alone, along rays to corners of the bounds: any point with another prediction will do."""
     reach = FAR if threat.bounds is None else threat.bounds[1] - threat.bounds[0]
     attack, part = RayS(ThreatModel("linf", reach, threat.bounds), queries=queries), points[rows]
-    under = attack.rows(part, PointRNG("RayS", index=part.index))  # draws nothing
-    while (active := ~under.success & (under.clock < queries)).any():
-        attack.advance(model, under)
+    under = attack.init_state(part, PointRNG("RayS", index=part.index))  # draws nothing
+    while (active := ~under.success & (under.iteration < queries)).any():
+        attack.step(model, under)
         found.spend(rows, active.long())
-    found.take(rows[under.success], under.adv[under.success], "RayS")
+    found.take(rows[under.success], under.x_adv[under.success], "RayS")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.iterative import Points, choose
+from atoll.attacks.iterative import Points, where_rows
 from atoll.threat import per_point
 
 NONE = "none"  # the method of points for which nothing was found
@@ -61,7 +61,7 @@ def bisect(
         with torch.no_grad():
             predicted = model(candidate).argmax(1)
         over = predicted != y
-        inside, across = choose(over, inside, candidate), choose(over, candidate, across)
+        inside, across = where_rows(over, inside, candidate), where_rows(over, candidate, across)
         classes = torch.where(over, predicted, classes)
         low, high = torch.where(over, low, middle), torch.where(over, middle, high)
     return inside, across, classes
