@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 def top_eigenvalues(risk: EmpiricalRisk, count: int = 5, *, tolerance: float = 1e-3, seed: object = 0) -> Array:
     """The largest eigenvalues, in falling order, to a relative accuracy, by Lanczos with restarts (ARPACK).
 
-    Each iteration is one product with the Hessian.  ARPACK stores ``max(2 count + 1, 12)`` vectors as long as the parameters.
+    Each iteration is one product with the Hessian.  ARPACK stores ``max(2 count + 1, 12)`` vectors.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(2, 2, bias=False).eval()
