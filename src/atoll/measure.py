@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import platform
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -30,9 +31,9 @@ from atoll.config import fields_to_plain, from_plain, to_plain
 from atoll.data.base import Data, Split, SubSplit
 from atoll.distributed import barrier, default_device, is_main, world_size
 from atoll.errors import AtollError, InputError, ResultError
-from atoll.files import write_json
+from atoll.files import sha256, write_json
 from atoll.graph import tensors_digest
-from atoll.registry import Registry
+from atoll.registry import Registry, class_path
 from atoll.subject import Subject, SubjectRecord
 from atoll.threat import Norm, ThreatModel
 
@@ -327,6 +328,16 @@ def split_digest(split: Split) -> str:
     for index in torch.split(torch.arange(len(split)), 1024):
         parts.append(tensors_digest(split.fetch(index)))
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:32]
+
+
+def foreign_code(classes: Iterable[type]) -> tuple[str, ...]:
+    """Digests of the files that define classes from outside Atoll: their numbers change with their code.
+
+    >>> foreign_code([Settings])
+    ()
+    """
+    files = {Path(inspect.getfile(cls)) for cls in classes if not class_path(cls).startswith("atoll.")}
+    return tuple(sha256(file) for file in sorted(files))
 
 
 def resolve_threat(subject: Subject, norm: Norm | None, eps: str | None) -> ThreatModel:

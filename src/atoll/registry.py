@@ -187,7 +187,7 @@ REGISTRIES = {
     "method": "atoll.training.methods.base.METHODS",
     "schedule": "atoll.training.schedules.SCHEDULES",
     "optimizer": "atoll.registry.OPTIMIZERS",
-    "attribution": "atoll.explain.gradients.ATTRIBUTIONS",
+    "attribution": "atoll.explain.attributions.ATTRIBUTIONS",
     "measurement": "atoll.measure.MEASUREMENTS",
     "study": "atoll.studies.base.STUDIES",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,9 +13,7 @@ from torch import Tensor
 from atoll.attacks import APGD
 from atoll.data.base import sample
 from atoll.distributed import default_device
-from atoll.explain.boundary import BoundaryPoints, Strategy, boundary_search
-from atoll.explain.pgd_cw_search import RUNGS
-from atoll.explain.search import bisect
+from atoll.explain.boundary import BUDGET, BoundaryPoints, Strategy, bisect, boundary_search, multi_start_fab
 from atoll.models import Classifier
 from atoll.modules import evaluation_mode
 from atoll.runs.run import Run
@@ -22,10 +21,15 @@ from atoll.studies.base import Cell, Claim, Found, Numbers, Scale, Study, StudyR
 from atoll.studies.claims import TOO_FEW, Difference, claim_increase
 from atoll.studies.table import Column, Table
 from atoll.threat import ThreatModel
+from atoll_papers.pgd_cw_search import RADII, pgd_cw_search
 from atoll_papers.studies.two_nets import NETS, two_nets
 
 PIPELINES = ("PGDs", "PGDs + CW", "PGDs + CW + AutoPGD", "race")
-STRATEGIES: Mapping[str, Strategy] = {PIPELINES[0]: "rungs", PIPELINES[1]: "ladder", PIPELINES[3]: "race"}
+STRATEGIES: Mapping[str, Strategy] = {
+    PIPELINES[0]: partial(pgd_cw_search, with_cw=False),
+    PIPELINES[1]: pgd_cw_search,
+    PIPELINES[3]: multi_start_fab,
+}
 HALVINGS = 10  # of the way to what AutoPGD found, as those of the search at its tolerance of 0.001
 LITTLE = 0.01  # of the distance: what counts as no improvement
 
@@ -39,7 +43,7 @@ class Setting:
         seeds: how many.
         points: test points.
         steps: of AutoPGD at each radius.
-        budget: of the pipeline, in model calls; None for all that it asks for.
+        budget: of PGD and CW, in model calls; they end by themselves.
         overrides: for every recipe.
     """
 
@@ -47,7 +51,7 @@ class Setting:
     seeds: int
     points: int
     steps: int = 100
-    budget: int | None = None
+    budget: float = math.inf
     overrides: tuple[str, ...] = ()
 
 
@@ -86,7 +90,9 @@ class BoundarySearch(Study):
         model = run.model("last").to(device)
         x = sample(run.data.test, setting.points, "boundary")[0].to(device)
         found = {
-            name: boundary_search(model, x, strategy=strategy, budget=None if strategy == "race" else setting.budget)
+            name: boundary_search(
+                model, x, strategy=strategy, budget=BUDGET if strategy is multi_start_fab else setting.budget
+            )
             for name, strategy in STRATEGIES.items()
         }
         distance = {name: points.distance.double() for name, points in found.items()}
@@ -130,10 +136,10 @@ class BoundarySearch(Study):
 
 
 def with_autopgd(model: Classifier, found: BoundaryPoints, *, steps: int) -> Tensor:
-    """The distances after AutoPGD tried every radius of the ladder that is below them."""
+    """The distances after AutoPGD tried every radius below them."""
     x, y, distance = found.x, found.prediction, found.distance.clone()
     with evaluation_mode(model):
-        for eps in RUNGS:
+        for eps in RADII:
             threat = ThreatModel("l2", eps)
             for objective in ("ce", "dlr"):
                 rows = (distance > threat.radius).nonzero().squeeze(1)
@@ -145,8 +151,8 @@ def with_autopgd(model: Classifier, found: BoundaryPoints, *, steps: int) -> Ten
                     other = model(adv).argmax(1)
                 fell = other != y[rows]
                 rows, adv, other = rows[fell], adv[fell], other[fell]
-                _, across, _ = bisect(model, x[rows], y[rows], adv, other, HALVINGS)
-                distance[rows] = threat.distance(across, x[rows]).minimum(distance[rows])
+                _, x_outside, _ = bisect(model, x[rows], y[rows], adv, other, HALVINGS)
+                distance[rows] = threat.distance(x_outside, x[rows]).minimum(distance[rows])
     return distance
 
 

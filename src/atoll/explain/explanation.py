@@ -1,7 +1,8 @@
-"""Everything that is known about the explanations of some points: attributions, boundary, faithfulness, locality."""
+"""Attributions of some points with everything that is known about them: boundary, faithfulness, locality."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,40 +10,43 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from atoll.explain.attributions import STANDARD, SmoothGrad
-from atoll.explain.boundary import BoundaryPoints, boundary_search
-from atoll.explain.boundary_attributions import (
+from atoll.attacks.evaluate import automatic_batch_size
+from atoll.explain.attributions import (
+    ATTRIBUTIONS,
+    STANDARD,
     BoundaryAttribution,
-    BoundaryIntegratedGradients,
-    BoundarySaliency,
+    PointAttribution,
+    attribution,
+    checked,
+    checked_target,
 )
+from atoll.explain.boundary import BUDGET, BoundaryPoints, boundary_search
 from atoll.explain.faithfulness import Infidelity, completeness_gap, distance, explain_where_possible, infidelity
-from atoll.explain.gradients import ATTRIBUTIONS, PointAttribution, checked, checked_target
-from atoll.explain.lipschitz import attribution_lipschitz
 from atoll.explain.locality import Locality, locality, usable
 from atoll.explain.sanity import SanityCheck, sanity_check
+from atoll.explain.sensitivity import attribution_lipschitz
 from atoll.modules import evaluation_mode
-from atoll.stats import Estimate
 from atoll.threat import Bounds, Norm
 
 PAIRS = (("SM", "BSM"), ("IG", "BIG"))  # attributions and their counterparts at the boundary (thesis, table 3.1)
 # Lipschitz estimates of boundary attributions take a boundary search at every place they look at.
 LIPSCHITZ: dict[str, Any] = {"starts": 2, "steps": 5}
 CHECK_BUDGET = 100  # of the searches of checks
+LARGEST_BATCH = 256
 
 Report = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True)
 class AttributionMetrics:
-    """One attribution at all points; what was not asked for, or has no meaning, is None.
+    """One attribution at all points; None for what was not requested or is not defined.
 
     Args:
-        attributions: of the inputs' shape; NaN at inputs without a boundary point where the method needs one.
+        attributions: of the inputs' shape; NaN at inputs without a boundary point if the method needs one.
         infidelity: INFD, plain and at the best scale.
         gap: completeness gap of each point, for attributions along paths.
-        sanity: rank correlations under randomised layers.
-        lipschitz: for each point, a lower bound.
+        sanity: rank correlations with randomized layers.
+        sensitivity: lower bound of the local Lipschitz constant, for each point.
         locality: of the points with usable boxes.
     """
 
@@ -50,21 +54,8 @@ class AttributionMetrics:
     infidelity: Infidelity
     gap: Tensor | None
     sanity: SanityCheck | None
-    lipschitz: Tensor | None
+    sensitivity: Tensor | None
     locality: Locality | None
-
-    def to_json(self) -> dict[str, Any]:
-        undefined = int(self.attributions.flatten(1).isnan().any(1).sum())
-        found: dict[str, Any] = {"undefined": undefined, "infidelity": self.infidelity.to_json()}
-        if self.gap is not None:
-            found["completeness_gap"] = Estimate.mean_of(self.gap.abs()).to_json()
-        if self.sanity is not None:
-            found["sanity"] = self.sanity.to_json()
-        if self.lipschitz is not None:
-            found["lipschitz_at_least"] = Estimate.mean_of(self.lipschitz).to_json()
-        if self.locality is not None:
-            found["locality"] = self.locality.to_json()
-        return found
 
 
 @dataclass(frozen=True)
@@ -82,13 +73,6 @@ class Explanation:
         maps = {name: method.attributions for name, method in self.methods.items()}
         return {f"{a}-{b}": distance(maps[a], maps[b]) for a, b in PAIRS if a in maps and b in maps}
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "boundary": self.boundary.to_json(),
-            "methods": {name: method.to_json() for name, method in self.methods.items()},
-            "distances": {name: Estimate.mean_of(values).to_json() for name, values in self.distances.items()},
-        }
-
 
 def explain(
     model: nn.Module,
@@ -104,7 +88,7 @@ def explain(
     samples: int = 100,
     eps: float = 0.1,
     check_points: int = 16,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     seed: object = 0,
     on_progress: Report | None = None,
 ) -> Explanation:
@@ -113,74 +97,74 @@ def explain(
     Args:
         model: any module from inputs to logits.
         inputs: ``(points, ...)``.
-        methods: names out of ``atoll ls attributions``.
+        methods: names as in ``atoll ls attributions``, dotted paths, or files such as ``my_map.py:Mine``.
         pool: examples that the boundary search starts from.
         boxes: of the objects, for locality; images whose box is unknown or too large are left out of it.
         norm: of the boundary search.
-        budget: of the boundary search, in model calls per point.
+        budget: of the boundary search, in model calls per point (default: 400).
         bounds: valid range of inputs.
         sigma: of the noise of INFD.
         samples: draws of it for each point.
         eps: radius (l2) of the ball of the Lipschitz estimates.
-        check_points: how many points the sanity check and the Lipschitz estimates take, which cost most; 0 for none.
-            Their boundary searches make do with 100 calls.
-        batch_size: rows that go through the model together.
+        check_points: points for the sanity check and the local sensitivity, which cost most; 0 skips both.  Their
+            boundary searches are limited to 100 calls.
+        batch_size: rows that go through the model together (default: chosen to fit memory).
         seed: of all noise.
-        on_progress: called now and then with what is done, how much of it, and of how much.
+        on_progress: called with what is under way, how much is done, and of how much.
 
     >>> import torch
     >>> model = nn.Linear(2, 2, bias=False).double()
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     >>> x = torch.tensor([[0.6, 0.4], [0.1, 0.9]], dtype=torch.float64)
-    >>> found = explain(model, x, methods=["SM", "BSM"], check_points=0)
-    >>> found.methods["SM"].infidelity.value.max().item() < 1e-20, found.distances["SM-BSM"].tolist()
+    >>> result = explain(model, x, methods=["SM", "BSM"], check_points=0)
+    >>> result.methods["SM"].infidelity.value.max().item() < 1e-20, result.distances["SM-BSM"].tolist()
     (True, [0.0, 0.0])
     """
     x = checked(inputs)
     report = on_progress or (lambda what, done, total: None)
-    search: dict[str, Any] = {"norm": norm, "budget": budget, "bounds": bounds, "seed": seed, "batch_size": batch_size}
-    boundary = boundary_search(model, x, **search, pool=pool, on_progress=report)
+    with evaluation_mode(model):
+        batch_size = batch_size or automatic_batch_size(model, x, largest=LARGEST_BATCH)
+    search: dict[str, Any] = {"norm": norm, "bounds": bounds, "seed": seed, "batch_size": batch_size}
+    boundary = boundary_search(model, x, **search, budget=budget or BUDGET, pool=pool, on_progress=report)
     with evaluation_mode(model):
         target = checked_target(model, x, None, batch_size)
     few = slice(0, check_points)
     # The checks search boundaries again and again: with fewer calls, and without a pool, whose predictions would cost
     # more than the searches.
     search |= {"pool": x[few] if check_points else None, "budget": min(budget or CHECK_BUDGET, CHECK_BUDGET)}
-    found = {}
+    metrics = {}
     for number, name in enumerate(methods):
         report(name, number, len(methods))
         make = partial(_build, name, search=search, seed=seed)
-        method, sanity, lipschitz = make(model), None, None
+        method, sanity, sensitivity = make(model), None, None
         maps = explain_where_possible(method, x, target, boundary, batch_size)
         if check_points:
             report(f"{name}: sanity check", number, len(methods))
             sanity = sanity_check(make, model, x[few], target[few], seed=seed)
-            report(f"{name}: Lipschitz estimate", number, len(methods))
-            lipschitz = attribution_lipschitz(
+            report(f"{name}: local sensitivity", number, len(methods))
+            sensitivity = attribution_lipschitz(
                 method, x[few], target[few], eps=eps, bounds=bounds, seed=seed, **LIPSCHITZ
             ).value
-        found[name] = AttributionMetrics(
+        metrics[name] = AttributionMetrics(
             attributions=maps,
             infidelity=infidelity(
                 model, x, maps, target, sigma=sigma, samples=samples, batch_size=batch_size, seed=seed
             ),
             gap=_gap(method, x, maps, boundary, target, batch_size),
             sanity=sanity,
-            lipschitz=lipschitz,
+            sensitivity=sensitivity,
             locality=_locality(maps, boxes),
         )
     report("done", len(methods), len(methods))
-    return Explanation(x, target, boundary, found)
+    return Explanation(x, target, boundary, metrics)
 
 
 def _build(name: str, model: nn.Module, *, search: dict[str, Any], seed: object) -> PointAttribution:
-    factory, options = ATTRIBUTIONS.resolve(name).cls, {}
-    if factory in (BoundarySaliency, BoundaryIntegratedGradients):
-        options = search
-    elif factory is SmoothGrad:
-        options = {"seed": seed}
-    method: PointAttribution = factory(model, **options)
-    return method
+    """An attribution with the arguments that it takes: those of the boundary search, or a seed."""
+    cls = ATTRIBUTIONS.resolve(name).cls
+    if issubclass(cls, BoundaryAttribution):
+        return attribution(name, model, **search)
+    return attribution(name, model, **({"seed": seed} if "seed" in inspect.signature(cls).parameters else {}))
 
 
 def _gap(
@@ -188,7 +172,7 @@ def _gap(
 ) -> Tensor | None:
     if not method.has_convergence_delta():
         return None
-    start = boundary.across if isinstance(method, BoundaryAttribution) else method.start(x, batch_size, None)
+    start = boundary.x_outside if isinstance(method, BoundaryAttribution) else method.start(x, batch_size, None)
     return completeness_gap(method.model, x, maps, start, target, batch_size=batch_size)
 
 

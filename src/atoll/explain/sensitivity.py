@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from atoll.errors import InputError
+from atoll.explain.attributions import PointAttribution, Target, checked, checked_target
 from atoll.explain.faithfulness import explain_where_possible
-from atoll.explain.gradients import PointAttribution, Target, checked, checked_target
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, content_hash
 from atoll.threat import Bounds, Norm, ThreatModel, per_point
 
 
 @dataclass(frozen=True)
-class LipschitzEstimate:
-    """For each point the largest ratio found, and where: pairs that prove the constant cannot be smaller."""
+class AttributionSensitivity:
+    """For each point the largest ratio, and where: pairs that prove that the constant is not smaller."""
 
     value: Tensor
     at: Tensor
@@ -34,7 +34,7 @@ def attribution_lipschitz(
     starts: int = 4,
     steps: int = 20,
     seed: object = 0,
-) -> LipschitzEstimate:
+) -> AttributionSensitivity:
     r"""How much an attribution can change near an input: a lower bound of its Lipschitz constant in a ball.
 
     .. math:: \max_{\|x' - x\| \le \epsilon} \frac{\|A(x') - A(x)\|}{\|x' - x\|}
@@ -89,4 +89,4 @@ def attribution_lipschitz(
             place, value = torch.where(per_point(risen, x), candidate, place), torch.where(risen, there, value)
             # As in evolution strategies: longer moves after a success, shorter ones after a failure.
             move = (move * torch.where(risen, 1.5, 0.85).to(x)).clamp(1e-4 * threat.radius, threat.radius)
-    return LipschitzEstimate(best, at)
+    return AttributionSensitivity(best, at)
