@@ -257,7 +257,7 @@ def _read(hint: Any, tree: Any, path: str, errors: list[str]) -> Any:
         return math.nan
     if hint is float and isinstance(tree, int | float) and not isinstance(tree, bool) and abs(tree) < 2**1023:
         return float(tree)
-    if hint in (int, str, bool) and type(tree) is hint:
+    if hint in (int, str, bool) and type(tree) is hint and (hint is not int or abs(tree) < 2**63):
         return tree
     if hint is Path and isinstance(tree, str):
         return Path(tree)

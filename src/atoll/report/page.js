@@ -1,6 +1,6 @@
 "use strict";
-// Tabs, light and dark, and plots, which are drawn when their tab is first seen.  Without this file's help the page is
-// one long text with all its tables.
+// Tabs, light and dark, and plots, which are drawn when their tab is first opened.  Without JavaScript the page is one
+// long text with all tables.
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const root = document.documentElement;
@@ -35,7 +35,7 @@
     showlegend: figure.data.length > 1 && figure.data[0].type !== "surface",
     ...figure.layout,
     autosize: true,
-    uirevision: "kept", // what the reader has zoomed and turned stays so when colours change
+    uirevision: "same", // keeps zoom and rotation when colors change
     template: template(),
   });
   const config = {
@@ -94,15 +94,15 @@
   window.addEventListener("beforeprint", () => panels.forEach(drawAll));
 
   // --- light and dark ----------------------------------------------------------------------------------------------
-  const recolour = () => document.querySelectorAll(".plot[data-drawn]").forEach(draw);
+  const recolor = () => document.querySelectorAll(".plot[data-drawn]").forEach(draw);
   const button = document.getElementById("theme");
   button.hidden = false;
   button.addEventListener("click", () => {
     const now = root.dataset.theme || (dark.matches ? "dark" : "light");
     root.dataset.theme = now === "dark" ? "light" : "dark";
-    recolour();
+    recolor();
   });
-  dark.addEventListener("change", recolour);
+  dark.addEventListener("change", recolor);
 
   open(fromAddress(), false);
 })();
