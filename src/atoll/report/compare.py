@@ -91,7 +91,7 @@ def compare(
             rows.append((_title(describe(first), first, checkpoint, {*named, *ignore(first)}), first.inputs, pairs))
     titles = [title for title, _, _ in rows]
     return [
-        Comparison(title if titles.count(title) == 1 else f"{title}, points {inputs[:8] or 'unknown'}", pairs)
+        Comparison(title if titles.count(title) == 1 else f"{title}, points with digest {inputs[:8] or 'unknown'}", pairs)
         for title, inputs, pairs in rows
     ]
 

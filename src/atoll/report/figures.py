@@ -114,7 +114,7 @@ def dots(series: Mapping[tuple[str, int], Mapping[str, Accuracy]]) -> Figure:
             }
         )
     axis = {"title": {"text": "accuracy in %"}, "range": [-2, 102]}
-    layout = {"xaxis": axis, "yaxis": _names(order), "hovermode": "closest", "height": 130 + 46 * len(order)}
+    layout = {"xaxis": axis, "yaxis": _names(order), "hovermode": "closest", "height": 150 + 46 * len(order)}
     return {"data": traces, "layout": layout}
 
 
@@ -135,7 +135,7 @@ def bars(series: Mapping[tuple[str, int], Sequence[tuple[str, float]]], x: str) 
         for (run, who), rows in series.items()
     ]
     layout = {"xaxis": {"title": {"text": label(x)}}, "yaxis": _names(order), "barmode": "group"}
-    height = 130 + len(order) * (14 + 12 * len(series))
+    height = 150 + len(order) * (14 + 12 * len(series))
     return {"data": traces, "layout": {**layout, "hovermode": "closest", "height": height}}
 
 
@@ -178,8 +178,8 @@ def surface(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
     }
     axes = [{"title": {"text": name}, "range": ends} for name, ends in zip(names, ranges, strict=True)]
     scene: dict[str, Any] = dict(zip(("xaxis", "yaxis", "zaxis"), axes, strict=True))
-    scene |= {"camera": {"eye": {"x": 1.7, "y": -1.7, "z": 0.9}}, "aspectmode": "cube"}
-    return {"data": [trace], "layout": {"scene": scene, "height": 440, "margin": {"l": 0, "r": 0, "t": 8, "b": 8}}}
+    scene |= {"camera": {"eye": {"x": 1.5, "y": -1.5, "z": 0.8}, "center": {"z": -0.12}}, "aspectmode": "cube"}
+    return {"data": [trace], "layout": {"scene": scene, "height": 440, "margin": {"l": 0, "r": 0, "t": 0, "b": 0}}}
 
 
 def contour(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
@@ -191,7 +191,7 @@ def contour(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
         "zmin": low,
         "zmax": high,
         "colorscale": "Viridis",
-        "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "loss"}},
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "loss"}, "tickformat": ".3~g"},
         "hovertemplate": "%{x:.3~g}, %{y:.3~g}: loss %{z:.4~g}<extra></extra>",
     }
     if 0 < (high - low) / 20 < float("inf"):

@@ -30,8 +30,8 @@
   };
   const look = (figure) => ({
     height: 340,
-    margin: { l: 52, r: 16, t: 12, b: 44 },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+    margin: { l: 52, r: 16, t: 32, b: 44 }, // the buttons have the top margin for themselves
+    legend: { orientation: "h", x: 0, yref: "container", y: 0, yanchor: "bottom" },
     showlegend: figure.data.length > 1 && figure.data[0].type !== "surface",
     ...figure.layout,
     autosize: true,
@@ -41,6 +41,8 @@
   const config = {
     responsive: true,
     displaylogo: false,
+    showSendToCloud: false, // a button that uploads the plot
+    plotlyServerURL: "",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "resetCameraLastSave3d", "tableRotation"],
   };
   const draw = async (place) => {

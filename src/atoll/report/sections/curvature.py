@@ -48,7 +48,7 @@ def _compare(
 
 def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
     indices = _compare(runs, _index_ignores)
-    gaps = _compare(runs, lambda result: ("top", "density", "landscape"), lambda result: result.gap is not None)
+    gaps = _compare(runs, lambda result: ("top", "density", "landscape", "gap"), lambda result: result.gap is not None)
     rows = [each.row(runs, "Weight-Curvature Index (WCI)", lambda result: estimate(result.wci)) for each in indices]
     return rows + [each.row(runs, "Robust gap (test − train error)", _gap) for each in gaps]
 

@@ -34,11 +34,11 @@ def section(runs: Sequence[RunSummary]) -> Section:
     plots: list[Block] = []
     # One run: all points in one plot.  Several: a plot for each kind of points, because their conditions may differ.
     for splits in [("train", "validation", "test")] if len(runs) == 1 else [("validation",), ("test",), ("train",)]:
-        depends_on = TRAINING if "train" in splits else VALIDATION
         for name, title in ACCURACIES.items():
             place = f"training-{name.replace('_', '-')}" + ("" if len(runs) == 1 else f"-{splits[0]}")
             title += "" if len(runs) == 1 else f", {splits[0]}"
             traces = partial(_accuracy, name=name, splits=splits)
+            depends_on = TRAINING if "train" in splits else POINTS if name == "clean" else VALIDATION
             plots += curves(runs, place, title, traces, depends_on, "%", yaxis=percent_axis("%"))
     gap = "Accuracy on training points is the mean over an epoch of changing weights, unless the gap was measured."
     plots += curves(runs, "training-gap", "Robust gap", _gap, (*TRAINING, *POINTS), "percentage points", gap)
