@@ -33,16 +33,17 @@ class Whole:
     hidden: int = field(default=0, metadata={"stored": False})
 
 
+whole_numbers = st.integers(-(2**62), 2**62)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 wholes = st.builds(
     Whole,
     kind=st.sampled_from(["a", "b"]),
-    count=st.integers(),
+    count=whole_numbers,
     parts=st.lists(st.builds(Part, name=st.text(), value=numbers)).map(tuple),
     by_name=st.dictionaries(st.text(), st.builds(Estimate, numbers, numbers.map(abs), st.booleans())),
     accuracy=st.none() | st.integers(1, 99).flatmap(lambda n: st.builds(Accuracy, st.integers(0, n), st.just(n))),
     path=st.none() | st.just(Path("a/b")),
-    pair=st.tuples(st.integers(), st.text()),
+    pair=st.tuples(whole_numbers, st.text()),
     number=st.none() | numbers,
 )
 

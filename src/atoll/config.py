@@ -258,7 +258,7 @@ def _read(hint: Any, tree: Any, path: str, errors: list[str]) -> Any:
     if hint is float and isinstance(tree, int | float) and not isinstance(tree, bool):
         with contextlib.suppress(OverflowError):
             return float(tree)
-    if hint in (int, str, bool) and type(tree) is hint:
+    if hint in (int, str, bool) and type(tree) is hint and (hint is not int or abs(tree) < 2**63):
         return tree
     if hint is Path and isinstance(tree, str):
         return Path(tree)

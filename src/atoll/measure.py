@@ -283,19 +283,17 @@ def load_result(folder: Path) -> Result:
     """The result in a folder; a ResultError if it is damaged or not readable."""
     path = folder / "result.json"
     try:
-        if path.stat().st_size > 64 * 2**20:
-            raise ResultError(f"{path}: larger than any result of Atoll")
+        if not path.is_file() or path.stat().st_size > 64 * 2**20:  # reading a pipe would never end
+            raise ResultError("not a file that Atoll writes")
         tree = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
+            raise ResultError("expected the result of a measurement")
+        if tree.pop("checksum", None) != _checksum(tree):
+            raise ResultError("damaged: its checksum does not match")
+        member = MEASUREMENTS.resolve(tree["kind"], trust=False)  # a file must not choose what is imported
+        result: Result = member.cls().result.from_json(tree)
+    except (AtollError, OSError, ValueError, RecursionError) as error:
         raise ResultError(f"{path} cannot be read: {error}") from None
-    if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
-        raise ResultError(f"{path}: expected the result of a measurement")
-    if tree.pop("checksum", None) != _checksum(tree):
-        raise ResultError(f"{path} is damaged: its checksum does not match")
-    try:
-        result = measurement(tree["kind"]).result.from_json(tree)
-    except AtollError as error:
-        raise ResultError(f"{path}: {error}") from None
     return dataclasses.replace(result, folder=folder)
 
 

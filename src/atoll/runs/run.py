@@ -298,7 +298,7 @@ class Run:
             return ""
         file = self._files.get(origin.step, {}).get("model" if origin.weights == "raw" else origin.weights)
         if file is None:
-            return f"measured at step {origin.step}, whose checkpoint is gone; the last one is {self.step('last')}"
+            return f"measured at step {origin.step}, whose checkpoint is gone"
         changed = origin.file not in ("", file)
         return f"measured with other weights than those now saved at step {origin.step}" if changed else ""
 
