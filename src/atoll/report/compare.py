@@ -88,7 +88,8 @@ def compare(
         for checkpoint, results in _merge(group).items():
             pairs = [(run, results[run.number]) for run in runs if run.number in results]
             first = pairs[0][1]
-            rows.append((_title(describe(first), first, checkpoint, {*named, *ignore(first)}), first.inputs, pairs))
+            title = _title(describe(first), first, checkpoint, {*named, *ignore(first)})
+            rows.append((title, first.inputs, pairs))
     titles = [title for title, _, _ in rows]
     return [
         Comparison(

@@ -126,7 +126,7 @@ def _certify(tree: Mapping[str, Any]) -> Result:
             "lipschitz": tree.get("lipschitz"),
             "layers": layers,
             "relative_cost": tree.get("relative_cost"),
-            "attacked": tree.get("check"),
+            "check": tree.get("check"),
             "empirical": [{**row, "accuracy": _accuracy(row)} for row in tree.get("empirical", [])],
             "rejected": [{**row, "share": _accuracy(row)} for row in tree.get("rejected", [])],
         }

@@ -97,15 +97,15 @@ def _cells(result: CertifyResult) -> dict[str, str | Cell]:
 
 
 def _check(result: CertifyResult) -> str | Cell:
-    if result.attacked is None:
+    if result.check is None:
         return Cell("not attacked", "--no-attack", "absent")
-    return Cell("no certificate was broken", f"{result.attacked.attacked:,} of {result.attacked.certified:,} points")
+    return Cell("no certificate was broken", f"{result.check.attacked:,} of {result.check.certified:,} points")
 
 
 def _layers(result: CertifyResult) -> dict[str, str | Cell]:
     layers: dict[str, str | Cell] = {}
     for layer in result.layers:
-        proof = layer.how  # how the bound was proven
+        proof = layer.method  # how the bound was proven
         if proof != "known":
             layers[plain(layer.name)] = Cell(digits(layer.lipschitz), f"{plain(layer.kind)}; {plain(proof)}")
     return layers

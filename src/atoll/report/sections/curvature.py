@@ -174,6 +174,6 @@ def _bounds(result: CurvatureResult) -> dict[str, str | Cell]:
     """PAC-Bayes bounds, each with a note on whether it is vacuous."""
     cells: dict[str, str | Cell] = {}
     for bounds in result.pac_bayes:
-        cells[plain(bounds.posterior)] = plain(bounds.words)
+        cells[plain(bounds.posterior)] = plain(bounds.message)
         cells |= {f"{plain(bounds.posterior)}: {name}": digits(getattr(bounds, key)) for key, name in BOUNDS.items()}
     return cells
