@@ -23,7 +23,7 @@ from atoll.data import Digits, batches
 from atoll.losses import AT
 from atoll.models import PreActResNet
 from atoll.threat import ThreatModel
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 from atoll_papers.cost import Noise, peak_memory, seconds
 from benchmarks.measure import Row
 from benchmarks.peers import run_peer
@@ -101,7 +101,7 @@ def training_step() -> Callable[[], object]:
         AT(),
         THREAT,
         attack=lambda threat, objective: PGD(threat, objective, steps=10),
-        settings=Settings(batch_size=BATCH),
+        settings=TrainerSettings(batch_size=BATCH),
         device="cpu",
     )
     batch = next(batches(data.train, [torch.arange(BATCH)]))

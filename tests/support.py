@@ -48,7 +48,7 @@ from atoll.training.methods import (
     TrH,
     WCISchedule,
 )
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 
 # A new loss or method joins every test of the trainer (resume, processes, accumulation) by one line.
 LOSSES = {"standard": Standard, "at": AT, "trades": TRADES, "alp": ALP, "mart": MART}
@@ -144,7 +144,7 @@ def tiny_trainer(
         attack=lambda threat, objective: PGD(threat, objective, steps=3),
         methods=[EpsRamp() if name == "eps-ramp" else METHODS[name]() for name in methods],
         optimizer=optimizer or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
-        settings=Settings(**defaults | settings),
+        settings=TrainerSettings(**defaults | settings),
         folder=folder,
         observers=observers,
         device="cpu",

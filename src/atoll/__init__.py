@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from atoll.runs.run import Run, open_run
     from atoll.runs.train import build_trainer, train
     from atoll.threat import ThreatModel
-    from atoll.training.trainer import Settings, Trainer
+    from atoll.training.trainer import Trainer, TrainerSettings
 
 _HOMES = {
     "AutoAttack": "atoll.attacks",
@@ -42,7 +42,7 @@ _HOMES = {
     "open_run": "atoll.runs.run",
     "train": "atoll.runs.train",
     "ThreatModel": "atoll.threat",
-    "Settings": "atoll.training.trainer",
+    "TrainerSettings": "atoll.training.trainer",
     "Trainer": "atoll.training.trainer",
 }
 
@@ -53,9 +53,9 @@ __all__ = [
     "AutoAttack",
     "GloRo",
     "Run",
-    "Settings",
     "ThreatModel",
     "Trainer",
+    "TrainerSettings",
     "build_recipe",
     "build_trainer",
     "certifier_for",

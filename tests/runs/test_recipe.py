@@ -93,7 +93,7 @@ def test_all_faults_come_at_once_each_with_what_was_expected_and_got():
         "methods[1].class_path: expected one of",
         "optimizer.lr: expected a number or Tensor, got 'fast'",
         "trainer.epochs: expected an integer, got 1.5",
-        "trainer.batch_sise: Settings has no such argument; did you mean batch_size?",
+        "trainer.batch_sise: TrainerSettings has no such argument; did you mean batch_size?",
     ):
         assert fault in text, fault
 

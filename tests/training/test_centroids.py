@@ -16,7 +16,7 @@ from atoll.runs.run import open_run
 from atoll.runs.train import build_model, train
 from atoll.threat import ThreatModel
 from atoll.training.methods import CentroidsFromData
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 from support import CENTROID, TinyData, assert_identical, first_batch, tiny_trainer, weights
 
 
@@ -113,7 +113,7 @@ def test_centroids_begin_at_training_points_and_the_run_resumes(tmp_path):
     assert all("validation_vra" in record and "validation_vra_estimate" not in record for record in epochs)
     trainer = Trainer(
         CentroidNet((1, 8, 8), 10, per_class=5), run.data, CentroidMargin(), ThreatModel("l2", 0.5),
-        methods=[CentroidsFromData()], settings=Settings(epochs=1),
+        methods=[CentroidsFromData()], settings=TrainerSettings(epochs=1),
     )  # fmt: skip
     trainer.methods[0].setup(trainer)
     x, y = run.data.tensors("train")
@@ -151,7 +151,9 @@ def test_an_encoder_in_a_recipe(tmp_path):
 
 def test_what_does_not_go_together_is_refused():
     data = TinyData(validation=1 / 6)
-    trainer = Trainer(MLP((1, 8, 8), 3), data, CentroidMargin(), ThreatModel("l2", 0.1), settings=Settings(epochs=1))
+    trainer = Trainer(
+        MLP((1, 8, 8), 3), data, CentroidMargin(), ThreatModel("l2", 0.1), settings=TrainerSettings(epochs=1)
+    )
     with pytest.raises(InputError, match="needs the centroids of a CentroidNet"):
         trainer.train_step(first_batch(trainer))
     with pytest.raises(InputError, match="CentroidsFromData: expected a CentroidNet, got SmallConvNet"):

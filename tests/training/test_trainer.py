@@ -13,7 +13,7 @@ from atoll.runs.train import train
 from atoll.training.checkpoint import load_checkpoint
 from atoll.training.methods import Method
 from atoll.training.observers import JsonLines, Observer, read_records
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 from support import (
     CENTROID,
     CERTIFIED,
@@ -344,12 +344,12 @@ def test_any_module_can_be_trained():
         tiny.data,
         TRADES(),
         tiny.threat,
-        settings=Settings(epochs=6, batch_size=16),
+        settings=TrainerSettings(epochs=6, batch_size=16),
         device="cpu",
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
     )
     trainer.fit()
-    assert trainer.evaluate(trainer.data.test, steps=0)["clean"].value > 0.8
+    assert trainer.validate(trainer.data.test, steps=0)["clean"].value > 0.8
 
 
 @pytest.mark.slow
