@@ -26,7 +26,6 @@ from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import console, interval, percent, print_table
 
-HELP = "prove robustness"
 SETTINGS = CertifySettings
 
 

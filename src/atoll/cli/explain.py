@@ -22,7 +22,6 @@ from atoll.errors import InputError
 from atoll.explain.measure import ExplainResult, ExplainSettings, MethodResult, side_by_side
 from atoll.stats import Estimate
 
-HELP = "show what models look at, and whether that is faithful"
 SETTINGS = ExplainSettings
 
 

@@ -17,8 +17,6 @@ from atoll.cli.measure import parse_checkpoint
 from atoll.cli.output import console, print_json, progress_bar
 from atoll.runs.run import open_run
 
-HELP = "certified models as ONNX files"
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
