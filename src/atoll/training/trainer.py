@@ -275,6 +275,8 @@ class Trainer:
                         self._save_if_due()
                     self._finish_epoch()
                 self.testing = True
+                if self.stop_requested:  # after the last step
+                    self.stop()
                 return self._test()
             finally:
                 self.testing = False
