@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import random
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from atoll.errors import CheckpointError, InputError
 from atoll.models import SmallConvNet
 from atoll.threat import ThreatModel
 from attack_cases import THREAT, images, quick
+from support import script_environment
 
 
 def same(a, b):
@@ -120,8 +120,8 @@ def test_two_processes_give_the_same_as_one(tmp_path):
     one = evaluate(model, split, quick(), cascade=True, batch_size=8, keep=True)
     here = Path(__file__).parent
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parent)}
-    subprocess.run([*command, str(here / "two_processes.py"), str(tmp_path)], env=environment, check=True, timeout=200)
+    command += [str(here / "two_processes.py"), str(tmp_path)]
+    subprocess.run(command, env=script_environment(), check=True, timeout=200)
     two = load_file(tmp_path / "found.safetensors")
     assert torch.equal(two["broken_by"], one.broken_by)
     torch.testing.assert_close(two["adversarial"], one.adversarial, rtol=1e-9, atol=1e-9)

@@ -1,6 +1,5 @@
 """The loss as a function of the weights: value, gradient, products; what is refused; one process or two."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from atoll.models import ViT
 from atoll.threat import ThreatModel
 from atoll.training.losses import AT, Standard
 from curvature.cases import CASES, Fused, mean_loss, problem, truth, weights
+from support import script_environment
 
 
 @pytest.mark.parametrize(("model", "loss"), CASES)
@@ -127,11 +127,12 @@ def test_a_large_net_has_no_dense_hessian():
 
 def test_two_processes_give_what_one_gives(tmp_path):
     script = Path(__file__).with_name("two_processes.py")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[1])}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for name, launcher in (("one", []), ("two", torchrun)):
         command = [sys.executable, *launcher, str(script), str(tmp_path / name)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(
+            command, env=script_environment(), capture_output=True, text=True, timeout=240, check=False
+        )
         assert done.returncode == 0, done.stderr
     one, two = load_file(tmp_path / "one"), load_file(tmp_path / "two")
     assert one.keys() == two.keys()
