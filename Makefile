@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-bench
-CODE := src papers tests benchmarks docs
+CODE := conftest.py src papers tests benchmarks docs
 # As many test processes as cores; each test uses one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+import atoll
 from atoll.attacks import PGD
 from atoll.data import Data, MemorySplit, Splits, batches
 from atoll.data.base import in_order
@@ -179,6 +180,12 @@ def run_command(*words: str, processes: int = 1, check: bool = False, cwd: Path 
     if check:
         assert result.returncode == 0, result.stderr
     return result
+
+
+def script_environment() -> dict[str, str]:
+    """For scripts that import from tests/: they also get the Atoll that the tests have."""
+    paths = [str(Path(__file__).parent), str(Path(atoll.__file__).parents[1])]
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
