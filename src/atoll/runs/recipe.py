@@ -29,17 +29,17 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from atoll.attacks.base import AttackFactory, training_attack
-from atoll.config import Builder, parse_yaml
 from atoll.data.base import Data
-from atoll.errors import AtollError, RecipeError
-from atoll.losses import Loss
+from atoll.errors import AtollError, InputError, RecipeError
 from atoll.models.base import Classifier
 from atoll.registry import suggest
+from atoll.config import Builder, parse_yaml
 from atoll.threat import ThreatModel
+from atoll.losses import Loss
 from atoll.training.methods import Method
 from atoll.training.schedules import Schedule
-from atoll.training.trainer import OptimizerFactory, TrainerSettings
+from atoll.attacks.base import AttackFactory, training_attack
+from atoll.training.trainer import OptimizerFactory, Settings
 
 ModelFactory = Callable[[tuple[int, ...], int], Classifier]
 
@@ -57,7 +57,7 @@ class Recipe:
     methods: Sequence[Method]
     optimizer: OptimizerFactory
     schedule: Schedule
-    trainer: TrainerSettings
+    trainer: Settings
     seed: int
     tree: Mapping[str, Any]
 
@@ -180,8 +180,8 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
 
 def _check_attack(builder: Builder, parts: Mapping[str, Any]) -> None:
     """Build the training attack once, so that a threat or objective that does not suit it is an error of the recipe."""
-    loss, threat, attack = (parts[name] for name in ("loss", "threat", "attack"))
-    if None in (loss, threat, attack) or loss.objective is None:
+    loss, threat, attack = parts.get("loss"), parts.get("threat"), parts.get("attack")
+    if loss is None or threat is None or attack is None or loss.objective is None:
         return
     try:
         training_attack(attack, threat, loss.objective)
