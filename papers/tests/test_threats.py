@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.certify import GloRo
-from atoll.certify import heuristic_certifier
+from atoll.certify import GloRo, heuristic_certifier
 from atoll.data.base import sample
 from atoll.errors import InputError
 from atoll.models import MLP

@@ -48,7 +48,7 @@ def test_table_json_certificates_and_picture(gloro_run, capsys):
     words = ["--points", "60", "--eps", "1/10,0.5", "--check", "10", "--attacks", "PGD-3"]
     assert main(["certify", str(gloro_run.folder), *words]) == 0
     table = capsys.readouterr().out
-    for word in ("body.0", "exact", "verified", "PGD-3", "none fell", "95 %", "certificates"):
+    for word in ("body.0", "exact", "verified", "PGD-3", "no prediction changed", "95 %", "certificates"):
         assert word in table
     result = certify(capsys, gloro_run.folder, *words)
     assert [row.eps for row in result.verified] == [0.1, 0.5]

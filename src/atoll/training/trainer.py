@@ -20,9 +20,9 @@ from atoll.attacks.base import AttackFactory, training_attack
 from atoll.attacks.evaluate import evaluate
 from atoll.attacks.pgd import PGD
 from atoll.attacks.suites import get_attack
+from atoll.certify import certifier_for, heuristic_certifier
 from atoll.certify.certificate import Certifier
 from atoll.certify.evaluate import certify
-from atoll.certify import certifier_for, heuristic_certifier
 from atoll.certify.power import LipschitzEstimator
 from atoll.data.base import Batch, Data, Split, batches, shuffled
 from atoll.distributed import (
