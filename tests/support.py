@@ -210,12 +210,11 @@ def naive_certified(loss: Loss, out: Outputs, y: torch.Tensor) -> torch.Tensor:
     for f, label in zip(out.logits, y.tolist(), strict=True):
         classes, top = range(len(f)), int(f.argmax())
         abstain = torch.stack([f[i] + out.certified_margin[top, i] for i in classes if i != top]).max()
-        rest = f.exp().sum()
-        margins = out.certified_margin[label]
-        shares = [((f[label] - f[i]) / margins[i]).clamp(0, 1).detach() for i in classes]
+        rest, margin = f.exp().sum(), out.certified_margin[label]
         gains = {
-            "EMMA": [0.0 if i == label else shares[i] * margins[i] for i in classes],
-            "FixedMarginCE": [margins[i] for i in classes],
+            "EMMA": [((f[label] - f[i]) / margin[i]).clamp(0, 1).detach() * margin[i] if i != label
+                     else 0.0 for i in classes],
+            "FixedMarginCE": list(margin),
             "LipschitzMargin": [0.0 if i == label else 2**0.5 * out.certified_margin_all for i in classes],
         }  # fmt: skip
         name = type(loss).__name__
