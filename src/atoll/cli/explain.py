@@ -46,7 +46,7 @@ def show(results: Mapping[str, ExplainResult]) -> None:
         [folder, str(r.distance), f"{100 * r.success:.1f}", *(_number(r.pairs.get(p)) for p in ("SM-BSM", "IG-BIG"))]
         for folder, r in results.items()
     ]
-    columns = ["", f"distance ({first.settings.norm})", "found %", "SM-BSM", "IG-BIG"]
+    columns = ["", f"distance ({first.settings.norm})", "success %", "SM-BSM", "IG-BIG"]
     print_table(f"decision boundary, {points}", columns, rows)
     methods = {
         label if len(results) == 1 else f"{label}, {Path(folder).name}": results[folder].methods[name]
