@@ -27,7 +27,7 @@ ACCURACIES = {
 # What the numbers depend on, as parts of the recipe.
 POINTS = (("data", "class_path"), *(("data", "init_args", name) for name in ("limit", "validation", "split_seed")))
 VALIDATION = (*POINTS, ("threat",), ("trainer", "validation_steps"))
-TRAINING = (("data",), ("threat",), ("attack",), ("trainer", "validation_steps"))
+TRAINING = (("data",), ("threat",), ("attack",))
 
 
 def section(runs: Sequence[RunSummary]) -> Section:
@@ -41,7 +41,7 @@ def section(runs: Sequence[RunSummary]) -> Section:
             depends_on = TRAINING if "train" in splits else POINTS if name == "clean" else VALIDATION
             plots += curves(runs, place, title, traces, depends_on, "%", yaxis=percent_axis("%"))
     gap = "Accuracy on training points is the mean over an epoch of changing weights, unless the gap was measured."
-    plots += curves(runs, "training-gap", "Robust gap", _gap, (*TRAINING, *POINTS), "percentage points", gap)
+    plots += curves(runs, "training-gap", "Robust gap", _gap, (*TRAINING, *VALIDATION), "percentage points", gap)
     plots += curves(runs, "training-loss", "Training loss", _loss, (("loss",), *TRAINING), "loss")
     lines = ["Solid: validation. Dotted: training, with augmentation and attack of the training. Dashed: test."]
     blocks = [Paragraphs(lines), Columns(plots)] if plots else [Paragraphs(["No epoch is recorded yet."])]
