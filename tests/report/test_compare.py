@@ -15,8 +15,8 @@ from atoll.measure import Result, Settings, load_result
 from atoll.report import read_runs, render
 from atoll.report.blocks import Table, Title, plots
 from atoll.report.compare import compare
+from atoll.report.page import summarize
 from atoll.report.sections import all_sections, curvature, other
-from atoll.report.summary import summarize
 from atoll.runs.run import open_run
 from atoll.stats import Accuracy
 from report_cases import Page, copy_result, page_of, result_file
