@@ -29,16 +29,16 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from atoll.attacks.base import AttackFactory, training_attack
+from atoll.config import Builder, parse_yaml
 from atoll.data.base import Data
-from atoll.errors import AtollError, InputError, RecipeError
+from atoll.errors import AtollError, RecipeError
+from atoll.losses import Loss
 from atoll.models.base import Classifier
 from atoll.registry import suggest
-from atoll.config import Builder, parse_yaml
 from atoll.threat import ThreatModel
-from atoll.losses import Loss
 from atoll.training.methods import Method
 from atoll.training.schedules import Schedule
-from atoll.attacks.base import AttackFactory, training_attack
 from atoll.training.trainer import OptimizerFactory, Settings
 
 ModelFactory = Callable[[tuple[int, ...], int], Classifier]
