@@ -39,7 +39,7 @@ from atoll.registry import suggest
 from atoll.threat import ThreatModel
 from atoll.training.methods import Method
 from atoll.training.schedules import Schedule
-from atoll.training.trainer import OptimizerFactory, Settings
+from atoll.training.trainer import OptimizerFactory, TrainerSettings
 
 ModelFactory = Callable[[tuple[int, ...], int], Classifier]
 
@@ -57,7 +57,7 @@ class Recipe:
     methods: Sequence[Method]
     optimizer: OptimizerFactory
     schedule: Schedule
-    trainer: Settings
+    trainer: TrainerSettings
     seed: int
     tree: Mapping[str, Any]
 
