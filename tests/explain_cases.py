@@ -89,11 +89,6 @@ def check_counts(strategy, budget):
     assert (boundary.calls <= budget).all()
     tally = AttackCounts()
     with count_passes(model, tally):
-        pooled = boundary_search(
-            model,
-            x,
-            pool=torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64),
-            strategy=strategy,
-            budget=budget,
-        )
+        pool = torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        pooled = boundary_search(model, x, pool=pool, strategy=strategy, budget=budget)
     assert tally.forward == int(pooled.forward.sum()) + pooled.shared_forward

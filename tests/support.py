@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+import atoll
 from atoll.attacks import PGD
 from atoll.data import Data, MemorySplit, Splits, batches
 from atoll.data.base import in_order
@@ -181,6 +182,12 @@ def run_command(*words: str, processes: int = 1, check: bool = False, cwd: Path 
     return result
 
 
+def script_environment() -> dict[str, str]:
+    """For scripts that import from tests/: they also get the Atoll that the tests have."""
+    paths = [str(Path(__file__).parent), str(Path(atoll.__file__).parents[1])]
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The losses of the papers, written down once more without any care for numerics or gradients."""
     p, q = g.softmax(1), g_adv.softmax(1)
@@ -203,12 +210,11 @@ def naive_certified(loss: Loss, out: Outputs, y: torch.Tensor) -> torch.Tensor:
     for f, label in zip(out.logits, y.tolist(), strict=True):
         classes, top = range(len(f)), int(f.argmax())
         abstain = torch.stack([f[i] + out.certified_margin[top, i] for i in classes if i != top]).max()
-        rest = f.exp().sum()
-        margins = out.certified_margin[label]
-        shares = [((f[label] - f[i]) / margins[i]).clamp(0, 1).detach() for i in classes]
+        rest, margin = f.exp().sum(), out.certified_margin[label]
         gains = {
-            "EMMA": [0.0 if i == label else shares[i] * margins[i] for i in classes],
-            "FixedMarginCE": [margins[i] for i in classes],
+            "EMMA": [((f[label] - f[i]) / margin[i]).clamp(0, 1).detach() * margin[i] if i != label
+                     else 0.0 for i in classes],
+            "FixedMarginCE": list(margin),
             "LipschitzMargin": [0.0 if i == label else 2**0.5 * out.certified_margin_all for i in classes],
         }  # fmt: skip
         name = type(loss).__name__

@@ -187,11 +187,8 @@ def gloro_trades():
     p = torch.cat([g.softmax(0), torch.zeros(1)])
     published = (q * (q / p).log()).sum()
     truth = torch.special.xlogy(p, p / q).sum()
-    return (
-        float(published),
-        float(truth),
-        float(Abstention().value(Outputs(logits=g[None], certified_margin=margin), y)),
-    )
+    value = Abstention().value(Outputs(logits=g[None], certified_margin=margin), y)
+    return float(published), float(truth), float(value)
 
 
 ERRATA = [

@@ -75,7 +75,7 @@ def run(attack, model, x, y, batch_size):
     return result, success
 
 
-@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize(("name", "norm"), CASES)
 def test_breaks_exactly_the_points_of_a_linear_model_that_can_be_broken(name, norm, classes):
     model, x, y, distances = linear(norm, classes)
@@ -144,16 +144,16 @@ def test_finds_what_a_fine_grid_finds(norm):
 
 
 @pytest.mark.parametrize(("name", "norm"), CASES)
-@pytest.mark.parametrize("batch_size", [1, 5])
-def test_a_point_does_not_depend_on_its_batch(name, norm, batch_size):
-    """Batches of any size, filled up as points leave, give every point the same candidate and the same verdict."""
+def test_a_point_does_not_depend_on_its_batch(name, norm):
+    """Batches of any size, filled up as points leave, give every point the same candidate and the same outcome."""
     model, x, y = plane()
     model, x, y = model.double(), x[:16].double(), y[:16]
     attack = ATTACKS[name][0](ThreatModel(norm, 0.07), steps=8)
-    result, success = run(attack, model, x, y, batch_size)
-    others, verdict = run(attack, model, x, y, 16)
-    torch.testing.assert_close(result, others, rtol=1e-9, atol=1e-9)
-    assert torch.equal(success, verdict)
+    result, success = run(attack, model, x, y, 16)
+    for batch_size in (1, 5):
+        other, outcome = run(attack, model, x, y, batch_size)
+        torch.testing.assert_close(other, result, rtol=1e-9, atol=1e-9)
+        assert torch.equal(outcome, success)
     assert torch.equal(success, model(result).argmax(1) != y)
     assert 0 < int(success.sum()) < 16  # else this shows nothing
 

@@ -16,7 +16,8 @@ from atoll.certify.evaluate import attack_certified, certify
 from atoll.certify.polyhedra import distance_bounds
 from atoll.errors import InputError, UnsoundError
 from atoll.models import MLP, CentroidNet, EtaLayer
-from atoll.runs.train import train
+from atoll.runs.recipe import build_recipe
+from atoll.runs.train import build_trainer
 
 BOX = (0.0, 1.0)
 
@@ -210,11 +211,10 @@ def test_guarantees_of_the_eta_layer(eta):
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "centroid"
-    words = ("model.per_class=20", "trainer.epochs=4", "trainer.test_steps=0")
-    run = train("digits-centroid", *words, out=folder)
-    return run.model(), run.data.split("test").take(torch.arange(100))
+def digits():
+    trainer = build_trainer(build_recipe("digits-centroid", "model.per_class=20", "trainer.epochs=4"))
+    trainer.fit()
+    return trainer.model.eval(), trainer.data.split("test").take(torch.arange(100))
 
 
 def test_no_certificate_breaks_and_a_wrong_radius_is_detected(digits):

@@ -37,7 +37,7 @@ def nearest_change(model, x, limit, rings=200, directions=360):
     for distance in torch.linspace(0, limit, rings + 1, dtype=torch.float64)[1:]:
         (rows,) = nearest.isinf().nonzero(as_tuple=True)  # those without a change so far
         around = (x[rows, None] + distance * circle).flatten(0, 1)
-        changed = (model(around).argmax(1).view(len(rows), -1) != top[rows, None]).any(1)
+        changed = (model(around).argmax(1).view(-1, directions) != top[rows, None]).any(1)
         nearest[rows[changed]] = distance
     return nearest
 

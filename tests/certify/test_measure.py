@@ -31,7 +31,7 @@ from atoll.cli import main
 from atoll.config import from_plain
 from atoll.errors import InputError, UnsoundError
 from atoll.measure import Environment, load_result, measure, save_result
-from atoll.models import MLP, SmallConvNet
+from atoll.models import MLP, PreActResNet, SmallConvNet
 from atoll.runs.run import open_run
 from atoll.stats import Accuracy
 from atoll.subject import Origin, Subject, SubjectRecord
@@ -46,6 +46,12 @@ def subject(model=None, seed=0, **threat):
         torch.manual_seed(seed)
         model = model() if model else SmallConvNet((1, 8, 8), 3, widths=(4,), hidden=8, activation="minmax")
     return Subject(model.eval(), TinyData(), ThreatModel(**{"norm": "l2", "eps": 0.1} | threat))
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A subject that several tests measure; capturing its graph takes a second."""
+    return subject()
 
 
 # --- settings and results as plain data -------------------------------------------------------------------------------
@@ -164,36 +170,36 @@ def folder_of(tmp_path, monkeypatch):
     return lambda here, question, **change: measure(here, dataclasses.replace(question, **change), tmp_path).folder
 
 
-def test_everything_that_changes_the_answer_changes_the_digest(tmp_path, folder_of):
-    here = subject()
+def test_everything_that_changes_the_answer_changes_the_digest(tmp_path, folder_of, small):
     variants = [
         {}, {"eps": "0.2"}, {"eps": "0.1,0.2"}, {"precision": "float32"}, {"budget": 1.0}, {"points": 5}, {"seed": 1},
         {"split": "train"}, {"reject": ("noise",)}, {"eta": 0.1}, {"attack": True}, {"attack": True, "check": 1},
         {"attack": True, "attacks": "FGSM"},
     ]  # fmt: skip
-    folders = [folder_of(here, PLAIN, **change) for change in variants]
-    folders += [folder_of(here, SMOOTH, **change) for change in ({}, {"samples": 41}, {"alpha": 0.01}, {"smooth": 0.3})]
+    folders = [folder_of(small, PLAIN, **change) for change in variants]
+    folders += [
+        folder_of(small, SMOOTH, **change) for change in ({}, {"samples": 41}, {"alpha": 0.01}, {"smooth": 0.3})
+    ]
     folders.append(folder_of(subject(seed=1), PLAIN))  # other weights
     for value in (0, 9):  # the same name of a file, other content
-        folders.append(folder_of(here, PLAIN, reject=(npz(tmp_path / "other.npz", value),)))
+        folders.append(folder_of(small, PLAIN, reject=(npz(tmp_path / "other.npz", value),)))
     assert len(set(folders)) == len(folders) == len(list(tmp_path.glob("certify/*/result.json")))
-    assert folder_of(here, PLAIN) == folders[0]
+    assert folder_of(small, PLAIN) == folders[0]
 
 
-def test_an_attack_of_the_users_own_is_part_of_the_digest(tmp_path, folder_of):
-    here, file, folders = subject(), tmp_path / "mine.py", []
+def test_an_attack_of_the_users_own_is_part_of_the_digest(tmp_path, folder_of, small):
+    file, folders = tmp_path / "mine.py", []
     for comment in ("# one\n", "# two\n"):
         file.write_text(f"{comment}from atoll.attacks import FGSM\n\n\nclass Mine(FGSM):\n    pass\n")
-        folders.append(folder_of(here, PLAIN, attack=True, attacks=f"{file}:Mine"))
+        folders.append(folder_of(small, PLAIN, attack=True, attacks=f"{file}:Mine"))
     assert folders[0] != folders[1]
 
 
-def test_the_batch_size_is_not_part_of_the_digest(tmp_path):
-    here = subject()
-    one = measure(here, PLAIN, tmp_path)
-    two = measure(here, dataclasses.replace(PLAIN, batch_size=3), tmp_path)
+def test_the_batch_size_is_not_part_of_the_digest(tmp_path, small):
+    one = measure(small, PLAIN, tmp_path)
+    two = measure(small, dataclasses.replace(PLAIN, batch_size=3), tmp_path)
     assert one.folder == two.folder
-    three = measure(here, dataclasses.replace(PLAIN, batch_size=3), tmp_path, restart=True)
+    three = measure(small, dataclasses.replace(PLAIN, batch_size=3), tmp_path, restart=True)
     assert three.verified == one.verified
     assert three.median_radius == pytest.approx(one.median_radius, rel=1e-9)
 
@@ -209,9 +215,16 @@ def test_precision_is_that_of_the_certified_network():
     assert here.precision == torch.float32
 
 
-def test_models_that_are_no_classifiers_are_refused():
-    with pytest.raises(InputError, match="Sequential cannot be certified: expected a Classifier"):
-        measure(subject(lambda: torch.nn.Sequential(MLP((1, 8, 8), 3))), PLAIN)
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: torch.nn.Sequential(MLP((1, 8, 8), 3)), "Sequential cannot be certified: expected a Classifier"),
+        (lambda: PreActResNet((1, 8, 8), 3, width=2), r"body.1 \(PreActBlock\) cannot be certified: no Lipschitz"),
+    ],
+)
+def test_models_that_cannot_be_certified_are_refused(model, message):
+    with pytest.raises(InputError, match=message):
+        measure(subject(model), PLAIN)
 
 
 def test_results_of_two_checkpoints_are_distinguishable(gloro_run, tmp_path):
@@ -248,9 +261,8 @@ def smoothed_points(monkeypatch):
     return calls
 
 
-def test_interrupted_smoothing_resumes_with_the_same_bits(tmp_path, smoothed_points):
-    here = subject()
-    whole = measure(here, SMOOTH, tmp_path / "whole")
+def test_interrupted_smoothing_resumes_with_the_same_bits(tmp_path, smoothed_points, small):
+    whole = measure(small, SMOOTH, tmp_path / "whole")
     assert len(smoothed_points) == 6
 
     def interrupt(what, done, total):
@@ -258,21 +270,20 @@ def test_interrupted_smoothing_resumes_with_the_same_bits(tmp_path, smoothed_poi
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(here, SMOOTH, tmp_path / "parts", on_progress=interrupt)
+        measure(small, SMOOTH, tmp_path / "parts", on_progress=interrupt)
     folder = tmp_path / "parts" / "certify" / whole.folder.name
     assert not (folder / "result.json").exists()
     (file,) = folder.glob("points/*")
     file.write_bytes(file.read_bytes()[:-5])  # a kill in the middle of a line
-    resumed = measure(here, SMOOTH, tmp_path / "parts")
+    resumed = measure(small, SMOOTH, tmp_path / "parts")
     assert len(smoothed_points) == 6 + 4 + 3
     assert content(resumed) == content(whole)
     for name in ("certificates.safetensors", "curve.png"):
         assert (resumed.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
-def test_a_damaged_certificate_is_computed_again(tmp_path, smoothed_points):
-    here = subject()
-    before = measure(here, SMOOTH, tmp_path)
+def test_a_damaged_certificate_is_computed_again(tmp_path, smoothed_points, small):
+    before = measure(small, SMOOTH, tmp_path)
     (before.folder / "result.json").unlink()
     (file,) = before.folder.glob("points/*")
     lines = file.read_text().split("\n")
@@ -280,7 +291,7 @@ def test_a_damaged_certificate_is_computed_again(tmp_path, smoothed_points):
     lines[2] = json.dumps([checksum, key, prediction, 9.0])  # well-formed, and wrong
     lines[4] = "[1, 2"
     file.write_text("\n".join(lines))
-    after = measure(here, SMOOTH, tmp_path)
+    after = measure(small, SMOOTH, tmp_path)
     assert len(smoothed_points) == 6 + 2
     assert content(after) == content(before)
 
@@ -318,14 +329,13 @@ def test_command_and_python_store_the_same_files(gloro_run, tmp_path, capsys):
     assert content(CertifyResult.from_json(printed)) == content(result)
     for name in ("certificates.safetensors", "curve.png"):
         assert (stored.folder / name).read_bytes() == (result.folder / name).read_bytes()
-    assert two.certify(points=20, check=4, attacks="PGD-2", eps="0.2,0.5", reject=("noise",)) == result
 
 
 # --- certificates that are false --------------------------------------------------------------------------------------
 
 
 def test_a_false_certificate_leaves_the_point_and_no_result(gloro_run, tmp_path, monkeypatch):
-    proven, run = GloRo.proven, copied(gloro_run, tmp_path)
+    proven, here, question = GloRo.proven, gloro_run.subject(), CertifySettings(points=10, check=5, attacks="FGSM")
 
     def wrong(model, **options):
         certifier = proven(model, **options)
@@ -334,13 +344,13 @@ def test_a_false_certificate_leaves_the_point_and_no_result(gloro_run, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(GloRo, "proven", staticmethod(wrong))
         with pytest.raises(UnsoundError, match="a certificate is false"):
-            run.certify(points=20, check=10)
-    assert not run.results("certify")
-    ((path, message),) = broken_certificates(run.folder).items()
+            measure(here, question, tmp_path)
+    assert not list(tmp_path.rglob("result.json"))
+    ((path, message),) = broken_certificates(tmp_path).items()
     assert path.name == "broken.safetensors"
     assert message.startswith("a certificate is false: point ")
-    result = run.certify(points=20, check=10)  # the bound is right again
+    result = measure(here, question, tmp_path)  # the bound is right again
     assert result.folder == path.parent
-    assert not broken_certificates(run.folder)
+    assert not broken_certificates(tmp_path)
     path.write_bytes(b"")  # damaged, but there
-    assert list(broken_certificates(run.folder)) == [path]
+    assert list(broken_certificates(tmp_path)) == [path]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from atoll.curvature import input_landscape, weight_landscape
-from atoll.curvature.landscape import filter_normalised
+from atoll.curvature.landscape import filter_normalized
 from atoll.errors import InputError
 from curvature.cases import make_risk, mean_loss, weights
 
@@ -42,7 +42,7 @@ def test_weights(model):
     before = weights(p).clone()
     result = weight_landscape(p, radius=0.5, steps=3)
     assert torch.equal(weights(p), before)
-    first, second = (torch.cat([d.flatten() for d in filter_normalised(p, (0, k))]) for k in (0, 1))
+    first, second = (torch.cat([d.flatten() for d in filter_normalized(p, (0, k))]) for k in (0, 1))
     value = mean_loss(p)
     for i, a in enumerate(result.a):
         for j, b in enumerate(result.b):
@@ -51,7 +51,7 @@ def test_weights(model):
 
 def test_directions_are_as_long_as_the_net_filter_by_filter():
     p = make_risk("conv-bn")
-    first, second = filter_normalised(p, 0), filter_normalised(p, 1)
+    first, second = filter_normalized(p, 0), filter_normalized(p, 1)
     for w, d in zip(p.parameters, first, strict=True):
         if w.dim() > 1:
             torch.testing.assert_close(d.flatten(1).norm(dim=1), w.detach().flatten(1).norm(dim=1))

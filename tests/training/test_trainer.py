@@ -224,6 +224,22 @@ def test_a_request_to_stop_saves_first(tmp_path):
     assert trainer.checkpoints.steps()[-1] == 7
 
 
+def test_a_request_to_stop_in_the_last_validation_skips_the_test(tmp_path):
+    trainer = tiny_trainer(folder=tmp_path, epochs=1)
+    evaluate = trainer.evaluate
+
+    def ask(*arguments, **words):
+        if not trainer.stop_requested:  # in the validation, not in the test
+            trainer.stop()
+        return evaluate(*arguments, **words)
+
+    trainer.evaluate = ask
+    with pytest.raises(TrainingError, match="stopped in the final test as asked"):
+        trainer.fit()
+    trainer = tiny_trainer(folder=tmp_path, epochs=1)
+    assert trainer.fit(resume=True)["last"]["epoch"] == 1
+
+
 def test_methods_act_at_their_places_in_order():
     calls = []
 

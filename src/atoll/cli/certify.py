@@ -6,7 +6,7 @@ atoll certify runs/mnist-gloro --no-attack
 atoll certify runs/mnist-centroid --eta 0.1 --reject noise --reject FashionMNIST
 atoll certify runs/digits-smoothing --smooth 0.25 --samples 10000
 
-Certified points are attacked at their radius.  If one falls, the command fails.
+The command attacks certified points at their radius and fails if a prediction changes.
 
 --smooth certifies any model by randomized smoothing: it predicts the class that the model assigns most often under
 Gaussian noise.  Each of these certificates is false with probability alpha at most, so they are not attacked.
@@ -26,7 +26,6 @@ from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import console, interval, percent, print_table
 
-HELP = "prove robustness"
 SETTINGS = CertifySettings
 
 
@@ -72,6 +71,6 @@ def _lines(result: CertifyResult) -> list[str]:
     if (check := result.check) is not None:
         lines.append(
             f"{check.attacked:,} of {check.certified:,} certified points were attacked at their radius"
-            f" ({check.passes:,} passes, {check.seconds:.0f} s): none fell"
+            f" ({check.passes:,} passes, {check.seconds:.0f} s): no prediction changed"
         )
     return [*lines, f"certificates and results: {result.folder}"]

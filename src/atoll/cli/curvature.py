@@ -19,7 +19,6 @@ from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import console, print_table
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 
-HELP = "measure flatness, layer by layer"
 SETTINGS = CurvatureSettings
 
 

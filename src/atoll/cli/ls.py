@@ -20,8 +20,6 @@ from atoll.registry import REGISTRIES, registry, suggest
 from atoll.runs.collect import find_runs, main_numbers
 from atoll.runs.recipe import recipes, rows
 
-HELP = "list recipes, models, data sets, attacks, methods"
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", help="list one kind only")

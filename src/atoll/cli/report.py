@@ -15,8 +15,6 @@ from pathlib import Path
 from atoll.cli.output import console, print_json
 from atoll.report import write_report
 
-HELP = "write a page about one run or several"
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs; several are compared")

@@ -26,8 +26,6 @@ from atoll.runs.run import Run, TestRow
 from atoll.runs.train import train
 from atoll.training.trainer import Trainer
 
-HELP = "train a recipe"
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="name or YAML file; not needed with --resume")

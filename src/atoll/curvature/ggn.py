@@ -2,7 +2,7 @@ r"""Traces of the generalized Gauss-Newton matrix, layer by layer, by ordinary b
 
 With the Jacobian J of a point's logits and the Hessian :math:`\Phi` of its loss in logit space, the matrix is the mean
 of :math:`J^T \Phi J` over the points (Schraudolph, "Fast curvature matrix-vector products for second-order gradient
-descent", 2002).  A layer's own block is the Hessian's where the logits are piecewise linear in it (``linearity.py``).
+descent", 2002).  A layer's own block is the Hessian's if the logits are piecewise linear in it (``risk.nonlinearity``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def ggn_trace_samples(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int],
 
     .. math:: E\,\Big\|\sum_n J_{n,k}^T B_n s_n\Big\|^2 = \sum_n \mathrm{Tr}\, J_{n,k}^T \Phi_n J_{n,k},
 
-    and one backward pass gives the sum for all layers k.  Where :math:`\Phi` has negative eigenvalues (losses that
+    and one backward pass gives the sum for all layers k.  If :math:`\Phi` has negative eigenvalues (losses that
     compare clean and adversarial logits), they get a pass of their own, whose result is subtracted.
 
     >>> from atoll.losses import Standard

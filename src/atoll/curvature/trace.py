@@ -33,7 +33,7 @@ class Traces:
     Args:
         names: of the parameters.
         values: their traces.
-        covariance: of the estimates, ``(layers, layers)``; zero where they are exact.
+        covariance: of the estimates, ``(layers, layers)``; zero if they are exact.
         estimator: which one was used.
         reason: why.
         probes: random vectors per group of points.
@@ -83,8 +83,9 @@ def traces(
     ..                  1 forward, P double backward    any net with few parameters P
     ==================  ==============================  ==========================================================
 
-    ``auto`` takes Gauss-Newton where it is the Hessian's own trace, and Hutchinson elsewhere.  Its pass is cheaper, and
-    it has no noise from the blocks between layers, nor from the curvature of the net itself, whose trace is zero.
+    ``auto`` uses Gauss-Newton if it gives the trace of the Hessian, otherwise Hutchinson.  A Gauss-Newton pass is
+    cheaper.  It has no noise from the blocks between layers, nor from the curvature of the net itself, whose trace
+    is zero.
 
     Args:
         risk: the loss as a function of the weights.
@@ -116,11 +117,11 @@ def traces(
         raise InputError(f"group: expected at least 1, got {group}")
     if estimator == "exact":
         return _exact(risk, on_progress)
-    bend = net_nonlinearity(risk)
-    reason = f"{bend} is not piecewise linear" if bend else "the net is piecewise linear in each parameter"
+    nonlinear = net_nonlinearity(risk)
+    reason = f"{nonlinear} is not piecewise linear" if nonlinear else "the net is piecewise linear in each parameter"
     if estimator == "auto":
-        estimator = "hutchinson" if bend else "gauss_newton"
-    elif estimator == "gauss_newton" and bend:
+        estimator = "hutchinson" if nonlinear else "gauss_newton"
+    elif estimator == "gauss_newton" and nonlinear:
         reason += ", so these are not the Hessian's own traces"
     else:
         reason = "as asked"
@@ -159,15 +160,15 @@ def _group_size(estimator: str, points: int, relative_error: float) -> int:
 def _summary(risk: EmpiricalRisk, samples: Tensor, estimator: str, reason: str) -> Traces:
     """Mean over the vectors of each group, summed over groups; the variance is that within the groups."""
     probes = samples.shape[1]
-    centred = samples - samples.mean(1, keepdim=True)
-    covariance = torch.einsum("gpk,gpl->kl", centred, centred) / (probes * (probes - 1) * len(risk) ** 2)
+    centered = samples - samples.mean(1, keepdim=True)
+    covariance = torch.einsum("gpk,gpl->kl", centered, centered) / (probes * (probes - 1) * len(risk) ** 2)
     values = samples.mean(1).sum(0) / len(risk)
     return Traces(risk.names, values, covariance, estimator, reason, probes)
 
 
 def _exact(risk: EmpiricalRisk, on_progress: OnProgress | None) -> Traces:
-    bend = net_nonlinearity(risk)
-    if bend is None:
+    nonlinear = net_nonlinearity(risk)
+    if nonlinear is None:
         name, reason = "exact_gauss_newton", "the net is piecewise linear in each parameter"
         values = torch.zeros(len(risk.names), dtype=torch.float64, device=risk.device)
         points = shared(len(risk), 1)
@@ -177,7 +178,7 @@ def _exact(risk: EmpiricalRisk, on_progress: OnProgress | None) -> Traces:
                 on_progress(done, len(points))
         values = all_sum(values).cpu() / len(risk)
     else:
-        name, reason = "exact_hessian", f"{bend} is not piecewise linear"
+        name, reason = "exact_hessian", f"{nonlinear} is not piecewise linear"
         parts = blocks(risk, hessian(risk)).values()
         values = torch.stack([part.diagonal().double().sum() for part in parts]).cpu()
     return Traces(risk.names, values, torch.zeros(len(values), len(values), dtype=torch.float64), name, reason)

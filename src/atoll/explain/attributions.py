@@ -62,7 +62,7 @@ class PointAttribution(GradientAttribution):  # type: ignore[misc]
                 difference of the logits at the input and at the start of its path.  Only for attributions with paths.
             internal_batch_size: rows that go through the model together; if None, as many as fit comfortably into
                 memory.
-            boundary: the result of ``boundary_search`` for these inputs, for attributions that need it, so that several
+            boundary: the result of ``boundary_search`` for these inputs, for attributions that need it; several
                 can share it.
         """
         x = checked(inputs)

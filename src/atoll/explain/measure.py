@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -233,7 +233,8 @@ class MeasureExplanation(Measurement):
         if context.folder is not None and is_main():
             _save(explanation, labels, context.folder)
             if x.dim() == 4:
-                maps = {name: method.attributions.cpu() for name, method in explanation.methods.items()}
+                short = short_names(explanation.methods)
+                maps = {short[name]: method.attributions.cpu() for name, method in explanation.methods.items()}
                 shown = [f"{a}, seen as {b}" for a, b in zip(titles, predictions, strict=True)]
                 picture(context.folder / "attributions.png", x, maps, shown, boxes)
         distances = boundary.distance.tolist()
@@ -296,6 +297,16 @@ def _save(explanation: Explanation, labels: Tensor | None, folder: Path) -> None
     write_atomic(folder / "attributions.safetensors", save(content))
 
 
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Short names of attributions for tables and pictures: the class of a file or module, if that is unique.
+
+    >>> short_names(["SM", "maps/my_map.py:Mine"])
+    {'SM': 'SM', 'maps/my_map.py:Mine': 'Mine'}
+    """
+    short = {name: name.rpartition(":")[2].rpartition(".")[2] for name in names}
+    return {name: label if list(short.values()).count(label) == 1 else name for name, label in short.items()}
+
+
 def picture(path: Path, x: Tensor, maps: dict[str, Tensor], titles: list[str], boxes: Tensor | None = None) -> bool:
     """Draw the first rows for which every map is defined; whether there were any."""
     defined = torch.stack([~values.flatten(1).isnan().any(1) for values in maps.values()]).all(0)
@@ -316,8 +327,8 @@ def side_by_side(results: dict[str, ExplainResult]) -> Path | None:
     if x.dim() != 4 or any(t["x"].shape != x.shape or not torch.equal(t["x"], x) for t in tensors.values()):
         return None
     maps = {
-        f"{method}, {name}": tensors[name][f"attributions/{method}"]
-        for method in results[first].methods
+        f"{label}, {name}": tensors[name][f"attributions/{method}"]
+        for method, label in short_names(results[first].methods).items()
         for name in results
         if method in results[name].methods
     }

@@ -137,7 +137,7 @@ def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
     for pair in zip(*(values.flatten(1).double().cpu().numpy() for values in (a, b)), strict=True):
         shown = (pair[0] != 0) | (pair[1] != 0)
         ranks = np.stack([rankdata(values[shown], nan_policy="propagate") for values in pair])
-        centred = ranks - ranks.mean(1, keepdims=True) if shown.any() else ranks
-        size = float(np.sqrt((centred**2).sum(1).prod()))
-        correlations.append(float((centred[0] * centred[1]).sum()) / size if size else np.nan)
+        centered = ranks - ranks.mean(1, keepdims=True) if shown.any() else ranks
+        size = float(np.sqrt((centered**2).sum(1).prod()))
+        correlations.append(float((centered[0] * centered[1]).sum()) / size if size else np.nan)
     return torch.tensor(correlations, dtype=torch.float64)

@@ -1,10 +1,10 @@
-"""What a page is made of; ``page.html`` has one macro for each kind of block."""
+"""What a page is made of; ``page.html`` has one macro for each class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ Row = Sequence[str | Cell]
 class Table:
     """Rows of cells or plain texts; the first column names the row, ``runs`` says which columns belong to which run."""
 
-    kind: ClassVar[str] = "table"
     columns: Sequence[str]
     rows: Sequence[Row]
     runs: Sequence[int | None] = ()
@@ -34,7 +33,6 @@ class Table:
 class Plot:
     """A Plotly figure (data and layout as plain data) with an id of its own."""
 
-    kind: ClassVar[str] = "plot"
     id: str
     title: str
     figure: Mapping[str, Any]
@@ -46,7 +44,6 @@ class Plot:
 class Picture:
     """An image as a data URI, and what it shows."""
 
-    kind: ClassVar[str] = "picture"
     source: str
     title: str
     note: str = ""
@@ -57,7 +54,6 @@ class Picture:
 class Title:
     """A heading inside a section, with a run's color if it is about one."""
 
-    kind: ClassVar[str] = "title"
     text: str
     note: str = ""
     run: int | None = None
@@ -67,7 +63,6 @@ class Title:
 class Paragraphs:
     """Sentences, one paragraph each."""
 
-    kind: ClassVar[str] = "paragraphs"
     lines: Sequence[str]
 
 
@@ -75,7 +70,6 @@ class Paragraphs:
 class Callout:
     """A warning about the numbers of a section (``about`` is its id)."""
 
-    kind: ClassVar[str] = "callout"
     about: str
     what: str
     message: str
@@ -86,7 +80,6 @@ class Callout:
 class Missing:
     """Something that was not measured or cannot be read: why, and the command that makes it."""
 
-    kind: ClassVar[str] = "missing"
     about: str
     what: str
     reason: str
@@ -98,7 +91,6 @@ class Missing:
 class Code:
     """Lines for a shell."""
 
-    kind: ClassVar[str] = "code"
     lines: Sequence[str]
 
 
@@ -106,7 +98,6 @@ class Code:
 class Collapsible:
     """Blocks that open on a click."""
 
-    kind: ClassVar[str] = "collapsible"
     title: str
     blocks: Sequence[Block]
 
@@ -115,7 +106,6 @@ class Collapsible:
 class Columns:
     """Blocks side by side if there is room."""
 
-    kind: ClassVar[str] = "columns"
     blocks: Sequence[Block]
 
 

@@ -83,20 +83,15 @@ def compare(
             group = groups.setdefault(_question(run, result, ignore(result)), {})
             for checkpoint in run.checkpoints(result):
                 group.setdefault(checkpoint, {})[run.number] = result  # the newest if it was measured twice
-    rows = []
-    for group in groups.values():
+    firsts = [next(iter(next(iter(group.values())).values())) for group in groups.values()]
+    titles = [(_title(describe(first), first, {*named, *ignore(first)}), _weights(first)) for first in firsts]
+    comparisons = []
+    for title, first, group in zip(titles, firsts, groups.values(), strict=True):
+        points = "" if titles.count(title) == 1 else f" ({_points(first)})"
         for checkpoint, results in _merge(group).items():
             pairs = [(run, results[run.number]) for run in runs if run.number in results]
-            first = pairs[0][1]
-            title = _title(describe(first), first, checkpoint, {*named, *ignore(first)})
-            rows.append((title, first.inputs, pairs))
-    titles = [title for title, _, _ in rows]
-    return [
-        Comparison(
-            title if titles.count(title) == 1 else f"{title}, points with digest {inputs[:8] or 'unknown'}", pairs
-        )
-        for title, inputs, pairs in rows
-    ]
+            comparisons.append(Comparison(f"{title[0]}{points}, {checkpoint} checkpoint{title[1]}", pairs))
+    return comparisons
 
 
 def _question(run: RunSummary, result: Result, ignore: Collection[str]) -> str:
@@ -123,18 +118,26 @@ def _merge(group: dict[str, dict[int, R]]) -> dict[str, dict[int, R]]:
     return group
 
 
-def _title(start: str, result: Result, checkpoint: str, named: Collection[str]) -> str:
+def _title(start: str, result: Result, named: Collection[str]) -> str:
     settings = result.settings
     points = "image files" if getattr(settings, "images", ()) else f"{settings.split} points"
-    parts = [start, f"{result.points:,} {points}"]
+    parts = [start]
     for item in dataclasses.fields(settings):
         value = getattr(settings, item.name)
         is_named = item.name in ("split", "points", *named) or item.metadata.get("execution")
         if not is_named and value != item.default:
             parts.append(_setting(item.name, value))
+    return ", ".join(filter(None, [*parts, f"{result.points:,} {points}"]))
+
+
+def _points(result: Result) -> str:
+    """What tells apart points of the same number and split."""
+    return f"digest {result.inputs[:8]}" if result.inputs else "digest not recorded"
+
+
+def _weights(result: Result) -> str:
     weights = result.subject.origin.weights
-    parts.append(f"{checkpoint} checkpoint" + ("" if weights == "raw" else f" ({plain(weights)} weights)"))
-    return ", ".join(filter(None, parts))
+    return "" if weights == "raw" else f" ({plain(weights)} weights)"
 
 
 def _setting(name: str, value: Any) -> str:

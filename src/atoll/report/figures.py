@@ -21,6 +21,7 @@ Range = list[float]
 PALETTE = ("#3b7ddd", "#e2703a", "#1d9a7c", "#a85fc4", "#c99a1e", "#d6457f", "#5f8a2f", "#7a8699")
 MOST = 400  # points of a curve
 WIDEST = 60  # characters of a label
+PERCENT = [-2, 102]  # range of an axis
 
 
 def color(run: int) -> str:
@@ -75,14 +76,10 @@ def curve(
     return trace
 
 
-def chart(traces: Sequence[Trace], x: str, y: str, **layout: Any) -> Figure:
+def chart(traces: Sequence[Trace], x: str, y: str, yaxis: Mapping[str, Any] | None = None, **layout: Any) -> Figure:
     """Curves over common axes, compared at each x."""
-    axes = {"xaxis": {"title": {"text": label(x)}}, "yaxis": {"title": {"text": label(y)}}}
+    axes = {"xaxis": {"title": {"text": label(x)}}, "yaxis": {"title": {"text": label(y)}, **(yaxis or {})}}
     return {"data": list(traces), "layout": {**axes, "hovermode": "x unified", **layout}}
-
-
-def percent_axis(y: str) -> dict[str, Any]:
-    return {"title": {"text": label(y)}, "range": [-2, 102]}
 
 
 def dots(series: Mapping[tuple[str, int], Mapping[str, Accuracy]]) -> Figure:
@@ -113,7 +110,7 @@ def dots(series: Mapping[tuple[str, int], Mapping[str, Accuracy]]) -> Figure:
                 "<extra>%{fullData.name}</extra>",
             }
         )
-    axis = {"title": {"text": "accuracy in %"}, "range": [-2, 102]}
+    axis = {"title": {"text": "accuracy in %"}, "range": PERCENT}
     layout = {"xaxis": axis, "yaxis": _names(order), "hovermode": "closest", "height": 150 + 46 * len(order)}
     return {"data": traces, "layout": layout}
 
@@ -184,7 +181,7 @@ def surface(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
 
 def contour(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
     """The same from above; it does not need WebGL."""
-    (low, high) = ranges[2]
+    low, high = ranges[2]
     trace = {
         "type": "contour",
         **_grid(landscape),

@@ -10,7 +10,6 @@ import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,10 +58,6 @@ class RunSummary:
     def folder(self) -> Path:
         return self.run.folder
 
-    @cached_property
-    def index(self) -> Mapping[str, Any]:
-        return self.run.index
-
     def current(self, kind: type[R]) -> list[R]:
         """Results of a kind that describe weights which the run still has."""
         return [result for result in self.results if isinstance(result, kind) and not result.stale]
@@ -95,7 +90,7 @@ class RunSummary:
     def load(self, about: str, path: Path, read: Callable[[Path], T]) -> T | None:
         """A file of the run; None if it is not there, and a note as well if it cannot be read."""
         try:
-            if not _is_ours(path, self.folder):
+            if not path.is_file() or not _is_inside(path, self.folder):
                 return None
             if _size(path) > LARGEST:
                 raise DataError(f"larger than {LARGEST // 2**20} MB")
@@ -141,9 +136,9 @@ def short_names(runs: Sequence[Run]) -> list[str]:
     return [name if not (before := names[:i].count(name)) else f"{name} ({before + 1})" for i, name in enumerate(names)]
 
 
-def _is_ours(path: Path, folder: Path) -> bool:
-    """Whether a path is a regular file inside a folder, links resolved."""
-    return path.is_file() and path.resolve().is_relative_to(folder.resolve())
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, links resolved, is inside a folder."""
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def _size(path: Path) -> int:
@@ -164,10 +159,10 @@ def _read_training(summary: RunSummary) -> None:
         planned = plain(summary.recipe_value("trainer", "epochs"))
         reason = f"not finished: {len(summary.epochs)} of {planned} epochs are recorded"
         summary.add_missing("training", "Training", reason, resume(summary.folder))
-    if not summary.index:
+    if not summary.run.index:
         reason = "there is none yet, so nothing can be measured"
         summary.add_missing("training", "Checkpoint", reason, resume(summary.folder))
-    if summary.index.get("selected_on") == "test":
+    if summary.run.index.get("selected_on") == "test":
         message = (
             "The best checkpoint was selected by its test accuracy, so its test accuracy is too high. The last"
             " checkpoint is not affected."
@@ -194,7 +189,7 @@ def _read_results(summary: RunSummary) -> None:
     for error in errors:
         summary.add_missing("results", "A result", error.replace(f"{summary.folder}/", ""))
     for result in results:
-        if result.folder is not None and not _belongs(result.folder, summary.folder):
+        if result.folder is not None and not _is_inside(result.folder / "result.json", summary.folder):
             summary.add_missing("results", f"A result of {plain(result.kind)}", "a link out of the folder of the run")
             continue
         summary.results.append(result)
@@ -205,12 +200,6 @@ def _read_results(summary: RunSummary) -> None:
                 message = f"{plain(warning.message)} ({plain(result.settings.threat)})"
                 summary.add_warning("attacks", plain(warning.kind), message)
     _read_interrupted(summary)
-
-
-def _belongs(folder: Path, run: Path) -> bool:
-    """Whether a result is in the run's own folder, its file not a link to somewhere else."""
-    file = folder / "result.json"
-    return (file if file.exists() else folder).resolve().is_relative_to(run.resolve())
 
 
 def _read_interrupted(summary: RunSummary) -> None:

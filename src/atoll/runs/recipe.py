@@ -180,8 +180,8 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
 
 def _check_attack(builder: Builder, parts: Mapping[str, Any]) -> None:
     """Build the training attack once, so that a threat or objective that does not suit it is an error of the recipe."""
-    loss, threat, attack = (parts[name] for name in ("loss", "threat", "attack"))
-    if None in (loss, threat, attack) or loss.objective is None:
+    loss, threat, attack = parts.get("loss"), parts.get("threat"), parts.get("attack")
+    if loss is None or threat is None or attack is None or loss.objective is None:
         return
     try:
         training_attack(attack, threat, loss.objective)

@@ -207,6 +207,8 @@ class Trainer:
                     self._finish_epoch()
                 self.trained = True
                 self._write_index()
+                if self.stop_requested:  # after the last step
+                    self.stop()
             finally:
                 for observer in self.observers:
                     observer.end()

@@ -15,11 +15,16 @@ import pkgutil
 from collections.abc import Sequence
 from typing import Any
 
-from atoll.report.blocks import Section
+from atoll.report.blocks import Row, Section
 from atoll.report.run_summary import RunSummary
 
 _NAMES = [module.name for module in pkgutil.iter_modules(__path__)]
 MODULES: list[Any] = sorted((importlib.import_module(f"{__name__}.{name}") for name in _NAMES), key=lambda m: m.ORDER)
+
+
+def all_summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
+    """The rows of all sections in the table at the top of the page."""
+    return [row for module in MODULES if hasattr(module, "summary_rows") for row in module.summary_rows(runs)]
 
 
 def all_sections(runs: Sequence[RunSummary]) -> list[Section]:

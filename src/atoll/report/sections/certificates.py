@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from atoll.certify.measure import CertifyResult
 from atoll.report.blocks import Block, Callout, Cell, Collapsible, Plot, Row, Section, Title
 from atoll.report.compare import Comparison, compare, notes
-from atoll.report.figures import chart, curve, percent_axis
+from atoll.report.figures import PERCENT, chart, curve
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import accuracy, digits, plain
 
@@ -55,7 +55,7 @@ def section(runs: Sequence[RunSummary]) -> Section:
             points = zip(result.curve.get("radius", ()), result.curve.get("verified", ()), strict=False)
             # Between two radii, at least what holds at the larger one is certified.
             traces.append(curve(run.name, [(r, 100 * v) for r, v in points], run.number, shape="vh", unit=" %"))
-        figure = chart(traces, "radius (l2)", "%", yaxis=percent_axis("certified accuracy in %"), height=400)
+        figure = chart(traces, "radius (l2)", "certified accuracy in %", {"range": PERCENT}, height=400)
         blocks.append(Plot(f"certificates-{place}", "Certified accuracy", figure, comparison.title))
     for comparison in compare(runs, CertifyResult, _describe, named=NAMED):
         blocks += _details(comparison)

@@ -92,8 +92,7 @@ def _densities(runs: Sequence[RunSummary]) -> list[Block]:
             grid, height = density.smooth()
             points = [(x, y + 1e-8) for x, y in zip(grid.tolist(), height.tolist(), strict=True)]
             traces.append(curve(run.name, points, run.number))
-        axis = {"title": {"text": "density"}, "type": "log", "exponentformat": "power"}
-        figure = chart(traces, "eigenvalue", "density", yaxis=axis)
+        figure = chart(traces, "eigenvalue", "density", {"type": "log", "exponentformat": "power"})
         plot = Plot(f"curvature-density-{place}", "Eigenvalues of the Hessian", figure, comparison.title)
         plots += [plot] if traces else []
     return plots
@@ -141,13 +140,11 @@ def _check_drawable(*arrays: NDArray[Any]) -> None:
 def _cells(result: CurvatureResult) -> dict[str, str | Cell]:
     cells: dict[str, str | Cell] = {
         "WCI": estimate(result.wci),
-        "WCI is at most": Cell(
-            digits(result.bound),
-            f"weight norm {digits(result.weight_norm)} × root of traces {digits(result.root_trace)}",
-        ),
-        "trace of the Hessian": estimate(
-            result.trace, f"{plain(result.estimator)}: {plain(result.reason)}", f"{result.probes:,} probes"
-        ),
+        "upper bound of the WCI": digits(result.bound),
+        "norm of the weights": digits(result.weight_norm),
+        "root of the sum of traces": digits(result.root_trace),
+        "trace of the Hessian": estimate(result.trace, f"{plain(result.estimator)}, {result.probes:,} probes"),
+        "reason for the estimator": plain(result.reason),
         "mean loss": digits(result.mean_loss),
     }
     if result.negative:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from atoll.report.blocks import Block, Columns, Paragraphs, Plot, Section
+from atoll.report.blocks import Block, Cell, Columns, Paragraphs, Plot, Row, Section
 from atoll.report.compare import notes
-from atoll.report.figures import Trace, chart, curve, percent_axis
+from atoll.report.figures import PERCENT, Trace, chart, curve
 from atoll.report.run_summary import RunSummary
-from atoll.report.text import number
+from atoll.report.text import number, plain
 
 ORDER, KINDS = 10, ()
 # Averages of weights (SWA) have their name in the middle: validation_swa_robust.
@@ -27,7 +27,21 @@ ACCURACIES = {
 # What the numbers depend on, as parts of the recipe.
 POINTS = (("data", "class_path"), *(("data", "init_args", name) for name in ("limit", "validation", "split_seed")))
 VALIDATION = (*POINTS, ("threat",), ("trainer", "validation_steps"))
-TRAINING = (("data",), ("threat",), ("attack",), ("trainer", "validation_steps"))
+TRAINING = (("data",), ("threat",), ("attack",))
+
+
+def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
+    return [["Training", *map(_overview, runs)]]
+
+
+def _overview(run: RunSummary) -> Cell:
+    parts = [run.recipe_value(part, "class_path") for part in ("loss", "model", "data")]
+    names = ", ".join(plain(part).rpartition(".")[2] for part in parts if part)
+    threat = f"{plain(run.recipe_value('threat', 'norm'))} {plain(run.recipe_value('threat', 'eps'))}"
+    epochs = f"{len(run.epochs)} of {plain(run.recipe_value('trainer', 'epochs'))} epochs"
+    if run.run.is_finished:
+        return Cell(names, f"threat {threat}; {epochs}")
+    return Cell(names, f"threat {threat}; {epochs}, not finished", "warning")
 
 
 def section(runs: Sequence[RunSummary]) -> Section:
@@ -39,9 +53,9 @@ def section(runs: Sequence[RunSummary]) -> Section:
             title += "" if len(runs) == 1 else f", {splits[0]}"
             traces = partial(_accuracy, name=name, splits=splits)
             depends_on = TRAINING if "train" in splits else POINTS if name == "clean" else VALIDATION
-            plots += curves(runs, place, title, traces, depends_on, "%", yaxis=percent_axis("%"))
+            plots += curves(runs, place, title, traces, depends_on, "%", yaxis={"range": PERCENT})
     gap = "Accuracy on training points is the mean over an epoch of changing weights, unless the gap was measured."
-    plots += curves(runs, "training-gap", "Robust gap", _gap, (*TRAINING, *POINTS), "percentage points", gap)
+    plots += curves(runs, "training-gap", "Robust gap", _gap, (*TRAINING, *VALIDATION), "percentage points", gap)
     plots += curves(runs, "training-loss", "Training loss", _loss, (("loss",), *TRAINING), "loss")
     lines = ["Solid: validation. Dotted: training, with augmentation and attack of the training. Dashed: test."]
     blocks = [Paragraphs(lines), Columns(plots)] if plots else [Paragraphs(["No epoch is recorded yet."])]
