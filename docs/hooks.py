@@ -33,8 +33,8 @@ log = logging.getLogger("mkdocs.hooks.atoll")
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """List all results and decisions in the menu."""
     menus = {"Results": ["results/index.md", *pages_in("results")], "Decisions": pages_in("decisions")}
-    entries = [entry for entry in config.nav or [] if isinstance(entry, dict)]
-    for entry in [*entries, *(child for entry in entries for child in entry.get("Background", []))]:
+    top = [entry for entry in config.nav or [] if isinstance(entry, dict)]
+    for entry in [*top, *(child for parent in top for child in parent.get("Background", []))]:
         entry.update({title: pages for title, pages in menus.items() if title in entry})
     return config
 

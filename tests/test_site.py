@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds, and works in a browser without a network."""
+"""The documentation builds as a site and works in a browser without a network."""
 
 import http.server
 import os
@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("index", "guides/attack", "api/curvature", "api/certify", "results/index", "commands", "errata", "extend")
+PAGES = (
+    "index", "guides/attack", "api/curvature", "api/certify", "api/measure", "results/index", "commands", "errata",
+    "extend", "architecture", "decisions/identity",
+)  # fmt: skip
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -22,7 +25,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """The site, served; links and references are checked by mkdocs itself, and docstrings by docs/hooks.py."""
+    """Builds and serves the site; mkdocs checks links and references, docs/hooks.py checks docstrings."""
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
@@ -40,19 +43,19 @@ def address(tmp_path_factory):
 
 
 def test_the_site_works(address, browser):  # one test, so that the site is built once
-    said, asked = [], []
+    messages, requests = [], []
     for scheme, background in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(30, 33, 41)")):
         page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
         for name in PAGES:
             page.goto(f"{address}{name}.html")
             assert page.evaluate("getComputedStyle(document.body).backgroundColor") == background
             assert page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is too wide"
-    assert said == []
-    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+    assert messages == []
+    assert [url for url in requests if not url.startswith((address, "data:", "blob:"))] == []
 
     page.goto(f"{address}api/curvature.html")
     formulas = "[...document.querySelectorAll('math')].map(formula => formula.getBoundingClientRect().height)"
@@ -61,7 +64,7 @@ def test_the_site_works(address, browser):  # one test, so that the site is buil
     assert not re.search(r"\\[(\[]|:math:|\.\. math", page.inner_text("article"))
     page.goto(f"{address}index.html")
     page.click("article a:has(code:text-is('TRADES')) >> nth=0")  # names lead to the reference
-    page.wait_for_url("**/api/training.html#atoll.losses.TRADES")
+    page.wait_for_url("**/api/losses.html#atoll.losses.TRADES")
 
     page.goto(f"{address}results/index.html")
     results = sorted(path.stem for path in (ROOT / "docs/results").glob("*.md"))
