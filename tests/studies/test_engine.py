@@ -13,8 +13,8 @@ import pytest
 from atoll.errors import AtollError, InputError
 from atoll.runs.recipe import read_recipe
 from atoll.stats import Estimate
-from atoll.studies import Cell, Column, Found, StudyReport, Table, run_study
-from atoll.studies.engine import CellRunner, merged, ordered
+from atoll.studies import Cell, Column, StudyReport, StudyResults, Table, run_study
+from atoll.studies.engine import CellRunner, merge_overrides, sort_cells
 from studies.toy import Toy, Trained
 
 
@@ -49,7 +49,7 @@ def test_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_the_cells_own_values_outlive_another_data_set() -> None:
     cell = Cell("a", 3, "mnist-at", ("data.limit=7", "trainer.epochs=2"))
     user = ["data.class_path=Npz", "data.path=mnist.npz", "trainer.epochs=5"]
-    tree = read_recipe("mnist-at", [f"seed={cell.seed}", *merged(cell.overrides, user)])
+    tree = read_recipe("mnist-at", [f"seed={cell.seed}", *merge_overrides(cell.overrides, user)])
     assert tree["data"] == {"class_path": "Npz", "init_args": {"limit": 7, "path": "mnist.npz"}}
     assert (tree["seed"], tree["trainer"]["epochs"]) == (3, 5)
 
@@ -137,13 +137,13 @@ def test_all_failed(tmp_path: Path) -> None:
     ("cells", "words"),
     [
         ([Cell("a"), Cell("A")], "the same twice"),
-        ([Cell("a", needs=("b-0",))], "got b-0"),
-        ([Cell("a", needs=("b-0",)), Cell("b", needs=("a-0",))], "a-0 needs b-0 needs a-0"),
+        ([Cell("a", depends_on=("b-0",))], "got b-0"),
+        ([Cell("a", depends_on=("b-0",)), Cell("b", depends_on=("a-0",))], "a-0 needs b-0 needs a-0"),
     ],
 )
 def test_grids_that_make_no_sense(cells: list[Cell], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        ordered(cells)
+        sort_cells(cells)
 
 
 def test_marks() -> None:
@@ -189,7 +189,7 @@ def test_a_study_may_have_little_to_show(
 
 
 def test_means_over_seeds() -> None:
-    found = Found("smoke", {Cell("a", 0): {"x": 1.0}, Cell("a", 1): {"x": 3.0}, Cell("a", 2): {"x": None}})
+    found = StudyResults("smoke", {Cell("a", 0): {"x": 1.0}, Cell("a", 1): {"x": 3.0}, Cell("a", 2): {"x": None}})
     mean = found.mean("a", "x", 100)
     assert mean is not None
     assert (mean.value, mean.standard_error) == pytest.approx((200.0, 100.0))
@@ -199,7 +199,7 @@ def test_means_over_seeds() -> None:
 def test_who_has_the_last_word() -> None:
     cell = ["data.limit=100", "model.class_path=MLP", "trainer.epochs=3"]
     user = ["trainer.epochs=1", "data.class_path=Npz", "data.path=a.npz", "model.class_path=LiResNet"]
-    tree = read_recipe("mnist-flat/at-base", merged(cell, user))
+    tree = read_recipe("mnist-flat/at-base", merge_overrides(cell, user))
     assert tree["data"] == {"class_path": "Npz", "init_args": {"limit": 100, "path": "a.npz"}}
     assert tree["model"] == {"class_path": "LiResNet"}
     assert tree["trainer"]["epochs"] == 1
@@ -207,7 +207,7 @@ def test_who_has_the_last_word() -> None:
 
 def test_pairs_leave_out_what_is_missing() -> None:
     numbers = {Cell("a", 0): {"x": 1.0}, Cell("a", 1): {"x": None}, Cell("b", 0): {"x": 3.0}, Cell("b", 1): {"x": 2.0}}
-    found = Found(
+    found = StudyResults(
         "smoke",
         numbers | {Cell("a", 2): {}, Cell("b", 2): {"x": 5.0}, Cell("a", 3): {"x": math.nan}, Cell("b", 3): {"x": 1.0}},
     )

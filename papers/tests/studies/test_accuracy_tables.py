@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.studies.base import SCALES, Found, Scale
+from atoll.studies.base import SCALES, Scale, StudyResults
 from atoll_papers.studies.accuracy_tables import AccuracyTable
 from made import STUDIES
 
@@ -12,7 +12,7 @@ from made import STUDIES
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("study", [s for s in STUDIES.values() if isinstance(s, AccuracyTable)], ids=lambda s: s.name)
 def test_every_scale_has_pairs_to_compare(study: AccuracyTable, scale: Scale) -> None:
-    found = Found(scale, {cell: {} for cell in study.cells(scale)})
+    found = StudyResults(scale, {cell: {} for cell in study.cells(scale)})
     pairs = study.pairs(found)
     assert pairs
     assert {row for pair in pairs for row in pair} <= set(found.rows)
@@ -24,5 +24,5 @@ def test_a_gain_in_every_pair_is_a_claim_that_held() -> None:
         cell: {"last AutoAttack": 50.0 + cell.seed + (2.0 if cell.row.endswith("both") else 0.0)}
         for cell in study.cells("paper")
     }
-    (verdict,) = study.conclude(Found("paper", numbers)).verdicts
-    assert verdict.outcome == "held"
+    (claim,) = study.report(StudyResults("paper", numbers)).claims
+    assert claim.outcome == "supported"

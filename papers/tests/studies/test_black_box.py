@@ -30,8 +30,8 @@ def numbers(cell: Cell) -> Numbers:
 
 
 def test_verdicts() -> None:
-    assert outcomes(TransferTable(), made(TransferTable(), numbers)) == ["held", "did not hold"]
-    assert outcomes(RaySTable(), made(RaySTable(), numbers)) == ["held", "held in part"]
+    assert outcomes(TransferTable(), made(TransferTable(), numbers)) == ["supported", "contradicted"]
+    assert outcomes(RaySTable(), made(RaySTable(), numbers)) == ["supported", "supported in part"]
 
 
 @pytest.mark.parametrize("study", [TransferTable(), RaySTable()], ids=lambda study: study.name)
@@ -52,7 +52,7 @@ def test_transferred_inputs_are_those_of_the_surrogate(tmp_path: Path) -> None:
         if title != "AWP"
     }
     defender = cells["AWP + RAT"]
-    assert defender.needs == (cells["surrogate"].name,)
+    assert defender.depends_on == (cells["surrogate"].name,)
     found = study.measure(defender, runs["AWP + RAT"], "smoke", {"surrogate": runs["surrogate"]})
     x, y = runs["surrogate"].data.tensors("test", 20)
     model = runs["AWP + RAT"].model()

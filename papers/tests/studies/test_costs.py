@@ -23,9 +23,9 @@ def cost(cell: Cell, times: dict[str, float], memories: dict[str, float]) -> Num
         (
             {"TrH": 5.5 / 5.2 - 0.01, "SWA": 5.5 / 4.4, "S2O": 5.5 / 5.2, "AWP": 5.5 / 3.7},
             {"TrH": 1.0, "SWA": 1.12, "S2O": 1.6, "AWP": 1.36},
-            ["held", "held", "held", "held"],
+            ["supported", "supported", "supported", "supported"],
         ),
-        ({"TrH": 1.2, "SWA": 1.0}, {"TrH": 1.1, "SWA": 1.0}, ["did not hold"] * 4),
+        ({"TrH": 1.2, "SWA": 1.0}, {"TrH": 1.1, "SWA": 1.0}, ["contradicted"] * 4),
     ],
 )
 def test_trh_cost(times: dict[str, float], memories: dict[str, float], expected: list[str]) -> None:
@@ -36,10 +36,10 @@ def test_trh_cost(times: dict[str, float], memories: dict[str, float], expected:
 def test_rat_cost() -> None:
     study = RATCost()
     times, memories = {"first": 2161 / 1666, "first and second": 2362 / 1666}, {"first": 1.02, "first and second": 2.05}
-    assert outcomes(study, made(study, lambda cell: cost(cell, times, memories))) == ["held", "did not hold"]
+    assert outcomes(study, made(study, lambda cell: cost(cell, times, memories))) == ["supported", "contradicted"]
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.5, "held"), (0.013, "did not hold")])
+@pytest.mark.parametrize(("share", "expected"), [(0.5, "supported"), (0.013, "contradicted")])
 def test_wci_cost(share: float, expected: str) -> None:
     study = WCICost()
     numbers = {"measurement": 1.0, "step": 1.0, "every epoch": 1 + share, "rule": 1 + share / 2}

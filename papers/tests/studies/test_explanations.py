@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from atoll.explain.boundary import boundary_search
-from atoll.studies import Cell, Found
+from atoll.studies import Cell, StudyResults
 from atoll_papers.studies.boundaries import PIPELINES, with_autopgd
 from atoll_papers.studies.sanity import METHODS
 from made import STUDIES
@@ -15,8 +15,8 @@ from made import STUDIES
 WIGGLE = (0.0, 0.02, -0.03)
 
 
-def sanity(left: dict[str, float], seeds: int = 3) -> Found:
-    return Found(
+def sanity(left: dict[str, float], seeds: int = 3) -> StudyResults:
+    return StudyResults(
         "cpu",
         {
             Cell(row, seed): {
@@ -35,19 +35,19 @@ def sanity(left: dict[str, float], seeds: int = 3) -> Found:
 
 
 def test_sanity() -> None:
-    findings = STUDIES["sanity-check"].conclude(sanity({"SM": 0.1, "IG": 0.49, "BIG": 0.9}))
+    findings = STUDIES["sanity-check"].report(sanity({"SM": 0.1, "IG": 0.49, "BIG": 0.9}))
     assert list(METHODS) == ["SM", "IG", "BIG"]
-    assert [verdict.outcome for verdict in findings.verdicts] == ["held", "held in part", "did not hold"]
-    one = STUDIES["sanity-check"].conclude(sanity({"SM": 0.1, "IG": 0.49, "BIG": 0.9}, seeds=1))
-    assert {verdict.outcome for verdict in one.verdicts} == {"not testable"}
+    assert [claim.outcome for claim in findings.claims] == ["supported", "supported in part", "contradicted"]
+    one = STUDIES["sanity-check"].report(sanity({"SM": 0.1, "IG": 0.49, "BIG": 0.9}, seeds=1))
+    assert {claim.outcome for claim in one.claims} == {"not testable"}
     whole = sanity({"SM": 0.1, "IG": 0.1, "BIG": 0.1})
     left = {cell: numbers for cell, numbers in whole.numbers.items() if cell.row == "AT"}
-    lost = STUDIES["sanity-check"].conclude(Found("cpu", left, {Cell("standard"): "it failed"}))
-    assert {verdict.outcome for verdict in lost.verdicts} == {"not testable"}
+    lost = STUDIES["sanity-check"].report(StudyResults("cpu", left, {Cell("standard"): "it failed"}))
+    assert {claim.outcome for claim in lost.claims} == {"not testable"}
     assert len(lost.tables["Rank correlation"].rows) == 6
 
 
-def boundaries(autopgd: float, race: float, more: float = 0.0, seeds: int = 3, spread: float = 0.0) -> Found:
+def boundaries(autopgd: float, race: float, more: float = 0.0, seeds: int = 3, spread: float = 0.0) -> StudyResults:
     """Distances of AutoPGD and of the race, as shares of those of PGDs and CW."""
     numbers = {}
     for row in ("standard", "AT"):
@@ -58,33 +58,33 @@ def boundaries(autopgd: float, race: float, more: float = 0.0, seeds: int = 3, s
             found |= {f"{name}: success": 90.0 + more * (name == PIPELINES[2]) for name in PIPELINES}
             found |= {f"{name}: calls": None if name == PIPELINES[2] else 400.0 for name in PIPELINES}
             numbers[Cell(row, seed)] = found
-    return Found("cpu", numbers)
+    return StudyResults("cpu", numbers)
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (boundaries(0.999, 0.5), ["held", "held in part"]),  # three seeds of very different nets
-        (boundaries(0.995, 0.5, spread=0.01), ["held in part", "held in part"]),
-        (boundaries(0.9, 1.2), ["did not hold", "did not hold"]),
-        (boundaries(1.0, 0.5, more=2.0), ["held in part", "held in part"]),
+        (boundaries(0.999, 0.5), ["supported", "supported in part"]),  # three seeds of very different nets
+        (boundaries(0.995, 0.5, spread=0.01), ["supported in part", "supported in part"]),
+        (boundaries(0.9, 1.2), ["contradicted", "contradicted"]),
+        (boundaries(1.0, 0.5, more=2.0), ["supported in part", "supported in part"]),
         (boundaries(1.0, 0.5, seeds=1), ["not testable", "not testable"]),
     ],
 )
-def test_boundaries(found: Found, expected: list[str]) -> None:
-    findings = STUDIES["boundary-search"].conclude(found)
-    assert [verdict.outcome for verdict in findings.verdicts] == expected
-    left = {cell: numbers for cell, numbers in found.numbers.items() if cell.row == "AT"}
-    rest = STUDIES["boundary-search"].conclude(Found("cpu", left, {Cell("standard"): "it failed"}))
-    assert {verdict.outcome for verdict in rest.verdicts} == {"not testable"}
+def test_boundaries(results: StudyResults, expected: list[str]) -> None:
+    findings = STUDIES["boundary-search"].report(results)
+    assert [claim.outcome for claim in findings.claims] == expected
+    left = {cell: numbers for cell, numbers in results.numbers.items() if cell.row == "AT"}
+    rest = STUDIES["boundary-search"].report(StudyResults("cpu", left, {Cell("standard"): "it failed"}))
+    assert {claim.outcome for claim in rest.claims} == {"not testable"}
 
 
 def test_points_for_which_nothing_was_found_leave_no_distance() -> None:
     found = boundaries(1.0, 0.5)
     for numbers in found.numbers.values():
         numbers |= {f"{name}: distance": None for name in PIPELINES}
-    findings = STUDIES["boundary-search"].conclude(found)
-    assert {verdict.outcome for verdict in findings.verdicts} == {"not testable"}
+    findings = STUDIES["boundary-search"].report(found)
+    assert {claim.outcome for claim in findings.claims} == {"not testable"}
 
 
 def test_autopgd_on_a_linear_model() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.runs.train import train
 from atoll.stats import Estimate
-from atoll.studies import Cell, Found
+from atoll.studies import Cell, StudyResults
 from atoll.studies.base import SCALES
 from atoll_papers.studies.gloro_ablation import GRIDS, pairs
 from atoll_papers.studies.gloro_table import COMPARISONS
@@ -20,8 +20,8 @@ WIGGLE = (0.0, 0.3, -0.2)  # of the seeds
 ABLATION, TABLE = list(GRIDS["cpu"].recipes()), COMPARISONS["paper"]
 
 
-def of(vra: Mapping[str, float], scale: str = "cpu", seeds: int = 3) -> Found:
-    return Found(
+def of(vra: Mapping[str, float], scale: str = "cpu", seeds: int = 3) -> StudyResults:
+    return StudyResults(
         scale,  # type: ignore[arg-type]
         {
             Cell(row, seed): {"clean": value + 20, "ERA": value + 10, "VRA": value + WIGGLE[seed]}
@@ -31,8 +31,8 @@ def of(vra: Mapping[str, float], scale: str = "cpu", seeds: int = 3) -> Found:
     )
 
 
-def outcomes(name: str, found: Found) -> list[str]:
-    return [verdict.outcome for verdict in STUDIES[name].conclude(found).verdicts]
+def outcomes(name: str, results: StudyResults) -> list[str]:
+    return [claim.outcome for claim in STUDIES[name].report(results).claims]
 
 
 def ablation(emma: float = 0, liresnet: float = 0, depth: float = 0, others: float = 0) -> dict[str, float]:
@@ -48,9 +48,9 @@ def ablation(emma: float = 0, liresnet: float = 0, depth: float = 0, others: flo
 @pytest.mark.parametrize(
     ("vra", "expected"),
     [
-        (ablation(emma=2, liresnet=9, depth=1, others=-1), ["held", "held", "held", "held"]),
-        (ablation(emma=-2, liresnet=-9, depth=-1, others=1), ["did not hold"] * 4),
-        (ablation(emma=2, liresnet=9, depth=1, others=1), ["held", "held", "held", "did not hold"]),
+        (ablation(emma=2, liresnet=9, depth=1, others=-1), ["supported", "supported", "supported", "supported"]),
+        (ablation(emma=-2, liresnet=-9, depth=-1, others=1), ["contradicted"] * 4),
+        (ablation(emma=2, liresnet=9, depth=1, others=1), ["supported", "supported", "supported", "contradicted"]),
     ],
 )
 def test_ablation(vra: dict[str, float], expected: list[str]) -> None:
@@ -59,7 +59,7 @@ def test_ablation(vra: dict[str, float], expected: list[str]) -> None:
 
 
 def test_tables_of_the_ablation() -> None:
-    tables = STUDIES["gloro-ablation"].conclude(of(ablation(emma=2, depth=1))).tables
+    tables = STUDIES["gloro-ablation"].report(of(ablation(emma=2, depth=1))).tables
     loss, block, full = tables.values()
     assert [column.name for column in loss.columns] == ["liresnet, l4", "convnet, l4"]
     found = {row: values[1].value for row, values in loss.rows.items() if isinstance(values[1], Estimate)}
@@ -80,21 +80,23 @@ def test_pairs_of_the_published_grid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"), [(0.0, "held in part"), (3.0, "held"), (-3.0, "did not hold")], ids=["same", "above", "below"]
+    ("more", "expected"),
+    [(0.0, "supported in part"), (3.0, "supported"), (-3.0, "contradicted")],
+    ids=["same", "above", "below"],
 )
 def test_against_the_best_earlier_ones(more: float, expected: str) -> None:
     vra = {row: (net.published or 0) + more for row, net in TABLE.nets.items()}
     found = of(vra, "paper")
-    findings = STUDIES["gloro-table"].conclude(found)
-    assert findings.verdicts[0].outcome == expected
-    assert [verdict.outcome for verdict in findings.verdicts[1:]] == ["held", "held"]  # the thesis's own numbers
+    findings = STUDIES["gloro-table"].report(found)
+    assert findings.claims[0].outcome == expected
+    assert [claim.outcome for claim in findings.claims[1:]] == ["supported", "supported"]  # the thesis's own numbers
     assert findings.tables["Accuracy in %"].rows["ImageNet, L18W588, EMMA"][3] == Estimate(35.0)
 
 
-@pytest.mark.parametrize(("vra", "expected"), [(60.0, "held"), (30.0, "not testable")])
+@pytest.mark.parametrize(("vra", "expected"), [(60.0, "supported"), (30.0, "not testable")])
 def test_nets_with_less_data_can_only_win(vra: float, expected: str) -> None:
     rows = dict.fromkeys(COMPARISONS["cpu"].nets, vra)
-    assert STUDIES["gloro-table"].conclude(of(rows, seeds=2)).verdicts[0].outcome == expected
+    assert STUDIES["gloro-table"].report(of(rows, seeds=2)).claims[0].outcome == expected
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -107,14 +109,14 @@ def test_missing_cells(name: str, scale: str) -> None:
     series = {"epochs": [2, 3], "switching": [12.0, 8.0]}
     for left in (cells[:1], cells[-1:]):
         lost = {cell: "it failed" for cell in cells if cell not in left}
-        found = Found(scale, dict.fromkeys(left, numbers | series), lost)  # type: ignore[arg-type]
-        findings = study.conclude(found)
-        assert {verdict.outcome for verdict in findings.verdicts} == {"not testable"}
+        found = StudyResults(scale, dict.fromkeys(left, numbers | series), lost)  # type: ignore[arg-type]
+        findings = study.report(found)
+        assert {claim.outcome for claim in findings.claims} == {"not testable"}
         assert len(next(reversed(findings.tables.values())).rows) == len({cell.row for cell in cells})
 
 
-def constants(standard: Sequence[float], gloro: Sequence[float], share: tuple[float, float]) -> Found:
-    return Found(
+def constants(standard: Sequence[float], gloro: Sequence[float], share: tuple[float, float]) -> StudyResults:
+    return StudyResults(
         "cpu",
         {
             Cell(f"MNIST, {row}", seed): {
@@ -133,18 +135,18 @@ def constants(standard: Sequence[float], gloro: Sequence[float], share: tuple[fl
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (constants([5e4, 6e4, 5e4], [2.0, 2.1, 2.2], (0.003, 0.8)), ["held", "held", "held"]),
-        (constants([50, 60, 50], [2.0, 2.1, 2.2], (0.1, 0.8)), ["held in part", "held", "held"]),
-        (constants([2.0, 2.1, 2.2], [2.1, 2.0, 2.3], (0.8, 0.5)), ["did not hold", "did not hold", "did not hold"]),
+        (constants([5e4, 6e4, 5e4], [2.0, 2.1, 2.2], (0.003, 0.8)), ["supported", "supported", "supported"]),
+        (constants([50, 60, 50], [2.0, 2.1, 2.2], (0.1, 0.8)), ["supported in part", "supported", "supported"]),
+        (constants([2.0, 2.1, 2.2], [2.1, 2.0, 2.3], (0.8, 0.5)), ["contradicted", "contradicted", "contradicted"]),
     ],
 )
-def test_tightness(found: Found, expected: list[str]) -> None:
-    assert outcomes("lipschitz-tightness", found) == expected
+def test_tightness(results: StudyResults, expected: list[str]) -> None:
+    assert outcomes("lipschitz-tightness", results) == expected
 
 
-@pytest.mark.parametrize(("slope", "expected"), [(1.0, "held"), (-1.0, "did not hold")])
+@pytest.mark.parametrize(("slope", "expected"), [(1.0, "supported"), (-1.0, "contradicted")])
 def test_threats(slope: float, expected: str) -> None:
-    found = Found(
+    found = StudyResults(
         "cpu",
         {
             Cell(f"{classes} classes", seed): {

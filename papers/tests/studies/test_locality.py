@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from atoll.studies import Cell, Found, run_study
+from atoll.studies import Cell, StudyResults, run_study
 from atoll.studies.base import Numbers
 from atoll_papers.studies.locality import DISTANCES, METHODS, over_nets
 from atoll_papers.studies.locality_nets import LOSSES, SCORES, apart, points_of
@@ -25,7 +25,7 @@ def net(clean: float, f1: float, distance: float, relative: float) -> Numbers:
     return numbers | {"clean": clean, "PGD-20": clean / 2, "points": 100, "share of the box": 0.3}
 
 
-def found(gain: float = 0.1, closer: float = 0.5, relative: float = 1.0, trend: float = 0.0) -> Found:
+def found(gain: float = 0.1, closer: float = 0.5, relative: float = 1.0, trend: float = 0.0) -> StudyResults:
     """Robust nets gain in F1 and have ``closer`` times the distance; F1 follows accuracy as ``trend`` says."""
     rng = np.random.default_rng(0)
     cells: dict[Cell, Numbers] = {}
@@ -43,27 +43,27 @@ def found(gain: float = 0.1, closer: float = 0.5, relative: float = 1.0, trend: 
                 cells[Cell(f"{loss}, {size}", seed)] = net(
                     clean, base + gain * (1 + 0.1 * seed), closer * (2.0 + seed) * (1 + 0.01 * seed), relative + 0.01
                 )
-    return Found("cpu", cells)
+    return StudyResults("cpu", cells)
 
 
-def verdicts(name: str, numbers: Found) -> list[str]:
-    return [verdict.outcome for verdict in STUDIES[name].conclude(numbers).verdicts]
+def verdicts(name: str, numbers: StudyResults) -> list[str]:
+    return [claim.outcome for claim in STUDIES[name].report(numbers).claims]
 
 
 @pytest.mark.parametrize(
     ("name", "numbers", "expected"),
     [
-        ("locality-robustness", found(gain=0.1), ["held"]),
-        ("locality-robustness", found(gain=-0.1), ["did not hold"]),
-        ("attribution-distance", found(closer=0.5, relative=0.5), ["held", "held"]),
-        ("attribution-distance", found(closer=0.5, relative=1.0), ["held", "did not hold"]),
-        ("attribution-distance", found(closer=1.5, relative=1.0), ["did not hold", "did not hold"]),
-        ("locality-accuracy", found(trend=0.5), ["did not hold"]),
-        ("locality-accuracy", found(trend=-0.5), ["held"]),
-        ("locality-accuracy", found(trend=0.0), ["held"]),
+        ("locality-robustness", found(gain=0.1), ["supported"]),
+        ("locality-robustness", found(gain=-0.1), ["contradicted"]),
+        ("attribution-distance", found(closer=0.5, relative=0.5), ["supported", "supported"]),
+        ("attribution-distance", found(closer=0.5, relative=1.0), ["supported", "contradicted"]),
+        ("attribution-distance", found(closer=1.5, relative=1.0), ["contradicted", "contradicted"]),
+        ("locality-accuracy", found(trend=0.5), ["contradicted"]),
+        ("locality-accuracy", found(trend=-0.5), ["supported"]),
+        ("locality-accuracy", found(trend=0.0), ["supported"]),
     ],
 )
-def test_verdicts(name: str, numbers: Found, expected: list[str]) -> None:
+def test_verdicts(name: str, numbers: StudyResults, expected: list[str]) -> None:
     assert verdicts(name, numbers) == expected
 
 
@@ -72,9 +72,9 @@ def test_one_attribution_that_gains_nothing_is_told() -> None:
     for cell, values in numbers.numbers.items():
         if cell.row.startswith("trades"):
             values["IG f1"] -= 0.3
-    (verdict,) = STUDIES["locality-robustness"].conclude(numbers).verdicts
-    assert verdict.outcome == "held in part"
-    assert "at: SM, IG, BIG; trades: SM, BIG" in verdict.words
+    (claim,) = STUDIES["locality-robustness"].report(numbers).claims
+    assert claim.outcome == "supported in part"
+    assert "at: SM, IG, BIG; trades: SM, BIG" in claim.message
 
 
 @pytest.mark.parametrize("name", ["locality-accuracy", "locality-robustness", "attribution-distance"])
@@ -83,9 +83,9 @@ def test_missing_cells(name: str, row: str) -> None:
     whole = found()
     left = {cell: numbers for cell, numbers in whole.numbers.items() if not cell.row.startswith(row) or cell.seed == 2}
     lost = {cell: "it failed" for cell in whole.numbers if cell not in left}
-    assert STUDIES[name].conclude(Found("cpu", left, lost)).verdicts
+    assert STUDIES[name].report(StudyResults("cpu", left, lost)).claims
     only = {cell: numbers for cell, numbers in left.items() if cell == Cell("standard, small", 2)}
-    assert verdicts(name, Found("cpu", only))[0] == "not testable"
+    assert verdicts(name, StudyResults("cpu", only))[0] == "not testable"
 
 
 def test_differences_are_of_the_same_start() -> None:

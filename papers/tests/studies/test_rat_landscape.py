@@ -27,7 +27,7 @@ def numbers(cell: Cell) -> Numbers:
 
 def test_verdicts() -> None:
     study = RATLandscape()
-    assert outcomes(study, made(study, numbers)) == ["held", "did not hold"]
+    assert outcomes(study, made(study, numbers)) == ["supported", "contradicted"]
 
 
 @pytest.mark.parametrize("row", RATLandscape.rows)

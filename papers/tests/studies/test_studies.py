@@ -10,9 +10,9 @@ import pytest
 from atoll.cli import main
 from atoll.runs.recipe import build_recipe, rows
 from atoll.runs.run import Run
-from atoll.studies import Found
+from atoll.studies import StudyResults
 from atoll.studies.base import SCALES
-from atoll.studies.engine import ordered
+from atoll.studies.engine import sort_cells
 from made import STUDIES
 
 
@@ -25,7 +25,7 @@ def test_smoke(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert told["verdicts"]
     page = (tmp_path / "study" / "README.md").read_text()
     assert f"atoll study {name} --scale smoke" in page
-    assert all(verdict["claim"] in page for verdict in told["verdicts"])
+    assert all(verdict["claim"] in page for claim in told["verdicts"])
     assert (tmp_path / "study" / "table.csv").exists()
     raw = json.loads((tmp_path / "study" / "raw.json").read_text())
     cells = STUDIES[name].cells("smoke")
@@ -35,13 +35,13 @@ def test_smoke(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     for lost in cells if len(cells) > 1 else ():
         kept = {cell: known for cell, known in numbers.items() if cell != lost}
         runs = {cell: Run(tmp_path / "study" / "cells" / cell.name) for cell in kept if cell.recipe}
-        assert STUDIES[name].conclude(Found("smoke", kept, {lost: "it was lost"}, runs)).verdicts
+        assert STUDIES[name].report(StudyResults("smoke", kept, {lost: "it was lost"}, runs)).claims
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", STUDIES)
 def test_cells_are_recipes(name: str, scale: str) -> None:
-    cells = ordered(STUDIES[name].cells(scale))  # type: ignore[arg-type]
+    cells = sort_cells(STUDIES[name].cells(scale))  # type: ignore[arg-type]
     assert cells
     trained = {cell.recipe: cell for cell in cells if cell.recipe is not None}
     for recipe in trained:

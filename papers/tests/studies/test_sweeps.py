@@ -19,9 +19,9 @@ def accuracy(cell: Cell, best: str, gap: float) -> Numbers:
 @pytest.mark.parametrize(
     ("best", "gap", "expected"),
     [
-        ("= 0.0005", 0.5, ["held", "held", "held"]),
-        ("= 0.0005", 3.0, ["held", "held", "did not hold"]),  # both ends are 3 points below it
-        ("= 0.01", 0.5, ["did not hold", "did not hold", "held"]),
+        ("= 0.0005", 0.5, ["supported", "supported", "supported"]),
+        ("= 0.0005", 3.0, ["supported", "supported", "contradicted"]),  # both ends are 3 points below it
+        ("= 0.01", 0.5, ["contradicted", "contradicted", "supported"]),
     ],
 )
 def test_trh_lambda(best: str, gap: float, expected: list[str]) -> None:
@@ -32,14 +32,14 @@ def test_trh_lambda(best: str, gap: float, expected: list[str]) -> None:
 def test_rat_eta() -> None:
     study = RATEta()
     assert outcomes(study, made(study, lambda cell: accuracy(cell, "first term, η = 0.3", 1.0))) == [
-        "held",
-        "did not hold",
+        "supported",
+        "contradicted",
     ]
 
 
 def test_lost_cells() -> None:
     study = TrHLambda()
     found = made(study, lambda cell: accuracy(cell, "0.0005", 0.5), lost=lambda cell: cell.row == "AT, λ = 0.0005")
-    assert outcomes(study, found) == ["not testable", "held", "not testable"]
+    assert outcomes(study, found) == ["not testable", "supported", "not testable"]
     alone = made(study, lambda cell: accuracy(cell, "0.0005", 0.5), lost=lambda cell: cell.name != "at-0.001-2")
     assert set(outcomes(study, alone)) == {"not testable"}

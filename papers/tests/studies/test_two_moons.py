@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.studies import Cell, Found
+from atoll.studies import Cell, StudyResults
 from atoll_papers.studies.two_moons import PARTS, WHAT
 from made import STUDIES
 
 
-def found(top: float, full: float, lost: tuple[Cell, ...] = ()) -> Found:
+def found(top: float, full: float, lost: tuple[Cell, ...] = ()) -> StudyResults:
     """Traces after the last epoch, those without TrH being 100 and more from seed to seed."""
     cells = STUDIES["trh-two-moons"].cells("cpu")
     ends = {"standard": 100.0, "top": top, "full": full}
@@ -19,25 +19,25 @@ def found(top: float, full: float, lost: tuple[Cell, ...] = ()) -> Found:
         for cell, each in series.items()
         if (cell.row, cell.seed) not in {(one.row, one.seed) for one in lost}
     }
-    return Found("cpu", numbers)
+    return StudyResults("cpu", numbers)
 
 
 @pytest.mark.parametrize(
     ("top", "full", "expected"),
     [
-        (42.0, 40.0, "held"),
-        (60.0, 40.0, "held in part"),
-        (110.0, 40.0, "did not hold"),
-        (105.0, 110.0, "did not hold"),  # both raise it
-        (90.0, 110.0, "held"),
+        (42.0, 40.0, "supported"),
+        (60.0, 40.0, "supported in part"),
+        (110.0, 40.0, "contradicted"),
+        (105.0, 110.0, "contradicted"),  # both raise it
+        (90.0, 110.0, "supported"),
     ],
 )
 def test_nearly_as_well(top: float, full: float, expected: str) -> None:
-    (verdict,) = STUDIES["trh-two-moons"].conclude(found(top, full)).verdicts
-    assert verdict.outcome == expected
+    (claim,) = STUDIES["trh-two-moons"].report(found(top, full)).claims
+    assert claim.outcome == expected
 
 
 def test_seeds_are_compared_with_themselves() -> None:
     lost = found(90.0, 40.0, lost=(Cell("top", 0), Cell("standard", 4)))
-    (verdict,) = STUDIES["trh-two-moons"].conclude(lost).verdicts
-    assert "in 3 of 3 seeds" in verdict.words
+    (claim,) = STUDIES["trh-two-moons"].report(lost).claims
+    assert "in 3 of 3 seeds" in claim.message

@@ -58,9 +58,9 @@ def apart(cell: Cell) -> Numbers:
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [
-        (together, ["held", "held", "held", "held"]),
-        (only_time, ["held", "did not hold", "held", "did not hold"]),
-        (apart, ["did not hold", "did not hold", "did not hold", "did not hold"]),
+        (together, ["supported", "supported", "supported", "supported"]),
+        (only_time, ["supported", "contradicted", "supported", "contradicted"]),
+        (apart, ["contradicted", "contradicted", "contradicted", "contradicted"]),
     ],
 )
 def test_correlation(numbers: Callable[[Cell], Numbers], expected: list[str]) -> None:
@@ -82,7 +82,9 @@ def test_correlations_are_those_of_the_pairs_they_name() -> None:
     assert fits[LAST].r == pytest.approx(stats.pearsonr(*zip(*last, strict=True)).statistic)
 
 
-@pytest.mark.parametrize(("numbers", "expected"), [(together, "held"), (only_time, "held"), (apart, "did not hold")])
+@pytest.mark.parametrize(
+    ("numbers", "expected"), [(together, "supported"), (only_time, "supported"), (apart, "contradicted")]
+)
 def test_curves(numbers: Callable[[Cell], Numbers], expected: str) -> None:
     study = WCICurves()
     assert outcomes(study, made(study, numbers)) == [expected, expected]
@@ -103,9 +105,9 @@ def factors(cell: Cell, norm: tuple[float, float], root: tuple[float, float]) ->
 @pytest.mark.parametrize(
     ("norm", "root", "expected"),
     [
-        ((1.0, 0.1), (0.2, 0.8), ["held", "held"]),
-        ((-1.0, 0.1), (0.2, -0.8), ["held", "held"]),  # sizes count, not directions
-        ((0.1, 1.0), (-0.9, 0.1), ["did not hold", "did not hold"]),
+        ((1.0, 0.1), (0.2, 0.8), ["supported", "supported"]),
+        ((-1.0, 0.1), (0.2, -0.8), ["supported", "supported"]),  # sizes count, not directions
+        ((0.1, 1.0), (-0.9, 0.1), ["contradicted", "contradicted"]),
     ],
 )
 def test_parts(norm: tuple[float, float], root: tuple[float, float], expected: list[str]) -> None:
@@ -122,9 +124,9 @@ def rates(cell: Cell, gains: dict[str, float], best: float = 0.0) -> Numbers:
 @pytest.mark.parametrize(
     ("gains", "best", "expected"),
     [
-        ({"rule, τ = 100": 2.0, "rule, τ = 10": 2.0}, 0.0, ["held", "held"]),
-        ({"rule, τ = 100": 2.0, "rule, τ = 10": 2.0}, 3.0, ["did not hold", "held"]),  # early stopping is better
-        ({"rule, τ = 100": 2.0}, 0.0, ["did not hold", "did not hold"]),
+        ({"rule, τ = 100": 2.0, "rule, τ = 10": 2.0}, 0.0, ["supported", "supported"]),
+        ({"rule, τ = 100": 2.0, "rule, τ = 10": 2.0}, 3.0, ["contradicted", "supported"]),  # early stopping is better
+        ({"rule, τ = 100": 2.0}, 0.0, ["contradicted", "contradicted"]),
     ],
 )
 def test_the_rule(gains: dict[str, float], best: float, expected: list[str]) -> None:
@@ -145,8 +147,8 @@ def test_early_stopping_is_the_best_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("gains", "expected"),
     [
-        ({"1 of the rate, then 0.1 of it": 2.0}, ["held", "held"]),
-        ({"drops at 0.5": 4.0, "0.1 of the rate, then 0.1 of it": 2.0}, ["did not hold", "did not hold"]),
+        ({"1 of the rate, then 0.1 of it": 2.0}, ["supported", "supported"]),
+        ({"drops at 0.5": 4.0, "0.1 of the rate, then 0.1 of it": 2.0}, ["contradicted", "contradicted"]),
     ],
 )
 def test_schedules(gains: dict[str, float], expected: list[str]) -> None:
@@ -168,7 +170,7 @@ def test_lost_cells(study: Study) -> None:
     for row in rows[: len(rows) if len(rows) > 1 else 0]:
         assert outcomes(study, made(study, anything, lost=lambda cell, row=row: cell.row == row))  # type: ignore[misc]
     for lost in (lambda cell: cell.seed > 0, lambda cell: (cell.row, cell.seed) != (rows[-1], 1)):
-        assert "held" not in set(outcomes(study, made(study, anything, lost=lost)))
+        assert "supported" not in set(outcomes(study, made(study, anything, lost=lost)))
 
 
 def test_a_run_that_ended_early_is_left_out() -> None:

@@ -28,7 +28,9 @@ HELP = "reproduce a table or figure of a paper"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the study, or file.py:Class (default: list all)")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="name of the study, or file.py:Class (default: list all)"
+    )
     parser.add_argument(
         "overrides",
         nargs="*",

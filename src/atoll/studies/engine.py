@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from atoll.config import to_plain
 from atoll.distributed import launch, started
@@ -233,7 +233,9 @@ def run_study(
     for override in overrides:
         pattern, _ = split_pattern(override)
         if not any(fnmatch.fnmatchcase(cell.row, pattern) for cell in cells):
-            raise InputError(f"{override}: expected a pattern of rows of {study.name} before the colon, got {pattern!r}")
+            raise InputError(
+                f"{override}: expected a pattern of rows of {study.name} before the colon, got {pattern!r}"
+            )
     where = None if cells_folder is None else Path(cells_folder)
     runner = CellRunner(study, scale, folder, tuple(overrides), where, processes)
     outcomes: dict[Cell, CellOutcome] = {}

@@ -82,7 +82,7 @@ class Table:
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
     def figure(self) -> Figure:
-        """Every column of numbers as dots with standard errors; the best is filled, those close to it are blue rings."""
+        """Every column of numbers as dots with standard errors; the best is filled, close ones are blue rings."""
         rows = list(self.rows)
         columns = [c for c in range(len(self.columns)) if any(_is_number(values[c]) for values in self.rows.values())]
         figure = Figure(
