@@ -7,12 +7,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, SupportsIndex
 
 import torch
 from matplotlib.figure import Figure
 
-from atoll.registry import Registry
+from atoll.registry import Registry, class_path
 from atoll.runs.run import Run
 from atoll.stats import Estimate
 from atoll.studies.table import Table
@@ -142,6 +142,11 @@ class Study(ABC):
     # Studies of one family measure the same of cells with the same name, so they can share a folder of cells.
     family: ClassVar[str | None] = None
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """Studies of a file (``my_study.py:MyStudy``) are loaded from it again in workers on other machines."""
+        path = class_path(type(self))
+        return (_restore, (path, vars(self))) if ".py:" in path else super().__reduce_ex__(protocol)
+
     @abstractmethod
     def cells(self, scale: Scale) -> list[Cell]:
         """The grid."""
@@ -173,3 +178,10 @@ class Study(ABC):
     def report(self, results: StudyResults) -> StudyReport:
         """Everything the study shows."""
         return StudyReport(self.tables(results), self.claims(results), self.figures(results), self.notes(results))
+
+
+def _restore(path: str, attributes: dict[str, Any]) -> Study:
+    cls = STUDIES.resolve(path).cls
+    study: Study = cls.__new__(cls)
+    vars(study).update(attributes)
+    return study
