@@ -119,9 +119,13 @@ class CellRunner:
             write_json(path, {"definition": settings.definition, "numbers": numbers})
             return numbers
         overrides = merge_overrides(self.study.overrides(cell, dependencies), self.overrides_for(cell))
-        run = self.run(cell.name)
-        training = partial(train, cell.recipe, f"seed={cell.seed}", *overrides, out=run.folder, resume=True)
-        training() if self.processes == 1 else launch(self.processes, training)
+        folder = self.run_folder(cell.name)
+        training = partial(train, cell.recipe, f"seed={cell.seed}", *overrides, out=folder, resume=True)
+        if self.processes == 1:
+            run = training()
+        else:
+            launch(self.processes, training)
+            run = self.run(cell.name)
         return store_cell(run, settings, lambda: self.study.measure(cell, run, self.scale, dependencies)).numbers
 
 
