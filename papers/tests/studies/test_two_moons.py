@@ -1,4 +1,4 @@
-"""What is said of made-up traces."""
+"""Claims about handmade traces."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import pytest
 
 from atoll.studies import Cell, StudyResults
 from atoll_papers.studies.two_moons import PARTS, WHAT
-from made import STUDIES
+from study_cases import STUDIES
 
 
-def found(top: float, full: float, lost: tuple[Cell, ...] = ()) -> StudyResults:
-    """Traces after the last epoch, those without TrH being 100 and more from seed to seed."""
+def traces(top: float, full: float, failed: tuple[Cell, ...] = ()) -> StudyResults:
+    """Traces after the last epoch; those without TrH are 100 and grow with the seed."""
     cells = STUDIES["trh-two-moons"].cells("cpu")
     ends = {"standard": 100.0, "top": top, "full": full}
     series = {cell: [0.0] * 7 + [ends[cell.row] + 30 * cell.seed] for cell in cells}
     numbers = {
         cell: {f"{part} {what}": each for part in PARTS for what in WHAT} | {"PGD-20": 90.0}
         for cell, each in series.items()
-        if (cell.row, cell.seed) not in {(one.row, one.seed) for one in lost}
+        if (cell.row, cell.seed) not in {(one.row, one.seed) for one in failed}
     }
     return StudyResults("cpu", numbers)
 
@@ -33,11 +33,11 @@ def found(top: float, full: float, lost: tuple[Cell, ...] = ()) -> StudyResults:
     ],
 )
 def test_nearly_as_well(top: float, full: float, expected: str) -> None:
-    (claim,) = STUDIES["trh-two-moons"].report(found(top, full)).claims
+    (claim,) = STUDIES["trh-two-moons"].claims(traces(top, full))
     assert claim.outcome == expected
 
 
 def test_seeds_are_compared_with_themselves() -> None:
-    lost = found(90.0, 40.0, lost=(Cell("top", 0), Cell("standard", 4)))
-    (claim,) = STUDIES["trh-two-moons"].report(lost).claims
+    results = traces(90.0, 40.0, failed=(Cell("top", 0), Cell("standard", 4)))
+    (claim,) = STUDIES["trh-two-moons"].claims(results)
     assert "in 3 of 3 seeds" in claim.message

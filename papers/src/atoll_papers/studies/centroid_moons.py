@@ -41,7 +41,7 @@ class CentroidMoons(Study):
     reference = "Thesis, figure 6.4"
 
     def cells(self, scale: Scale) -> list[Cell]:
-        short = ("trainer.epochs=3", "model.hidden=[20, 20]") if scale == "smoke" else ()
+        short = ("trainer.epochs=3", "model.hidden=[8]") if scale == "smoke" else ()
         cells = []
         for seed in range(1 if scale == "smoke" else 5):
             gloro = Cell("gloro", seed, "moons-gloro", short)

@@ -16,7 +16,11 @@ from atoll_papers.studies.measure import certified_as_trained
 _SIXTH = ("data.limit=10000", "data.validation=0.02", "trainer.test_steps=0")  # of MNIST
 # The number of steps of 60 epochs with the published batch size.
 SHORT = (*_SIXTH, "trainer.epochs=15", "trainer.batch_size=128", "trainer.evaluate_every=5")
-TINY_GLORO = ("data.limit=200", "model.widths=[4, 4]", "model.hidden=8", "trainer.epochs=1")  # of digits-gloro
+# For digits-gloro.
+TINY_GLORO = (
+    *("data.limit=100", "model={class_path: MLP, init_args: {hidden: [8], activation: minmax}}"),
+    *("trainer.epochs=1", "trainer.power_iterations=1"),
+)
 
 
 @dataclass(frozen=True)

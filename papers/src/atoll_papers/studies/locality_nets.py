@@ -56,6 +56,7 @@ SIZES: Mapping[Scale, Size] = {
         2,
         (
             *("data.data=Digits", "data.size=10", "data.clutter=1", "data.limit=300", "attack.steps=1"),
+            "model={class_path: MLP, init_args: {hidden: [16]}}",
             *("threat.eps=0.02", "trainer.batch_size=20", "trainer.epochs=2", "trainer.keep_epochs=[1, 2]"),
         ),
     ),

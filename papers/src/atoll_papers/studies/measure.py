@@ -15,7 +15,7 @@ from atoll.studies.base import Cell, Numbers
 SMALL_MNIST = ("data.limit=1000", "data.validation=0.01", "trainer.test_steps=0")
 # For the smallest scale.
 TINY_DIGITS = (
-    *("data.limit=100", "model.widths=[4, 4]", "model.hidden=8", "attack.steps=2"),
+    *("data.limit=100", "model={class_path: MLP, init_args: {hidden: [8]}}", "attack.steps=2"),
     *("trainer.epochs=1", "trainer.validation_steps=1", "trainer.test_steps=0"),
 )
 # A standard network and one trained by AT that differ in nothing else.

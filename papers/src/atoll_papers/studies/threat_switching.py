@@ -37,8 +37,8 @@ SETTINGS: Mapping[Scale, Setting] = {
         {3: "mnist-classes/3", 10: "mnist-classes/10"},
         1,
         (
-            *("data.data=Digits", "data.limit=200", "model.depth=1", "model.width=4", "model.features=8"),
-            *("trainer.epochs=3", "trainer.batch_size=40"),
+            *("data.data=Digits", "data.limit=100", "model={class_path: MLP, init_args: {hidden: [8]}}"),
+            *("trainer.epochs=3", "trainer.batch_size=50", "trainer.power_iterations=1"),
         ),
     ),
     "cpu": Setting({3: "mnist-classes/3", 5: "mnist-classes/5", 10: "mnist-classes/10"}, 3),

@@ -24,7 +24,8 @@ TITLES = {
     "learning_rate": "learning rate",
 }
 TINY = (
-    *("data={class_path: Digits, init_args: {limit: 100}}", "model.widths=[2, 2]", "model.hidden=4", "attack.steps=1"),
+    *("data={class_path: Digits, init_args: {limit: 100}}", "attack.steps=1"),
+    "model={class_path: MLP, init_args: {hidden: [4]}}",
     *("methods.0.points=16", "methods.0.interval=1", "trainer.epochs=4", "trainer.validation_steps=1"),
     *("trainer.test_steps=0",),
 )
