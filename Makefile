@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-bench
-CODE := src papers tests benchmarks docs
+CODE := conftest.py src papers tests benchmarks docs
 # As many test processes as cores; each test uses one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
@@ -40,7 +40,7 @@ demo: setup  ## train a standard and a robust classifier on digits, attack both,
 	$(BIN)/atoll train digits-standard --out runs/demo/standard
 	$(BIN)/atoll train digits-flat/trades-trh --out runs/demo/robust
 	$(BIN)/atoll attack $(DEMO) --attacks fast
-	for run in $(DEMO); do $(BIN)/atoll curvature $$run --landscape weights || exit 1; done
+	$(BIN)/atoll curvature $(DEMO) --loss AT --landscape weights
 	$(BIN)/atoll explain $(DEMO) --points 40
 	$(BIN)/atoll report $(DEMO) -o runs/demo/report.html --title "Standard and robust training on digits"
 

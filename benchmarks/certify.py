@@ -27,7 +27,7 @@ from atoll.losses import GloRoTRADES
 from atoll.models import Classifier, ConvNet4C3F, LiResNet
 from atoll.threat import ThreatModel
 from atoll.training.methods import EpsRamp
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 from atoll_papers.cost import ratio, seconds
 from benchmarks.measure import Row
 
@@ -51,7 +51,7 @@ def convnet() -> tuple[Classifier, str]:
         ThreatModel("l2", 1.58),
         methods=[EpsRamp(shape="logarithmic", start=0.01, end=1.1)],
         optimizer=lambda p: torch.optim.Adam(p, lr=1e-3),
-        settings=Settings(epochs=3, batch_size=BATCH, test_steps=0, validation_steps=0),
+        settings=TrainerSettings(epochs=3, batch_size=BATCH, test_steps=0, validation_steps=0),
         device="cpu",
     )
     for epoch in range(trainer.settings.epochs):

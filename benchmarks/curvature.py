@@ -17,13 +17,13 @@ from safetensors.torch import save_file
 
 from atoll.attacks import PGD
 from atoll.curvature import EmpiricalRisk, traces, wci
-from atoll.curvature.ggn import sketch
+from atoll.curvature.ggn import ggn_trace_samples
 from atoll.curvature.risk import derivative
 from atoll.data import Digits, batches
 from atoll.losses import AT
 from atoll.models import PreActResNet
 from atoll.threat import ThreatModel
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 from atoll_papers.cost import Noise, peak_memory, seconds
 from benchmarks.measure import Row
 from benchmarks.peers import run_peer
@@ -54,13 +54,13 @@ def problem() -> EmpiricalRisk:
 def loop_over_layers() -> float:
     """Seconds to the same error of the index with products for one layer at a time, over all points.
 
-    A layer's own quadratic form has the variance of the sketch with all points in one group, since both are sums of
-    the same eigenvalues times squared Gaussians.
+    A layer's own quadratic form has the variance of the Gauss-Newton samples with all points in one group, since
+    both are sums of the same eigenvalues times squared Gaussians.
     """
     p = problem()
     everyone = torch.arange(POINTS)
     chosen = [i for i, name in enumerate(p.names) if name in p.matrices]
-    samples = sketch(p, everyone, range(32), 0)[:, chosen] / POINTS
+    samples = ggn_trace_samples(p, everyone, range(32), 0)[:, chosen] / POINTS
     norms = torch.stack([p.parameters[i].detach().norm().double() for i in chosen])
     slope = norms / (2 * samples.mean(0).sqrt())
     variance = float((slope.square() * samples.var(0)).sum())  # layers have vectors of their own
@@ -101,7 +101,7 @@ def training_step() -> Callable[[], object]:
         AT(),
         THREAT,
         attack=lambda threat, objective: PGD(threat, objective, steps=10),
-        settings=Settings(batch_size=BATCH),
+        settings=TrainerSettings(batch_size=BATCH),
         device="cpu",
     )
     batch = next(batches(data.train, [torch.arange(BATCH)]))

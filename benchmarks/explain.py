@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from atoll.attacks.progress import AttackCounts
 from atoll.data.base import sample
 from atoll.explain import BoundaryIntegratedGradients, boundary_search
-from atoll.explain.pgd_cw_search import LEARNING_RATE, RUNGS, STEPS
 from atoll.modules import count_passes
 from atoll.threat import number
 from atoll_papers.cost import ratio
+from atoll_papers.pgd_cw_search import LEARNING_RATE, RADII, STEPS
 from benchmarks.measure import Row
 from benchmarks.robust_models import robust_model
 
@@ -53,8 +53,8 @@ def theirs(model: nn.Module, x: Tensor) -> Searched:
         wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
         y = wrapped(x).argmax(1)
         best = torch.full((len(x),), math.inf)
-        for rung in RUNGS:
-            eps = number(rung)
+        for radius in RADII:
+            eps = number(radius)
             standing = best.isinf().nonzero().squeeze(1)
             if not len(standing):
                 break

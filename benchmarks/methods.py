@@ -17,7 +17,7 @@ from atoll.losses import AT, TRADES
 from atoll.models import PreActResNet, ViT
 from atoll.threat import ThreatModel
 from atoll.training.methods import AWP, AWPT, RAT, S2O, SAM, SWA, Method, TrH
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 from atoll_papers.cost import Noise, added, peak_memory, seconds
 from benchmarks.measure import Row
 
@@ -55,7 +55,7 @@ def step(model: str, loss: str, case: int | None, pgd: int = 1) -> Callable[[], 
         methods=[] if case is None else [CASES[case][1]()],
         # Labels are random here; at an ordinary rate the exact Taylor terms diverge within a few steps.
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-5, momentum=0.9, weight_decay=5e-4),
-        settings=Settings(batch_size=BATCH),
+        settings=TrainerSettings(batch_size=BATCH),
         device="cpu",
     )
     for method in trainer.methods:

@@ -13,7 +13,7 @@ from atoll.data import Batch, batches, shuffled
 from atoll.losses import AT
 from atoll.models import Classifier, ConvNet4C3F, ConvNet6C2F, PreActResNet, SmallConvNet
 from atoll.threat import ThreatModel
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 from atoll_papers.cost import Noise, peak_memory, ratio
 from benchmarks.measure import Row
 
@@ -30,7 +30,12 @@ def setting(name: str) -> tuple[Trainer, Batch]:
     model, shape, size, _ = CASES[name]
     data = Noise(shape, size)
     trainer = Trainer(
-        model(shape, 10), data, AT(), ThreatModel("linf", "8/255"), settings=Settings(batch_size=size), device="cpu"
+        model(shape, 10),
+        data,
+        AT(),
+        ThreatModel("linf", "8/255"),
+        settings=TrainerSettings(batch_size=size),
+        device="cpu",
     )
     return trainer, next(batches(data.train, [torch.arange(size)]))
 

@@ -1,7 +1,7 @@
-"""The pages of the site that are made when it is built (mkdocs.yml), and formulas as MathML.
+"""Pages that are generated when the site is built (mkdocs.yml), and formulas as MathML.
 
-README.md and CONTRIBUTING.md are pages; so are every package and module of ``atoll``, the help of every verb, and what
-is in docs/results.  A fault is a warning, and ``mkdocs build --strict`` fails with it.
+Generated are: README.md and CONTRIBUTING.md as pages, the reference of every package and module of ``atoll``, the help
+of every command, and the gallery of docs/results.  Errors are logged as warnings, so ``mkdocs build --strict`` fails.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results"
-# Files outside docs/ that are pages.
+DOCS = ROOT / "docs"
+# Files outside docs/ that are pages of the site.
 BORROWED = {"README.md": "index.md", "CONTRIBUTING.md": "extend.md"}
 log = logging.getLogger("mkdocs.hooks.atoll")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """A new result joins the menu by itself."""
-    for entry in config.nav or []:
-        if "Results" in entry:
-            entry["Results"] = ["results/index.md", *(f"results/{path.name}" for path in results())]
+    """List all results and decisions in the menu."""
+    menus = {"Results": ["results/index.md", *pages_in("results")], "Decisions": pages_in("decisions")}
+    entries = [entry for entry in config.nav or [] if isinstance(entry, dict)]
+    for entry in [*entries, *(child for entry in entries for child in entry.get("Background", []))]:
+        entry.update({title: pages for title, pages in menus.items() if title in entry})
     return config
 
 
@@ -48,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links to files of the repository become links to the pages they are."""
+    """Turn links to files of the repository into links to their pages."""
     sources = {name: source for source, name in BORROWED.items()}
     name = page.file.src_uri
     here = (ROOT / sources.get(name, f"docs/{name}")).parent
@@ -62,7 +63,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Formulas become MathML, and names of the library links to the reference."""
+    """Convert formulas to MathML, and link names of the library to the reference."""
     content = re.sub(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', _mathml, content, flags=re.DOTALL)
     return re.sub(r"<code>([\w.]+)</code>(?!</a>|</autoref>)", _linked, content)
 
@@ -77,7 +78,7 @@ def _linked(match: re.Match[str]) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Docstrings as Markdown: formulas and doctests, before griffe looks for sections in them."""
+    """Converts docstrings to Markdown before griffe looks for sections in them."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
@@ -111,38 +112,39 @@ def markdown(docstring: str) -> str:
 
 @cache
 def library() -> griffe.Module:
-    """All of ``atoll``, read and not imported."""
-    found = griffe.load("atoll", search_paths=[ROOT / "src"])
-    assert isinstance(found, griffe.Module)
-    return found
+    """All of ``atoll``, parsed without importing it."""
+    package = griffe.load("atoll", search_paths=[ROOT / "src"])
+    assert isinstance(package, griffe.Module)
+    return package
 
 
 @cache
 def public_names() -> dict[str, str]:
-    """Where names that texts mention are documented: those of classes that packages export, and full ones."""
-    found = {}
+    """Identifiers in the reference by name: full names, and short names of classes that packages export."""
+    names = {}
     for module in modules(library()):
         for name in module.exports or []:
             path = f"{module.path}.{name}"
-            found[path] = path
+            names[path] = path
             if str(name)[0].isupper() and module is not library():
-                found.setdefault(str(name), path)
-    return found
+                names.setdefault(str(name), path)
+    return names
 
 
 def modules(parent: griffe.Module) -> list[griffe.Module]:
-    """A module and all below it."""
+    """A module and all its submodules."""
     return [parent, *(below for child in parent.modules.values() for below in modules(child))]
 
 
 def reference() -> dict[str, str]:
-    """A page for every package and module of ``atoll``, and one that lists them."""
-    pages, index = {}, ["# Reference", "", "What `from atoll import` gives is also where its kind is.", ""]
+    """A page for every package and module of ``atoll``, and an index."""
+    intro = "The package `atoll` itself also exports the names that are used most."
+    pages, index = {}, ["# Reference", "", intro, ""]
     for module in modules(library()):
         if not module.docstring:
             log.warning("%s has no docstring", module.path)
     for name, module in sorted(library().modules.items()):
-        if name not in ("__main__", "cli", "recipes"):  # for the last two: atoll --help, atoll ls
+        if name not in ("__main__", "cli"):  # commands.md shows the help of the commands
             pages[f"api/{name}.md"] = "\n".join([f"# atoll.{name}", "", *described(module)])
             index.append(f"- [`atoll.{name}`]({name}.md): {first_sentence(module)}")
     return pages | {"api/index.md": "\n".join(index)}
@@ -154,7 +156,7 @@ def first_sentence(module: griffe.Module) -> str:
 
 
 def described(module: griffe.Module) -> list[str]:
-    """Directives for what a module exports, then for its modules with whatever else they have."""
+    """Directives for the names that a module exports, then for the other names of its submodules."""
     exports = [str(name) for name in module.exports or []]
     shown = {module[name].canonical_path for name in exports if name in module.members}
     lines = directive(module, exports or own(module, set()), "show_root_heading: false", "show_root_toc_entry: false")
@@ -168,12 +170,12 @@ def described(module: griffe.Module) -> list[str]:
 
 
 def directive(module: griffe.Module, members: list[str], *options: str) -> list[str]:
-    """What mkdocstrings is to show of a module."""
+    """The mkdocstrings directive that shows some members of a module."""
     return [f"::: {module.path}", "    options:", *(f"      {o}" for o in (*options, f"members: {members}")), ""]
 
 
 def own(module: griffe.Module, shown: set[str]) -> list[str]:
-    """Names that a module defines for others, without those in ``shown``."""
+    """Public names that a module defines, without those in ``shown``."""
     return [
         name
         for name, member in module.members.items()
@@ -182,7 +184,7 @@ def own(module: griffe.Module, shown: set[str]) -> list[str]:
 
 
 def commands() -> str:
-    """The help of ``atoll`` and of each of its verbs."""
+    """The help of ``atoll`` and of each of its commands."""
     from atoll.cli import VERBS, main
 
     os.environ["COLUMNS"] = "100"
@@ -195,29 +197,29 @@ def commands() -> str:
     return "\n".join(lines)
 
 
-def results() -> list[Path]:
-    return sorted(RESULTS.glob("*.md"))
+def pages_in(folder: str) -> list[str]:
+    return [f"{folder}/{path.name}" for path in sorted((DOCS / folder).glob("*.md"))]
 
 
 def gallery() -> str:
-    """Title, first picture and verdicts of every result."""
-    lines = ["# Results", "", "Each with the commands that make it, and whether the paper's claim held.", ""]
-    for path in results():
+    """Title, first picture and outcomes of every result."""
+    lines = ["# Results", "", "Each page lists the commands that produce it and the outcome of every claim.", ""]
+    for path in sorted((DOCS / "results").glob("*.md")):
         text = path.read_text()
         title = re.search(r"^# (.*)", text, re.M)
         picture = re.search(r"^!\[.*?\]\(.*?\)", text, re.M)
         lines += [f"## [{title[1] if title else path.stem}]({path.name})", ""]
         lines += [f"[{picture[0]}]({path.name})", ""] if picture else []
-        lines += [f"- {verdict}" for verdict in verdicts(text)] + [""]
+        lines += [f"- {outcome}" for outcome in outcomes(text)] + [""]
     return "\n".join(lines)
 
 
-def verdicts(text: str) -> list[str]:
-    """Paragraphs and items of a list that say what held, or say something in bold.
+def outcomes(text: str) -> list[str]:
+    """Paragraphs and list items that state the outcome of a claim or have bold text.
 
-    >>> verdicts("# Title\\n\\nThe claim held.\\n\\n| **1** |\\n\\n- **More** of\\n  it\\n- no more")
-    ['The claim held.', '**More** of it']
+    >>> outcomes("# Title\\n\\nThe claim is supported.\\n\\n| **1** |\\n\\n- **More** of\\n  it\\n- no more")
+    ['The claim is supported.', '**More** of it']
     """
     blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n|^- ", text, flags=re.M)]
-    said = re.compile(r"(?![|#!]).*(\bheld\b(?!-)|\bnot hold\b|\bverdict\b|\*\*)")
-    return [block for block in blocks if said.match(block)]
+    pattern = re.compile(r"(?![|#!]).*(\bsupported\b|\bcontradicted\b|\*\*)")
+    return [block for block in blocks if pattern.match(block)]

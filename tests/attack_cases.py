@@ -1,4 +1,4 @@
-"""Small models with points whose fate is known or can be found by brute force."""
+"""Small models with points for which the result of an attack is known or follows from brute force."""
 
 import torch
 from torch import nn
@@ -45,16 +45,16 @@ def plane(count=60, dtype=torch.float32):
     return model, x, model(x).argmax(1)
 
 
-def one_after_the_other(points):
-    """A feed that gives points as they are asked for, and None at the end."""
+def in_batches(points):
+    """A ``next_batch`` that returns the points in order, and None at the end."""
     position = [0]
 
-    def feed(count):
+    def next_batch(count):
         start = position[0]
         position[0] += count
         return points[slice(start, start + count)] if start < len(points) else None
 
-    return feed
+    return next_batch
 
 
 def images(count=40, classes=5):

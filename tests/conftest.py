@@ -9,14 +9,16 @@ from hypothesis import settings
 from playwright.sync_api import sync_playwright
 
 from atoll.cli import main
+from atoll.runs.train import train
 from support import SMALL
 
 # Tests run side by side (pytest-xdist), and the nets are tiny: more threads only get in each other's way.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Machines differ in speed, and a timeout is not a counterexample.
-settings.register_profile("atoll", deadline=None)
+# Machines differ in speed, and a timeout is not a counterexample.  The same examples every time:
+# `pytest --hypothesis-profile=default` draws new ones.
+settings.register_profile("atoll", deadline=None, derandomize=True)
 settings.load_profile("atoll")
 
 BROWSER = [
@@ -33,6 +35,13 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "small"
     assert main(["train", *SMALL, "--out", str(folder), "--json"]) == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def gloro_run(tmp_path_factory):
+    """A run that was trained to certify its predictions, for tests that only look at it or add to it."""
+    words = ("model.widths=[8,16]", "model.hidden=32", "trainer.epochs=12", "trainer.test_steps=0")
+    return train("digits-gloro", *words, out=tmp_path_factory.mktemp("runs") / "gloro")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+import atoll
 from atoll.attacks import PGD
 from atoll.data import Data, MemorySplit, Splits, batches
 from atoll.data.base import in_order
@@ -48,7 +49,7 @@ from atoll.training.methods import (
     TrH,
     WCISchedule,
 )
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 
 # A new loss or method joins every test of the trainer (resume, processes, accumulation) by one line.
 LOSSES = {"standard": Standard, "at": AT, "trades": TRADES, "alp": ALP, "mart": MART}
@@ -144,7 +145,7 @@ def tiny_trainer(
         attack=lambda threat, objective: PGD(threat, objective, steps=3),
         methods=[EpsRamp() if name == "eps-ramp" else METHODS[name]() for name in methods],
         optimizer=optimizer or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
-        settings=Settings(**defaults | settings),
+        settings=TrainerSettings(**defaults | settings),
         folder=folder,
         observers=observers,
         device="cpu",
@@ -181,6 +182,12 @@ def run_command(*words: str, processes: int = 1, check: bool = False, cwd: Path 
     return result
 
 
+def script_environment() -> dict[str, str]:
+    """For scripts that import from tests/: they also get the Atoll that the tests have."""
+    paths = [str(Path(__file__).parent), str(Path(atoll.__file__).parents[1])]
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The losses of the papers, written down once more without any care for numerics or gradients."""
     p, q = g.softmax(1), g_adv.softmax(1)
@@ -202,13 +209,13 @@ def naive_certified(loss: Loss, out: Outputs, y: torch.Tensor) -> torch.Tensor:
     values = []
     for f, label in zip(out.logits, y.tolist(), strict=True):
         classes, top = range(len(f)), int(f.argmax())
-        abstain = torch.stack([f[i] + out.reach[top, i] for i in classes if i != top]).max()
-        rest = f.exp().sum()
+        abstain = torch.stack([f[i] + out.certified_margin[top, i] for i in classes if i != top]).max()
+        rest, margin = f.exp().sum(), out.certified_margin[label]
         gains = {
-            "EMMA": [((f[label] - f[i]) / out.reach[label, i]).clamp(0, 1).detach() * out.reach[label, i] if i != label
+            "EMMA": [((f[label] - f[i]) / margin[i]).clamp(0, 1).detach() * margin[i] if i != label
                      else 0.0 for i in classes],
-            "FixedMarginCE": [out.reach[label, i] for i in classes],
-            "LipschitzMargin": [0.0 if i == label else 2**0.5 * out.reach_all for i in classes],
+            "FixedMarginCE": list(margin),
+            "LipschitzMargin": [0.0 if i == label else 2**0.5 * out.certified_margin_all for i in classes],
         }  # fmt: skip
         name = type(loss).__name__
         if name == "GloRoCE":

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.certify import GloRo, LipschitzEstimate, NearestCentroid
+from atoll.certify import GloRo, LipschitzEstimator, NearestCentroid
 from atoll.certify.gloro import PairwiseLipschitz
 from atoll.curvature import EmpiricalRisk, wci
 from atoll.curvature.pac_bayes import linear_form, square_root
@@ -180,14 +180,15 @@ def gloro_trades():
     """
     g, _, _, _, y = point()
     w = torch.randn(K, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    reach = 0.1 * torch.cdist(w, w)
+    margin = 0.1 * torch.cdist(w, w)
     top = g.argmax()
-    abstain = (g + reach[top])[torch.arange(K) != top].max()
+    abstain = (g + margin[top])[torch.arange(K) != top].max()
     q = torch.cat([g, abstain[None]]).softmax(0)
     p = torch.cat([g.softmax(0), torch.zeros(1)])
     published = (q * (q / p).log()).sum()
     truth = torch.special.xlogy(p, p / q).sum()
-    return float(published), float(truth), float(Abstention().value(Outputs(logits=g[None], reach=reach), y))
+    value = Abstention().value(Outputs(logits=g[None], certified_margin=margin), y)
+    return float(published), float(truth), float(value)
 
 
 ERRATA = [
@@ -285,7 +286,7 @@ def test_definition_21_needs_kappa():
     others = torch.arange(K) != y
     kappa = (g[y] - g) / k[y].clamp_min(1e-300)
     torch.testing.assert_close((g + kappa * k[y])[others], g[y].expand(K - 1))
-    value = EMMA().values(Outputs(logits=g[None], reach=eps * k), torch.tensor([y]))["ce"]
+    value = EMMA().values(Outputs(logits=g[None], certified_margin=eps * k), torch.tensor([y]))["ce"]
     torch.testing.assert_close(value, torch.tensor([float(K)], dtype=torch.float64).log())
 
 
@@ -302,7 +303,7 @@ def test_power_iteration_is_no_bound():
     w = (model.head.weight[1] - model.head.weight[0]).detach()
     model.head.weight.data = torch.stack([-w, w]) / 2
     model.body[1].weight.data += 3 * torch.outer(w, w) / (w @ w)  # the top direction, which the head looks along
-    published = LipschitzEstimate(model, iterations=1)()[0].detach()  # one step
+    published = LipschitzEstimator(model, iterations=1)()[0].detach()  # one step
     proven = GloRo.proven(model)
     normal = model.body[1].weight.detach().T @ w
     truth = float((model(x)[0, 0] - model(x)[0, 1]).abs().detach() / normal.norm())

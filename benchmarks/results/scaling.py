@@ -26,7 +26,7 @@ from atoll.models import Classifier, PreActResNet, ViT
 from atoll.runs.recipe import build_recipe
 from atoll.threat import ThreatModel
 from atoll.training.methods import AWP, AWPT, RAT, S2O, SAM, SWA, Method, TrH
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 from atoll_papers.cost import Noise, peak_memory
 
 BATCH = 16
@@ -90,7 +90,7 @@ def passes(model: str, loss: str, method: str, steps: int) -> float:
         attack=lambda threat, objective: PGD(threat, objective, steps=steps),
         methods=[make() for make in METHODS[method]],
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-5),
-        settings=Settings(batch_size=BATCH),
+        settings=TrainerSettings(batch_size=BATCH),
         device="cpu",
     )
     for each in trainer.methods:

@@ -5,13 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.certify import GloRo
-from atoll.certify.families import heuristic_certifier
+from atoll.certify import GloRo, heuristic_certifier
 from atoll.data.base import sample
 from atoll.errors import InputError
 from atoll.models import MLP
 from atoll.training.observers import Observer
-from atoll_papers.measure_threats import MeasureThreats, runner_up, threatening
+from atoll_papers.measure_threats import MeasureThreats, runner_up, share_changed, threatening
 from support import CERTIFIED, assert_identical, tiny_trainer, weights
 
 

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from atoll.certify import GloRo, certifier_for
     from atoll.errors import AtollError
     from atoll.plots import plot_adversarial, plot_curves
+    from atoll.runs.collect import results
     from atoll.runs.recipe import build_recipe, recipes
     from atoll.runs.run import Run, open_run
     from atoll.runs.train import build_trainer, train
     from atoll.threat import ThreatModel
-    from atoll.training.trainer import Settings, Trainer
+    from atoll.training.trainer import Trainer, TrainerSettings
 
 _HOMES = {
     "AutoAttack": "atoll.attacks",
@@ -35,12 +36,13 @@ _HOMES = {
     "plot_curves": "atoll.plots",
     "build_recipe": "atoll.runs.recipe",
     "recipes": "atoll.runs.recipe",
+    "results": "atoll.runs.collect",
     "Run": "atoll.runs.run",
     "build_trainer": "atoll.runs.train",
     "open_run": "atoll.runs.run",
     "train": "atoll.runs.train",
     "ThreatModel": "atoll.threat",
-    "Settings": "atoll.training.trainer",
+    "TrainerSettings": "atoll.training.trainer",
     "Trainer": "atoll.training.trainer",
 }
 
@@ -51,9 +53,9 @@ __all__ = [
     "AutoAttack",
     "GloRo",
     "Run",
-    "Settings",
     "ThreatModel",
     "Trainer",
+    "TrainerSettings",
     "build_recipe",
     "build_trainer",
     "certifier_for",
@@ -62,6 +64,7 @@ __all__ = [
     "plot_adversarial",
     "plot_curves",
     "recipes",
+    "results",
     "train",
 ]
 

@@ -202,8 +202,8 @@ def to_plain(value: Any) -> Any:
         return {str(name): to_plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(part) for part in value]
-    if isinstance(value, Path):
-        return str(value)
+    if isinstance(value, Path | str):
+        return str(value)  # torch.__version__ is a subclass of str
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -255,9 +255,10 @@ def _read(hint: Any, tree: Any, path: str, errors: list[str]) -> Any:
         return _read_dataclass(hint, tree, path, errors)
     if hint is float and tree is None:
         return math.nan
-    if hint is float and isinstance(tree, int | float) and not isinstance(tree, bool) and abs(tree) < 2**1023:
-        return float(tree)
-    if hint in (int, str, bool) and type(tree) is hint:
+    if hint is float and isinstance(tree, int | float) and not isinstance(tree, bool):
+        with contextlib.suppress(OverflowError):
+            return float(tree)
+    if hint in (int, str, bool) and type(tree) is hint and (hint is not int or abs(tree) < 2**63):
         return tree
     if hint is Path and isinstance(tree, str):
         return Path(tree)

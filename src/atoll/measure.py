@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import platform
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -30,9 +31,9 @@ from atoll.config import fields_to_plain, from_plain, to_plain
 from atoll.data.base import Data, Split, SubSplit
 from atoll.distributed import barrier, default_device, is_main, world_size
 from atoll.errors import AtollError, InputError, ResultError
-from atoll.files import write_json
+from atoll.files import sha256, write_json
 from atoll.graph import tensors_digest
-from atoll.registry import Registry
+from atoll.registry import Registry, class_path
 from atoll.subject import Subject, SubjectRecord
 from atoll.threat import Norm, ThreatModel
 
@@ -117,7 +118,7 @@ class Environment:
         device = default_device()
         return Environment(
             atoll=version("atoll"),
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             python=platform.python_version(),
             machine=platform.machine(),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -288,19 +289,17 @@ def load_result(folder: Path) -> Result:
     """The result in a folder; a ResultError if it is damaged or not readable."""
     path = folder / "result.json"
     try:
-        if path.stat().st_size > 64 * 2**20:
-            raise ResultError(f"{path}: larger than any result of Atoll")
+        if not path.is_file() or path.stat().st_size > 64 * 2**20:  # reading a pipe would never end
+            raise ResultError("not a file that Atoll writes")
         tree = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
+            raise ResultError("expected the result of a measurement")
+        if tree.pop("checksum", None) != _checksum(tree):
+            raise ResultError("damaged: its checksum does not match")
+        member = MEASUREMENTS.resolve(tree["kind"], trust=False)  # a file must not choose what is imported
+        result: Result = member.cls().result.from_json(tree)
+    except (AtollError, OSError, ValueError, RecursionError) as error:
         raise ResultError(f"{path} cannot be read: {error}") from None
-    if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
-        raise ResultError(f"{path}: expected the result of a measurement")
-    if tree.pop("checksum", None) != _checksum(tree):
-        raise ResultError(f"{path} is damaged: its checksum does not match")
-    try:
-        result = measurement(tree["kind"]).result.from_json(tree)
-    except AtollError as error:
-        raise ResultError(f"{path}: {error}") from None
     return dataclasses.replace(result, folder=folder)
 
 
@@ -333,6 +332,16 @@ def split_digest(split: Split) -> str:
     for index in torch.split(torch.arange(len(split)), 1024):
         parts.append(tensors_digest(split.fetch(index)))
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:32]
+
+
+def foreign_code(classes: Iterable[type]) -> tuple[str, ...]:
+    """Digests of the files that define classes from outside Atoll: their numbers change with their code.
+
+    >>> foreign_code([Settings])
+    ()
+    """
+    files = {Path(inspect.getfile(cls)) for cls in classes if not class_path(cls).startswith("atoll.")}
+    return tuple(sha256(file) for file in sorted(files))
 
 
 def resolve_threat(subject: Subject, norm: Norm | None, eps: str | None) -> ThreatModel:

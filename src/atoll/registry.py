@@ -151,7 +151,8 @@ class Registry:
             return Member(name, member.cls, {}, member.summary)
         if name.startswith("atoll.") and (member := members.get(name.rpartition(".")[2])):
             return Member(name, member.cls, {}, member.summary)  # the class has moved since this name was stored
-        if ".py:" not in name and "." not in name:
+        dotted = "." in name and all(part.isidentifier() for part in name.split("."))
+        if not dotted and ".py:" not in name:
             raise InputError(f"expected {_article(self.kind)}, got {name!r}{suggest(name, members)}")
         return Member(name, self._import(name, trust))
 
@@ -186,7 +187,7 @@ REGISTRIES = {
     "method": "atoll.training.methods.base.METHODS",
     "schedule": "atoll.training.schedules.SCHEDULES",
     "optimizer": "atoll.registry.OPTIMIZERS",
-    "attribution": "atoll.explain.gradients.ATTRIBUTIONS",
+    "attribution": "atoll.explain.attributions.ATTRIBUTIONS",
     "measurement": "atoll.measure.MEASUREMENTS",
     "study": "atoll.studies.base.STUDIES",
 }
@@ -214,9 +215,10 @@ def registry_of(hint: Any) -> Registry | None:
 
 
 def load_file(path: Path) -> Any:
-    """Import a Python file as a module of its own, once."""
+    """Import a Python file as a module of its own, once unless it changes."""
     path = path.expanduser().resolve()
-    name = f"atoll_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    content = path.read_bytes() if path.is_file() else b""  # an edited file is another module
+    name = f"atoll_file_{hashlib.sha256(str(path).encode() + content).hexdigest()[:12]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -257,7 +259,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 def summary(cls: type) -> str:
     """First line of a class's own documentation."""
-    text = cls.__dict__.get("__doc__") or ""
+    text = str(cls.__dict__.get("__doc__") or getattr(cls, "title", ""))
     return inspect.cleandoc(text).splitlines()[0] if text.strip() else ""
 
 

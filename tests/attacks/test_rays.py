@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.attacks.iterative import Drive, Points
+from atoll.attacks.iterative import AttackLoop, Points
 from atoll.attacks.rays import RayS, boundary_distance, next_block
 from atoll.errors import InputError
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel
-from attack_cases import one_after_the_other, plane
+from attack_cases import in_batches, plane
 
 FREE, UNIT = None, (0.0, 1.0)
 
@@ -62,9 +62,9 @@ CASES = {
 def test_finds_the_distance_to_the_boundary_of_a_linear_model(name):
     bounds, shape, queries, close = CASES[name]
     model, x, y, truth = flat(bounds, shape)
-    found = boundary_distance(model, x, y, bounds=bounds, queries=queries)
-    assert (found >= truth * (1 - 1e-9)).all()
-    assert float(found.mean()) < close * float(truth.mean())
+    result = boundary_distance(model, x, y, bounds=bounds, queries=queries)
+    assert (result >= truth * (1 - 1e-9)).all()
+    assert float(result.mean()) < close * float(truth.mean())
 
 
 def test_sees_nothing_but_labels():
@@ -84,13 +84,13 @@ def test_finds_what_a_fine_grid_finds():
     grid = torch.tensor(list(itertools.product(torch.linspace(0, 1, 401).tolist(), repeat=2))).double()
     other = model(grid).argmax(1)[None] != y[:, None]
     truth = torch.where(other, torch.cdist(x, grid, p=math.inf), math.inf).amin(1)
-    found = boundary_distance(model, x, y, queries=300)
-    assert (found > truth - 1 / 400).all()
+    result = boundary_distance(model, x, y, queries=300)
+    assert (result > truth - 1 / 400).all()
     # Only the four diagonals are searched.
     ray = torch.arange(1, 2001).double()[:, None, None] / 2000 * torch.tensor([[1, 1], [1, -1], [-1, 1], [-1, -1]])
     broken = model((x[:, None, None] + ray).clamp(0, 1)).argmax(3) != y[:, None, None]
     diagonal = torch.where(broken.any(2), torch.arange(1, 2001) / 2000, math.inf).amin(1)
-    assert float((found < 1.01 * diagonal + 1 / 2000).double().mean()) >= 0.9  # bisection may miss a thin wedge
+    assert float((result < 1.01 * diagonal + 1 / 2000).double().mean()) >= 0.9  # bisection may miss a thin wedge
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
@@ -98,9 +98,9 @@ def test_asks_no_more_often_than_it_may_and_not_about_points_that_are_done(size)
     model, x, y, truth = flat(UNIT, (1, 6, 6), count=60)
     calls, attack = [], RayS(ThreatModel("linf", 5 * float(truth.median())), queries=60)
     model.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
-    _, _, clock = together(attack, model, x, y, size)
-    assert clock.min() < clock.max() == 60
-    assert sum(calls) == len(x) + int(clock.sum())  # the clean pass, and the queries
+    _, _, iterations = together(attack, model, x, y, size)
+    assert iterations.min() < iterations.max() == 60
+    assert sum(calls) == len(x) + int(iterations.sum())  # the clean pass, and the queries
 
 
 def test_starts_with_the_corners_and_goes_on_to_halves():
@@ -144,14 +144,18 @@ def together(attack, model, x, y, size):
     """What comes out for each point when so many are under attack at a time and others take the place of leavers."""
     points = Points(x, y, torch.arange(len(y)), model(x).detach())
 
-    found, closest, clock = x.clone(), torch.full((len(x),), math.nan).double(), torch.zeros(len(x)).long()
-    for rows in Drive(attack, model, one_after_the_other(points), lambda index: PointRNG(0, index=index), 4, size):
-        found[rows.index], closest[rows.index], clock[rows.index] = rows.adv, rows.state["closest"], rows.clock
-    return found, closest, clock
+    result, closest, iterations = x.clone(), torch.full((len(x),), math.nan).double(), torch.zeros(len(x)).long()
+    for rows in AttackLoop(attack, model, in_batches(points), lambda index: PointRNG(0, index=index), 4, size):
+        result[rows.index], closest[rows.index], iterations[rows.index] = (
+            rows.x_adv,
+            rows.state["closest"],
+            rows.iteration,
+        )
+    return result, closest, iterations
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.05])
-def test_a_point_does_not_notice_its_company(eps):
+def test_a_point_does_not_depend_on_its_batch(eps):
     model, x, y = plane(40, torch.float64)
     attack = RayS(ThreatModel("linf", eps), minimum_norm=not eps, queries=50)
     whole = together(attack, model, x, y, len(x))
@@ -200,7 +204,7 @@ def test_blocks_cover_everything_on_every_level(size):
     assert covered == [set(range(size))] * (math.ceil(math.log2(size)) + 1)
 
 
-def test_nonsense_is_refused():
+def test_wrong_arguments_are_refused():
     for build, sentence in (
         (lambda: RayS(ThreatModel("l2", 1.0)), "RayS: expected linf, got l2"),
         (lambda: RayS(ThreatModel(), queries=0), "queries: expected at least 1, got 0"),

@@ -53,11 +53,11 @@ def test_gives_what_the_attack_gives_on_the_surrogate(name):
     transfer = Transfer(ATTACKS[name](), surrogate)
     assert torch.equal(transfer(Untouchable(), x, y, seed=7, index=index), direct)
     assert transfer.threat == ATTACKS[name]().threat
-    # For callers who bring the streams, too; they expect a model in evaluation mode, and so does the surrogate.
+    # For callers with streams of their own: they expect a model in evaluation mode, and so does the surrogate.
     streams = [PointRNG(7, "any", index=index) for _ in range(2)]
-    found = transfer.search(Untouchable(), x, y, streams[0])
+    x_adv = transfer.search(Untouchable(), x, y, streams[0])
     assert surrogate.training
-    torch.testing.assert_close(found, ATTACKS[name]().search(surrogate.eval(), x, y, streams[1]), rtol=0, atol=0)
+    torch.testing.assert_close(x_adv, ATTACKS[name]().search(surrogate.eval(), x, y, streams[1]), rtol=0, atol=0)
 
 
 def test_from_a_model_to_itself_is_the_white_box_attack():

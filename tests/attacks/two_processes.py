@@ -14,9 +14,9 @@ if __name__ == "__main__":
     model, split = images()
     out = Path(sys.argv[1])
     with process_group():
-        found = evaluate(model, split, quick(), cascade=True, batch_size=8, folder=out / "evaluation")
-        kept = evaluate(model, split, quick(), cascade=True, batch_size=8, keep=True)
+        result = evaluate(model, split, quick(), cascade=True, batch_size=8, folder=out / "evaluation")
+        in_memory = evaluate(model, split, quick(), cascade=True, batch_size=8, keep=True)
     if is_main():
-        counts = torch.tensor([[a.attacked, a.broken, a.forward, a.backward] for a in found.attacks])
-        tensors = {"broken_by": found.broken_by, "adversarial": found.adversarial, "counts": counts}
-        save_file({**tensors, "kept": kept.adversarial}, out / "found.safetensors")
+        counts = torch.tensor([[a.attacked, a.broken, a.forward, a.backward] for a in result.attacks])
+        tensors = {"broken_by": result.broken_by, "adversarial": result.adversarial, "counts": counts}
+        save_file({**tensors, "in_memory": in_memory.adversarial}, out / "evaluation.safetensors")

@@ -16,8 +16,8 @@ from atoll.certify.evaluate import attack_certified, certify
 from atoll.certify.polyhedra import distance_bounds
 from atoll.errors import InputError, UnsoundError
 from atoll.models import MLP, CentroidNet, EtaLayer
-from atoll.runs.run import open_run
-from atoll.runs.train import train
+from atoll.runs.recipe import build_recipe
+from atoll.runs.train import build_trainer
 
 BOX = (0.0, 1.0)
 
@@ -36,13 +36,13 @@ def points(seed, count, features=2):
 
 
 @torch.no_grad()
-def nearest_of_another_class(model, x, low, high, side=1201):
+def nearest_of_another_class(model, x, low, high, side=601):
     """By looking at all points of a fine grid; and the length of its diagonal steps."""
     axis = torch.linspace(low, high, side, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     classes = model(grid).argmax(1)
-    found = [(grid[classes != model(p[None]).argmax()] - p).norm(dim=1).min() for p in x]
-    return torch.stack(found), math.sqrt(2) * float(axis[1] - axis[0])
+    distances = [(grid[classes != model(p[None]).argmax()] - p).norm(dim=1).min() for p in x]
+    return torch.stack(distances), math.sqrt(2) * float(axis[1] - axis[0])
 
 
 @pytest.mark.parametrize("bounds", [None, BOX], ids=["plane", "box"])
@@ -74,8 +74,8 @@ def test_the_box_adds_to_the_radius():
 def test_inputs_that_are_not_valid_are_certified_without_harm():
     model, x = net(bounds=BOX), 3 * points(0, 20) - 1
     truth, _ = nearest_of_another_class(model, x, *BOX)
-    found = NearestCentroid.proven(model, radii=[3.0])(x)
-    assert (found.radius <= truth).all()
+    certificate = NearestCentroid.proven(model, radii=[3.0])(x)
+    assert (certificate.radius <= truth).all()
 
 
 @settings(max_examples=40)
@@ -92,11 +92,11 @@ def test_nothing_changes_within_the_radius(seed, features, classes, per_class, s
     model.head.centroids.data *= scale
     model.bounds = (0.0, scale) if boxed else None
     x = scale * points(seed + 1, 3, features)
-    found = NearestCentroid.proven(model, radii=[scale])(x)
+    certificate = NearestCentroid.proven(model, radii=[scale])(x)
     draw = torch.Generator().manual_seed(seed)
     direction = torch.randn(500, features, generator=draw, dtype=torch.float64)
     direction /= direction.norm(dim=1, keepdim=True)
-    for point, radius, prediction in zip(x, found.radius, found.prediction, strict=True):
+    for point, radius, prediction in zip(x, certificate.radius, certificate.prediction, strict=True):
         moved = point + min(float(radius), 10 * scale) * direction
         if boxed:  # projection into the box does not lead away from a point inside
             moved = moved.clamp(0, scale)
@@ -153,9 +153,9 @@ def test_an_encoder_divides_by_its_constant():
     model.head.centroids.data = model.features(points(3, 18)).detach().view(3, 6, 6)
     truth, step = nearest_of_another_class(model, x, -1.0, 2.0)
     for radii in ((), (1.0,)):
-        found = NearestCentroid.proven(model, radii=radii)(x)
-        assert (found.radius <= truth).all()
-        assert found.radius.max() > 3 * step
+        certificate = NearestCentroid.proven(model, radii=radii)(x)
+        assert (certificate.radius <= truth).all()
+        assert certificate.radius.max() > 3 * step
     wide = CentroidNet((2,), 2, per_class=1, input_range="[-1,1]", bounds=None).double()  # 2 x - 1
     wide.head.centroids.data = torch.tensor([[[0.0, 0.0]], [[2.0, 0.0]]]).double()
     assert float(NearestCentroid.proven(wide)(torch.tensor([[0.5, 0.3]])).radius) == pytest.approx(0.5)
@@ -173,9 +173,9 @@ def test_a_tie_is_no_certificate():
     model = net(per_class=2)
     model.head.centroids.data[1] = model.head.centroids.data[0]
     x = points(0, 50)
-    found = NearestCentroid.proven(model, radii=[0.5])(x)
-    assert (found.radius[found.prediction < 2] == 0).all()
-    assert (found.radius[found.prediction == 2] > 0).any()
+    certificate = NearestCentroid.proven(model, radii=[0.5])(x)
+    assert (certificate.radius[certificate.prediction < 2] == 0).all()
+    assert (certificate.radius[certificate.prediction == 2] > 0).any()
 
 
 distances = st.floats(0, 10)
@@ -197,13 +197,13 @@ def test_guarantees_of_the_eta_layer(eta):
     certifier = NearestCentroid.proven(model, eta=eta)
     axis = torch.linspace(-0.5, 1.5, 101, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
-    found = certifier(grid)
-    accepted = found.radius > 0
+    certificate = certifier(grid)
+    accepted = certificate.radius > 0
     assert 0.02 < accepted.double().mean() < 0.98
     assert torch.equal(accepted, EtaLayer(eta)(model(grid)).argmax(1) < 2)
-    one, two = (grid[accepted & (found.prediction == j)] for j in (0, 1))
+    one, two = (grid[accepted & (certificate.prediction == j)] for j in (0, 1))
     assert float(torch.cdist(one, two).min()) >= certifier.global_radius > 0
-    assert (found.radius[accepted] >= certifier.local_radius * (1 - 1e-6)).all()
+    assert (certificate.radius[accepted] >= certifier.local_radius * (1 - 1e-6)).all()
     far = 100 * (grid - 0.5)
     outside = far.norm(dim=1) > 50
     assert (certifier(far).radius[outside] == 0).all()  # the accepted region is closed
@@ -211,20 +211,19 @@ def test_guarantees_of_the_eta_layer(eta):
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "centroid"
-    train("digits-centroid", "model.per_class=20", "trainer.epochs=4", "trainer.test_steps=0", out=folder)
-    run = open_run(folder)
-    return run.model(), run.data.split("test").take(torch.arange(100))
+def digits():
+    trainer = build_trainer(build_recipe("digits-centroid", "model.per_class=20", "trainer.epochs=4"))
+    trainer.fit()
+    return trainer.model.eval(), trainer.data.split("test").take(torch.arange(100))
 
 
-def test_no_certified_point_falls_and_a_wrong_radius_is_found_out(digits):
+def test_no_certificate_breaks_and_a_wrong_radius_is_detected(digits):
     model, split = digits
     certifier = certifier_for(copy.deepcopy(model).double(), radii=[0.5])
-    found = certify(certifier, split)
-    assert found.clean.value > 0.9
-    assert found.verified(0.5).value > 0.5
-    attack_certified(model, certifier, split, found, bounds=BOX, points=30, batch_size=10)
+    certification = certify(certifier, split)
+    assert certification.clean.value > 0.9
+    assert certification.verified(0.5).value > 0.5
+    attack_certified(model, certifier, split, certification, bounds=BOX, points=20, batch_size=10)
 
     class Wrong(NearestCentroid):
         def __call__(self, x):

@@ -8,49 +8,44 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.attacks import APGD
-from atoll.certify import GloRo
+from atoll.certify import GloRo, broken_certificates, certifier_for, heuristic_certifier
 from atoll.certify.evaluate import CHECKS, Certification, attack_certified, certify, empirical, relative_cost
 from atoll.certify.gloro import PairwiseLipschitz
+from atoll.certify.power import LipschitzEstimator
 from atoll.data import MemorySplit
 from atoll.errors import InputError, UnsoundError
-from atoll.models import SmallConvNet
-from atoll.runs.run import open_run
-from atoll.runs.train import train
+from atoll.models import MLP, CentroidNet, SmallConvNet
 from atoll.threat import ThreatModel
 
 BOUNDS = (0.0, 1.0)
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
+def digits(gloro_run):
     """A model that was trained to certify, in float32 and float64, test points, and their certificates."""
-    folder = tmp_path_factory.mktemp("runs") / "gloro"
-    words = ("model.widths=[8,16]", "model.hidden=32", "trainer.epochs=12", "trainer.test_steps=0")
-    train("digits-gloro", *words, out=folder)
-    run = open_run(folder)
-    model, certified = run.model(), run.model().double()
-    split = run.data.split("test").take(torch.arange(120))
+    model, certified = gloro_run.model(), gloro_run.model().double()
+    split = gloro_run.data.split("test").take(torch.arange(120))
     certifier = GloRo.proven(certified)
     return model, certifier, split, certify(certifier, split)
 
 
 def test_training_makes_certificates_worth_having(digits):
-    *_, found = digits
-    assert found.clean.value > 0.8
-    assert found.verified(0.25).value > 0.4
+    *_, certification = digits
+    assert certification.clean.value > 0.8
+    assert certification.verified(0.25).value > 0.4
 
 
-def test_no_certified_point_falls(digits):
-    model, certifier, split, found = digits
-    check = attack_certified(model, certifier, split, found, bounds=BOUNDS, points=40, batch_size=10)
-    assert check.attacked == 40
-    assert check.passes > 40 * 100
+def test_no_certificate_breaks(digits):
+    model, certifier, split, certification = digits
+    check = attack_certified(model, certifier, split, certification, bounds=BOUNDS, points=20, batch_size=10)
+    assert check.attacked == 20
+    assert check.passes > 20 * 100
     single = GloRo.proven(model)  # in float32, with all that rounding can do
     attack_certified(model, single, split, certify(single, split), bounds=BOUNDS, points=10)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.2])
-def test_a_bound_that_is_too_small_is_found_out(digits, share, tmp_path):
+def test_a_bound_that_is_too_small_is_detected(digits, share, tmp_path):
     """Half the norm doubles the radii, and some of those points do have a neighbour of another class."""
     model, certifier, split, _ = digits
     wrong = GloRo(certifier.model, PairwiseLipschitz.estimated(share * certifier.constants.lipschitz))
@@ -61,12 +56,15 @@ def test_a_bound_that_is_too_small_is_found_out(digits, share, tmp_path):
         )
     point = load_file(tmp_path / "broken.safetensors")
     assert float((point["x_adv"] - point["x"]).norm()) <= float(point["radius"])
+    ((path, message),) = broken_certificates(tmp_path).items()
+    assert path == tmp_path / "broken.safetensors"
+    assert "APGD-CE changed its class" in message
     predictions = certifier.model(torch.stack([point["x"], point["x_adv"]]).double()).argmax(1)
     assert predictions[0] != predictions[1]
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_every_attack_of_the_check_can_find_it_out(digits, name):
+def test_every_attack_of_the_check_can_detect_it(digits, name):
     model, certifier, split, _ = digits
     wrong = GloRo(certifier.model, PairwiseLipschitz.estimated(0.1 * certifier.constants.lipschitz))
     with pytest.raises(UnsoundError, match=name):
@@ -75,36 +73,38 @@ def test_every_attack_of_the_check_can_find_it_out(digits, name):
         )
 
 
-def test_points_are_attacked_close_to_their_own_radius(digits, monkeypatch):
-    model, certifier, split, found = digits
-    seen = []
+def test_points_are_attacked_close_to_their_own_radius(digits):
+    model, certifier, split, certification = digits
+    eps = []
 
-    def note(threat):
-        seen.append(threat.radius)
+    def attack(threat):
+        eps.append(threat.radius)
         return APGD(threat, steps=1)
 
-    attack_certified(model, certifier, split, found, bounds=BOUNDS, attacks={"note": note}, batch_size=10)
-    radii = found.radius[found.radius > 0].sort().values
-    assert seen == radii[::10].tolist()
+    attack_certified(model, certifier, split, certification, bounds=BOUNDS, attacks={"one": attack}, batch_size=10)
+    radii = certification.radius[certification.radius > 0].sort().values
+    assert eps == radii[::10].tolist()
 
 
 def test_verified_is_below_empirical_is_below_clean(digits):
-    model, _, split, found = digits
+    model, _, split, certification = digits
     attack = {"APGD-CE": APGD(ThreatModel("l2", 0.4), steps=20)}
-    robust = empirical(model, split, found, attack, 0.4)
-    assert found.verified(0.4).correct <= robust.correct <= found.clean.correct
-    alone = dataclasses.replace(found, radius=torch.zeros_like(found.radius))  # all points attacked
+    robust = empirical(model, split, certification, attack, 0.4)
+    assert certification.verified(0.4).correct <= robust.correct <= certification.clean.correct
+    alone = dataclasses.replace(certification, radius=torch.zeros_like(certification.radius))  # all points attacked
     assert empirical(model, split, alone, attack, 0.4).correct == robust.correct
 
 
 def test_the_curve_counts_points():
-    found = Certification(
+    certification = Certification(
         torch.tensor([0, 1, 1, 0]), torch.tensor([0.5, 0.2, 0.9, math.inf]).double(), torch.tensor([0, 1, 0, 0])
     )
-    radii, accuracy = found.curve(points=6)
+    radii, accuracy = certification.curve(points=6)
     torch.testing.assert_close(radii, torch.linspace(0, 0.5, 6).double())
     assert accuracy.tolist() == [0.75, 0.75, 0.75, 0.5, 0.5, 0.5]
-    assert found.to_json([0.3])["verified"][0]["correct"] == 2
+    assert certification.verified(0.3).correct == 2
+    assert certification.rejected(0.3).correct == 1
+    assert certification.median_radius == pytest.approx(0.2)
     nothing = Certification(torch.zeros(1).long(), torch.zeros(1).double(), torch.zeros(1).long())
     assert nothing.verified(0.0).correct == 0  # a tie is no certificate, not even for radius 0
 
@@ -117,3 +117,15 @@ def test_cost_is_measured_against_the_same_model():
 def test_no_points():
     with pytest.raises(InputError, match="expected at least one point"):
         certify(lambda x: None, MemorySplit(torch.zeros(0, 1, 2, 2), torch.zeros(0).long()))
+
+
+def test_certifiers_by_kind_of_model():
+    kinds = {"GloRo": MLP((2,), 2), "NearestCentroid": CentroidNet((2,), 2)}
+    for name, model in kinds.items():
+        assert type(certifier_for(model)).__name__ == name
+        assert type(heuristic_certifier(model, LipschitzEstimator(model))).__name__ == name
+    assert certifier_for(kinds["NearestCentroid"], eta=0.3).eta.eta == 0.3
+    with pytest.raises(InputError, match="eta: expected a CentroidNet, got MLP"):
+        certifier_for(kinds["GloRo"], eta=0.3)
+    with pytest.raises(InputError, match="Linear cannot be certified: expected a Classifier"):
+        certifier_for(torch.nn.Linear(2, 2))

@@ -29,19 +29,17 @@ def plane(activation="minmax", seed=0, scale=3.0):
 
 
 @torch.no_grad()
-def nearest_change(model, x, reach, rings=200, directions=720):
+def nearest_change(model, x, limit, rings=200, directions=360):
     """The distance of the closest point with another prediction on a fine polar grid; infinity if there is none."""
     angle = torch.arange(directions, dtype=torch.float64) * (2 * math.pi / directions)
     circle = torch.stack([angle.cos(), angle.sin()], 1)
-    found = []
-    for point in x:
-        top, nearest = model(point[None]).argmax(), math.inf
-        for distance in torch.linspace(0, reach, rings + 1, dtype=torch.float64)[1:]:
-            if (model(point + distance * circle).argmax(1) != top).any():
-                nearest = float(distance)
-                break
-        found.append(nearest)
-    return torch.tensor(found)
+    top, nearest = model(x).argmax(1), torch.full((len(x),), math.inf, dtype=torch.float64)
+    for distance in torch.linspace(0, limit, rings + 1, dtype=torch.float64)[1:]:
+        (rows,) = nearest.isinf().nonzero(as_tuple=True)  # those without a change so far
+        around = (x[rows, None] + distance * circle).flatten(0, 1)
+        changed = (model(around).argmax(1).view(-1, directions) != top[rows, None]).any(1)
+        nearest[rows[changed]] = distance
+    return nearest
 
 
 @pytest.mark.parametrize("activation", ["minmax", "relu", "softplus"])
@@ -58,16 +56,16 @@ def test_nothing_changes_within_the_radius(activation, seed):
 def test_a_linear_model_is_certified_to_its_exact_distance():
     model = MLP((3,), 4, hidden=()).double()
     x = torch.rand(50, 3, dtype=torch.float64)
-    found = GloRo.proven(model)(x)
+    double = GloRo.proven(model)(x)
     w, f = model.head.weight.detach(), model(x).detach()
     for point in range(50):
         j = int(f[point].argmax())
         truth = min(float((f[point, j] - f[point, i]) / (w[j] - w[i]).norm()) for i in range(4) if i != j)
-        assert found.radius[point] == pytest.approx(truth, rel=1e-9)
-        assert found.radius[point] < truth  # rounding is on the safe side
+        assert double.radius[point] == pytest.approx(truth, rel=1e-9)
+        assert double.radius[point] < truth  # rounding is on the safe side
     single = GloRo.proven(model.float())(x.float())
-    assert (single.radius <= found.radius).all()
-    assert (single.radius > found.radius - 1e-4).all()
+    assert (single.radius <= double.radius).all()
+    assert (single.radius > double.radius - 1e-4).all()
 
 
 logits = st.lists(st.floats(-5, 5), min_size=2, max_size=5)
@@ -79,10 +77,10 @@ def test_definition_17(f, eps, seed):
     f = torch.tensor([f], dtype=torch.float64)
     w = torch.randn(f.shape[1], 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     k = torch.cdist(w, w)
-    found = float(radius(f, torch.ones(1), PairwiseLipschitz.estimated(k)))
+    certified = float(radius(f, torch.ones(1), PairwiseLipschitz.estimated(k)))
     gap = float(f.max() - abstain_logit(f, eps * k))
     if abs(gap) > 1e-9:
-        assert (gap > 0) == (found > eps)
+        assert (gap > 0) == (certified > eps)
 
 
 def test_ties_and_constant_differences():
@@ -127,7 +125,7 @@ def test_float32_needs_all_of_float32():
         torch.set_float32_matmul_precision(before)
 
 
-def test_a_normalised_head_counts_as_it_is_used():
+def test_a_normalized_head_counts_as_it_is_used():
     model = LiResNet((1, 8, 8), 3, depth=1, width=4, features=8)
     before = GloRo.proven(model).constants.lipschitz
     model.head.weight.data *= 10
@@ -135,6 +133,6 @@ def test_a_normalised_head_counts_as_it_is_used():
 
 
 def test_layers_have_a_table():
-    found = GloRo.proven(LiResNet((1, 8, 8), 3, depth=1, width=4, features=8))
-    assert [layer.name for layer in found.layers][:3] == ["normalize", "body.0", "body.1"]
-    assert {layer.how for layer in found.layers} == {"exact", "known"}
+    certifier = GloRo.proven(LiResNet((1, 8, 8), 3, depth=1, width=4, features=8))
+    assert [layer.name for layer in certifier.layers][:3] == ["normalize", "body.0", "body.1"]
+    assert {layer.method for layer in certifier.layers} == {"exact", "known"}

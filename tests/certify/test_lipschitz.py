@@ -84,11 +84,11 @@ def jacobian_norms(module, shape, points=8, scale=2.0):
     """The norm of the Jacobian at some points, in float64."""
     module = copy.deepcopy(module).double()
     x = scale * torch.randn(points, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = []
+    norms = []
     for point in x:
         jacobian = torch.func.jacrev(lambda p: module(p[None]).flatten())(point).detach()
-        found.append(float(torch.linalg.matrix_norm(jacobian.flatten(1), 2)))
-    return found
+        norms.append(float(torch.linalg.matrix_norm(jacobian.flatten(1), 2)))
+    return norms
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -132,10 +132,10 @@ def network(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_the_product_of_their_layers_and_above_every_jacobian(name):
     net, shape = network(name)
-    found = lipschitz(net, shape)
-    assert max(jacobian_norms(net, shape)) <= found.bound.lipschitz
+    result = lipschitz(net, shape)
+    assert max(jacobian_norms(net, shape)) <= result.bound.lipschitz
     if name != "resnet":
-        assert found.bound.lipschitz == pytest.approx(math.prod(layer.lipschitz for layer in found.layers))
+        assert result.bound.lipschitz == pytest.approx(math.prod(layer.lipschitz for layer in result.layers))
 
 
 def test_a_residual_branch_adds_one():
@@ -148,18 +148,18 @@ def test_a_residual_branch_adds_one():
 def test_rounding_is_below_its_bound(name):
     """float32 against float64, from inputs small to large; and float64 is as good as exact."""
     net, shape = network(name) if name in NETWORKS else built(name)[:2]
-    found = lipschitz(net, shape).bound
+    bound = lipschitz(net, shape).bound
     exact = copy.deepcopy(net).double()
     for scale in (1e-3, 1.0, 30.0):
         x = scale * torch.randn(16, *shape, generator=torch.Generator().manual_seed(3))
         with torch.no_grad():
             error = (net(x).double() - exact(x.double())).flatten(1).norm(dim=1)
-        assert (error <= found.relative * x.double().flatten(1).norm(dim=1) + found.absolute).all()
+        assert (error <= bound.relative * x.double().flatten(1).norm(dim=1) + bound.absolute).all()
         size = exact(x.double()).detach().flatten(1).norm(dim=1)
-        assert (size <= found.lipschitz * x.double().flatten(1).norm(dim=1) + found.offset + 1e-12).all()
+        assert (size <= bound.lipschitz * x.double().flatten(1).norm(dim=1) + bound.offset + 1e-12).all()
     fine = lipschitz(exact, shape, dtype=torch.float64).bound
-    assert fine.relative < 1e-8 * max(found.relative, 1e-3)
-    assert found.relative < 0.01 * max(1, found.lipschitz)
+    assert fine.relative < 1e-8 * max(bound.relative, 1e-3)
+    assert bound.relative < 0.01 * max(1, bound.lipschitz)
 
 
 def test_composition_of_bounds():
@@ -171,7 +171,7 @@ def test_composition_of_bounds():
     assert both.absolute == pytest.approx(3.01 * 0.2 + 0.01 * 1 + 0.02)
 
 
-class Standardised(nn.Conv2d):
+class Standardized(nn.Conv2d):
     """A convolution in name only."""
 
     def forward(self, x):
@@ -183,7 +183,7 @@ REFUSED = {
     "dilation": (nn.Sequential(nn.Conv2d(2, 2, 3, dilation=2)), "without groups or dilation"),
     "circular": (nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")), "zero padding"),
     "same": (nn.Sequential(nn.Conv2d(2, 2, 3, padding="same")), "expected padding as numbers"),
-    "subclass": (nn.Sequential(nn.ReLU(), Standardised(2, 2, 3)), "1 (Standardised) cannot be certified: no Lipschitz"),
+    "subclass": (nn.Sequential(nn.ReLU(), Standardized(2, 2, 3)), "1 (Standardized) cannot be certified: no Lipschitz"),
     "layer-norm": (nn.Sequential(nn.LayerNorm(8)), "0 (LayerNorm) cannot be certified"),
     "max-pool": (nn.Sequential(nn.MaxPool2d(3, 1)), "0 (MaxPool2d) cannot be certified"),
     "batch-statistics": (nn.Sequential(nn.BatchNorm2d(2, track_running_stats=False)), "running statistics"),
@@ -200,7 +200,7 @@ def test_a_layer_without_a_bound_is_named(name):
     assert sentence in str(info.value)
 
 
-def test_weight_standardised_convolutions_are_not_taken_for_plain_ones():
+def test_weight_standardized_convolutions_are_not_taken_for_plain_ones():
     model = HybridViT((3, 16, 16), 3, stem_width=32, blocks=(1,), strides=(2, 1), width=16, depth=1, heads=2)
     changed = [m for m in model.modules() if isinstance(m, nn.Conv2d) and type(m).forward is not nn.Conv2d.forward]
     assert changed

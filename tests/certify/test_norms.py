@@ -53,16 +53,16 @@ def convolutions(draw):
 IN_USE = [(3, 1, 1), (4, 2, 1), (3, 2, 1), (5, 2, 2), (7, 4, 3), (4, 4, 0), (14, 14, 0), (1, 1, 0)]
 
 
-@pytest.mark.parametrize("how", OPERATORS)
+@pytest.mark.parametrize("method", OPERATORS)
 @settings(max_examples=60)
 @given(case=convolutions())
-def test_every_bound_of_a_convolution_is_above_the_dense_norm(how, case):
+def test_every_bound_of_a_convolution_is_above_the_dense_norm(method, case):
     weight, size, stride, padding = case
     truth = largest(dense_conv(weight, size, stride, padding))
-    found = OPERATORS[how](weight.double(), Layout(size, stride, padding)).norm()
-    assert found >= truth * (1 - ROUNDING)
-    if how == "exact":
-        assert found <= truth * 1.0011 + 1e-6  # a kernel may touch nothing but padding
+    bound = OPERATORS[method](weight.double(), Layout(size, stride, padding)).norm()
+    assert bound >= truth * (1 - ROUNDING)
+    if method == "exact":
+        assert bound <= truth * 1.0011 + 1e-6  # a kernel may touch nothing but padding
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), IN_USE)
@@ -70,10 +70,10 @@ def test_every_bound_of_a_convolution_is_above_the_dense_norm(how, case):
 def test_layers_in_use(kernel, stride, padding, budget):
     weight = random(4, 3, kernel, kernel)
     truth = largest(dense_conv(weight, (15, 14), (stride, stride), (padding, padding)))
-    found = conv_norm(weight, (15, 14), (stride, stride), (padding, padding), budget=budget)
-    assert truth * (1 - ROUNDING) <= found.value <= truth * (1.0011 if found.how == "exact" else 1.35)
+    bound = conv_norm(weight, (15, 14), (stride, stride), (padding, padding), budget=budget)
+    assert truth * (1 - ROUNDING) <= bound.value <= truth * (1.0011 if bound.method == "exact" else 1.35)
     if budget == math.inf or kernel <= stride:
-        assert found.how == "exact"
+        assert bound.method == "exact"
 
 
 @settings(max_examples=40)
@@ -85,24 +85,24 @@ def test_dense_matrices_of_any_shape_rank_and_scale(rows, columns, rank, power):
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.5, 0.99, 1.5])
-@pytest.mark.parametrize("how", OPERATORS)
-def test_a_wrong_estimate_costs_time_and_never_the_proof(monkeypatch, share, how):
+@pytest.mark.parametrize("method", OPERATORS)
+def test_a_wrong_estimate_costs_time_and_never_the_proof(monkeypatch, share, method):
     """Lanczos only says where to look; were it wrong, the proof would fail and be tried again further up."""
     weight = random(3, 2, 3, 3)
-    operator = OPERATORS[how](weight.double(), Layout((6, 5), padding=(1, 1)))
+    operator = OPERATORS[method](weight.double(), Layout((6, 5), padding=(1, 1)))
     right = operator.norm()
     estimate = operator.largest()
     monkeypatch.setattr(banded.BlockBandedOperator, "largest", lambda self: share * estimate)
-    found = operator.norm()
-    assert found >= largest(dense_conv(weight, (6, 5), padding=(1, 1)))
-    assert found <= right * (1.002 if share < 1 else 1.51)
+    bound = operator.norm()
+    assert bound >= largest(dense_conv(weight, (6, 5), padding=(1, 1)))
+    assert bound <= right * (1.002 if share < 1 else 1.51)
 
 
 def test_no_proof_below_the_norm():
     """The heart of it: Cholesky breaks down, or its defect says so, wherever the claim is false."""
     weight = random(3, 2, 3, 3)
-    for how in OPERATORS:
-        operator = OPERATORS[how](weight.double(), Layout((6, 5), padding=(1, 1)))
+    for method in OPERATORS:
+        operator = OPERATORS[method](weight.double(), Layout((6, 5), padding=(1, 1)))
         truth = operator.norm(tolerance=1e-9)
         for share in (0.5, 0.9, 0.999, 0.999999):
             assert operator._defect((share * truth) ** 2) is None
@@ -111,14 +111,14 @@ def test_no_proof_below_the_norm():
 def test_the_torus_is_never_above_the_infinite_grid():
     for seed in range(5):
         weight = random(4, 4, 3, 3, seed=seed)
-        found = OPERATORS["torus"](weight.double(), Layout((8, 8), padding=(1, 1))).norm()
-        assert found <= infinite_grid(weight) * 1.001
+        bound = OPERATORS["torus"](weight.double(), Layout((8, 8), padding=(1, 1))).norm()
+        assert bound <= infinite_grid(weight) * 1.001
 
 
 def test_bounds_come_in_order():
     weight = random(6, 6, 3, 3)
-    found = [make(weight.double(), Layout((10, 10), padding=(1, 1))).norm() for make in OPERATORS.values()]
-    assert found[0] < found[1] < found[2] < found[0] * 1.2
+    bounds = [make(weight.double(), Layout((10, 10), padding=(1, 1))).norm() for make in OPERATORS.values()]
+    assert bounds[0] < bounds[1] < bounds[2] < bounds[0] * 1.2
 
 
 def power_iteration(weight, size, stride, padding, steps=2000):
@@ -134,9 +134,9 @@ def test_power_iteration_stays_below():
     """2,000 steps on a layer too large for dense singular values, and how far the bound is above."""
     weight = random(32, 32, 4, 4) / 20
     below = power_iteration(weight, (14, 14), (2, 2), (1, 1))
-    found = conv_norm(weight, (14, 14), (2, 2), (1, 1))
-    assert found.how == "exact"
-    assert below <= found.value <= below * 1.001
+    bound = conv_norm(weight, (14, 14), (2, 2), (1, 1))
+    assert bound.method == "exact"
+    assert below <= bound.value <= below * 1.001
 
 
 @pytest.mark.slow
@@ -147,9 +147,9 @@ def test_power_iteration_stays_below_on_all_convolutions_of_4c3f():
     layers = [m for m in model.body if isinstance(m, torch.nn.Conv2d)]
     for layer, side in zip(layers, (28, 28, 14, 14), strict=True):
         below = power_iteration(layer.weight.detach(), (side, side), layer.stride, layer.padding)
-        found = conv_norm(layer.weight, (side, side), layer.stride, layer.padding)
-        assert found.how == "exact"
-        assert below <= found.value <= below * 1.001
+        bound = conv_norm(layer.weight, (side, side), layer.stride, layer.padding)
+        assert bound.method == "exact"
+        assert below <= bound.value <= below * 1.001
 
 
 def test_zero_and_nonsense():

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from atoll.certify.gloro import GloRo
-from atoll.certify.power import LipschitzEstimate, pair_distances
+from atoll.certify.power import LipschitzEstimator, pair_distances
 from atoll.errors import InputError
 from atoll.models import MLP, LiResNet, PreActResNet, SmallConvNet
 
@@ -25,7 +25,7 @@ def model(kind="small"):
 def test_estimates_rise_to_the_proven_bound_and_stay_below_it(kind):
     net = model(kind)
     proven = GloRo.proven(net).constants.lipschitz
-    estimate = LipschitzEstimate(net, iterations=1)
+    estimate = LipschitzEstimator(net, iterations=1)
     off = ~torch.eye(3, dtype=torch.bool)
     ratios = [(estimate()[0].detach() / proven)[off] for _ in range(300)]
     assert all((ratio <= 1).all() for ratio in ratios)
@@ -40,7 +40,7 @@ def dense(conv, shape):
 
 def test_gradient_is_that_of_dense_singular_values():
     net = model()
-    pairs, whole = LipschitzEstimate(net, iterations=3000)()
+    pairs, whole = LipschitzEstimator(net, iterations=3000)()
     body = net.body
     norms = [dense(body[0], (1, 8, 8)), dense(body[2], (4, 4, 4)), body[5].weight]
     product = torch.stack([torch.linalg.matrix_norm(m, 2) for m in norms]).prod()
@@ -54,21 +54,21 @@ def test_gradient_is_that_of_dense_singular_values():
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_vectors_are_kept_from_call_to_call_and_outside_the_model():
+def test_vectors_stay_from_call_to_call_and_outside_the_model():
     net = model()
     before = set(net.state_dict())
-    estimate = LipschitzEstimate(net)
+    estimate = LipschitzEstimator(net)
     assert set(net.state_dict()) == before
     assert len(list(estimate.parameters())) == 0
     start = {name: v.clone() for name, v in estimate.state_dict().items()}
-    estimate(move=False)
+    estimate(update=False)
     assert all(torch.equal(v, start[name]) for name, v in estimate.state_dict().items())
     converged = estimate.converged(50)
     assert all(torch.equal(v, start[name]) for name, v in estimate.state_dict().items())
     first, second = estimate()[0], estimate()[0]
     assert (first < second)[0, 1]
     assert (second < converged)[0, 1]
-    again = LipschitzEstimate(net)
+    again = LipschitzEstimator(net)
     again.load_state_dict(estimate.state_dict())
     assert torch.equal(again()[0], estimate()[0])
 
@@ -81,8 +81,8 @@ def test_distances_between_equal_rows_have_a_gradient():
 
 def test_models_without_constants_are_refused():
     with pytest.raises(InputError, match=r"body.1 \(PreActBlock\) cannot be trained with a Lipschitz bound"):
-        LipschitzEstimate(PreActResNet((3, 8, 8), 3, width=4))
+        LipschitzEstimator(PreActResNet((3, 8, 8), 3, width=4))
     net = MLP((2,), 3)
     net.head = torch.nn.Sequential(net.head)
     with pytest.raises(InputError, match="expected a linear head, or centroids, got Sequential"):
-        LipschitzEstimate(net)
+        LipschitzEstimator(net)

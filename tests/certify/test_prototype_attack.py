@@ -27,7 +27,7 @@ def points(seed, count, features):
     return (1.5 * draw - 0.25).clamp(0, 1)
 
 
-def fallen(model, x, attack):
+def breaks(model, x, attack):
     """Which points change their class; all stay where the threat model wants them."""
     with torch.no_grad():
         y = model(x).argmax(1)
@@ -40,27 +40,27 @@ def fallen(model, x, attack):
 @pytest.mark.parametrize("stretch", [0.0, 0.15])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_in_the_plane_it_finds_nearly_what_there_is(seed, stretch):
-    model, x = net(2, stretch, seed), points(seed, 40, 2)
-    axis = torch.linspace(0, 1, 801, dtype=torch.float64)
+    model, x = net(2, stretch, seed), points(seed, 20, 2)
+    axis = torch.linspace(0, 1, 401, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     with torch.no_grad():
         classes = model(grid).argmax(1)
         truth = torch.stack([(grid[classes != model(p[None]).argmax()] - p).norm(dim=1).min() for p in x])
-    found = [
-        bool(fallen(model, p[None], PrototypeAttack(ThreatModel("l2", float(1.1 * t)))))
+    broken = [
+        bool(breaks(model, p[None], PrototypeAttack(ThreatModel("l2", float(1.1 * t)))))
         for p, t in zip(x, truth, strict=True)
     ]
-    assert sum(found) >= 34
+    assert sum(broken) >= 17
 
 
 @pytest.mark.parametrize("features", [3, 20, 100])
-def test_no_certificate_falls_and_a_little_further_most_do(features):
-    model, x = net(features, 0.15, features), points(7, 40, features)
+def test_no_certificate_breaks_and_a_little_further_most_do(features):
+    model, x = net(features, 0.15, features), points(7, 20, features)
     radius = NearestCentroid.proven(model, radii=[features**0.5])(x).radius
     assert (radius > 0).all()
-    for factor, least, most in ((1.0, 0, 0), (1.2, 30, 40)):
+    for factor, least, most in ((1.0, 0, 0), (1.2, 15, 20)):
         each = [
-            fallen(model, p[None], PrototypeAttack(ThreatModel("l2", float(factor * r))))
+            breaks(model, p[None], PrototypeAttack(ThreatModel("l2", float(factor * r))))
             for p, r in zip(x, radius, strict=True)
         ]
         assert least <= int(torch.cat(each).sum()) <= most
@@ -69,10 +69,10 @@ def test_no_certificate_falls_and_a_little_further_most_do(features):
 def test_gradients_are_blind_where_it_sees():
     model, x = net(100, 0.15), points(3, 60, 100).round()  # black and white: all gradients are zero
     threat = ThreatModel("l2", 1.0)
-    assert fallen(model, x, PrototypeAttack(threat)).sum() > fallen(model, x, APGD(threat, steps=50)).sum() + 20
+    assert breaks(model, x, PrototypeAttack(threat)).sum() > breaks(model, x, APGD(threat, steps=50)).sum() + 20
 
 
-def test_a_wrong_radius_is_found_out():
+def test_a_wrong_radius_is_detected():
     model, x = net(100, 0.15), points(5, 30, 100).round()
     split, model = MemorySplit(x.float(), torch.zeros(30, dtype=torch.long)), model.float()
 

@@ -1,4 +1,4 @@
-"""Prototypes where they are known, and what is rejected of other data."""
+"""Prototypes where they are known, and rejection of other data."""
 
 import pytest
 import torch
@@ -24,13 +24,13 @@ def test_the_prototype_has_the_features_of_the_nearest_centroid():
         sources, x = torch.rand(6, 2).double(), torch.rand(8, 2).double()
     model.head.centroids.data = model.features(sources).detach().view(2, 3, 2)
     before = torch.cdist(model.features(x), model.features(sources)).min(1)
-    found = prototypes(model, x, steps=1500)
-    torch.testing.assert_close(found.centroid, model.features(sources[before.indices]))
-    torch.testing.assert_close((model.features(found.inputs) - found.centroid).norm(dim=1), found.distance)
-    assert (found.distance <= before.values).all()
-    assert found.distance.median() < 1e-2
+    result = prototypes(model, x, steps=1000)
+    torch.testing.assert_close(result.centroid, model.features(sources[before.indices]))
+    torch.testing.assert_close((model.features(result.inputs) - result.centroid).norm(dim=1), result.distance)
+    assert (result.distance <= before.values).all()
+    assert result.distance.median() < 1e-2
     assert all(p.grad is None for p in model.parameters())
-    assert 0 <= found.inputs.min() <= found.inputs.max() <= 1
+    assert 0 <= result.inputs.min() <= result.inputs.max() <= 1
 
 
 def test_examples_and_picture():
@@ -38,15 +38,15 @@ def test_examples_and_picture():
     x, _ = data.tensors("train")
     model = CentroidNet((1, 8, 8), 10, per_class=3)
     model.head.centroids.data = x[:30].view(10, 3, 64)
-    found, examples = explained(model, x[:4], data.train, 3)
-    torch.testing.assert_close(found.inputs[:, None], examples[:, :1])  # the centroids are training points
-    assert torch.equal(found.inputs, x[:4])
-    rows = nearest_examples(model, found.centroid, data.train, 2)
-    distances = (x.flatten(1) - found.centroid[1]).norm(dim=1)
+    result, examples = explained(model, x[:4], data.train, 3)
+    torch.testing.assert_close(result.inputs[:, None], examples[:, :1])  # the centroids are training points
+    assert torch.equal(result.inputs, x[:4])
+    rows = nearest_examples(model, result.centroid, data.train, 2)
+    distances = (x.flatten(1) - result.centroid[1]).norm(dim=1)
     assert distances[rows[1]].tolist() == distances.sort().values[:2].tolist()
-    assert len(plot_prototypes(x[:4], found.inputs, examples).axes) == 4 * 5
+    assert len(plot_prototypes(x[:4], result.inputs, examples).axes) == 4 * 5
     with pytest.raises(InputError, match="expected images of one shape"):
-        plot_prototypes(x[:4], found.inputs[:2], examples)
+        plot_prototypes(x[:4], result.inputs[:2], examples)
 
 
 def test_rejection_counts_what_is_not_certified():

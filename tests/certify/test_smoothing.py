@@ -1,5 +1,6 @@
 """Randomized smoothing against a linear model, whose radii are known, and against other ways to count."""
 
+import json
 import math
 
 import pytest
@@ -10,8 +11,7 @@ from scipy.stats import binom, binomtest, norm
 from torch import nn
 
 from atoll.certify.certificate import Certificate
-from atoll.certify.kept import Kept
-from atoll.certify.smoothing import Smoothed, clopper_pearson
+from atoll.certify.smoothing import ResumableCertifier, Smoothed, clopper_pearson
 from atoll.errors import InputError
 from atoll.models import MLP
 
@@ -48,21 +48,21 @@ def test_clopper_pearson_is_too_high_in_a_share_alpha_of_cases_at_most(p, alpha)
 def test_radii_of_a_linear_model_are_too_large_as_seldom_as_promised():
     model, x, distance, top = plane()
     alpha = 0.1
-    found = Smoothed(model, SIGMA, n0=20, n=300, alpha=alpha)(x)
-    certified = found.prediction >= 0
-    assert (found.radius[~certified] == 0).all()
+    certificate = Smoothed(model, SIGMA, n0=20, n=300, alpha=alpha)(x)
+    certified = certificate.prediction >= 0
+    assert (certificate.radius[~certified] == 0).all()
     # Certified for the wrong side of the plane counts as false whatever the radius.
-    false = certified & ((found.radius > distance) | (found.prediction != top))
+    false = certified & ((certificate.radius > distance) | (certificate.prediction != top))
     assert 0 < int(false.sum()) <= binom.ppf(0.999, len(x), alpha)  # it is a probable bound, and a tight one
 
 
 def test_many_draws_come_close_to_the_truth():
     model, x, distance, top = plane()
-    chosen = (distance > 0.1).nonzero().squeeze(1)[:12]
-    found = Smoothed(model, SIGMA, n=100_000, batch_size=20_000)(x[chosen])
-    assert torch.equal(found.prediction, top[chosen])
-    assert (found.radius <= distance[chosen]).all()
-    assert (found.radius > distance[chosen] - 0.02).all()
+    rows = (distance > 0.1).nonzero().squeeze(1)[:12]
+    certificate = Smoothed(model, SIGMA, n=100_000, batch_size=20_000)(x[rows])
+    assert torch.equal(certificate.prediction, top[rows])
+    assert (certificate.radius <= distance[rows]).all()
+    assert (certificate.radius > distance[rows] - 0.02).all()
 
 
 def test_the_probabilities_are_those_of_gaussian_noise():
@@ -77,15 +77,15 @@ def test_the_probabilities_are_those_of_gaussian_noise():
 def test_predict_abstains_exactly_where_it_cannot_tell():
     model, x, distance, top = plane()
     smoothed = Smoothed(model, SIGMA, n=200, alpha=0.01)
-    found = smoothed.predict(x)
-    assert (found == -1).any()
-    assert (found[distance > 0.5] == top[distance > 0.5]).all()
-    answered = found >= 0
-    assert int((found != top)[answered].sum()) <= binom.ppf(0.999, len(x), 0.01)
+    prediction = smoothed.predict(x)
+    assert (prediction == -1).any()
+    assert (prediction[distance > 0.5] == top[distance > 0.5]).all()
+    answered = prediction >= 0
+    assert int((prediction != top)[answered].sum()) <= binom.ppf(0.999, len(x), 0.01)
     for row in range(20):
         counts = smoothed.counts(x[row], 200, "predict")
         sure = binomtest(int(counts.max()), 200).pvalue <= 0.01  # two classes: the two most frequent are all
-        assert (int(found[row]) >= 0) == sure
+        assert (int(prediction[row]) >= 0) == sure
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 500])
@@ -106,8 +106,8 @@ def test_batches_do_not_matter(batch_size):
 def test_the_two_stages_draw_different_noise():
     model, x, *_ = plane()
     smoothed = Smoothed(model, 5.0)
-    found = {name: smoothed.counts(x[0], 1000, name).tolist() for name in ("choose", "estimate", "predict")}
-    assert len({tuple(counts) for counts in found.values()}) == 3
+    counts = {tuple(smoothed.counts(x[0], 1000, name).tolist()) for name in ("choose", "estimate", "predict")}
+    assert len(counts) == 3
 
 
 def test_the_model_is_left_as_it_was():
@@ -117,22 +117,38 @@ def test_the_model_is_left_as_it_was():
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_kept_points_are_not_computed_again(tmp_path):
-    asked = []
+def damaged_radius(content):
+    """Another radius in the last line."""
+    lines = content.decode().split("\n")
+    return "\n".join([*lines[:-1], json.dumps([*json.loads(lines[-1])[:3], 9.0])]).encode()
+
+
+# What can happen to the file after its last certificate.
+DAMAGE = {
+    "cut": lambda content: content[:-4],
+    "radius": damaged_radius,
+    "bytes": lambda content: content[:-3] + b"\xff\xfe]",
+    "other-json": lambda content: content[: content.rindex(b"\n")] + b"\n{}\n7\nnull\n[]\n[1, 2, 3, 4]",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_stored_certificates_are_computed_again_only_if_they_are_damaged(tmp_path, damage):
+    calls = []
 
     def certifier(x):
-        asked.extend(x.flatten().tolist())
+        calls.extend(x.flatten().tolist())
         return Certificate(torch.full((len(x),), 3), x[:, 0].double() / 3)
 
     x = torch.tensor([[0.1], [0.2], [0.3]])
-    first = Kept(certifier, tmp_path)(x[:2])
-    path = next(tmp_path.iterdir())
-    path.write_bytes(path.read_bytes()[:-4])  # killed while it wrote the second
-    again = Kept(certifier, tmp_path)(x)
-    assert asked == x[[0, 1, 1, 2], 0].tolist()
+    first = ResumableCertifier(certifier, tmp_path)(x[:2])
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    again = ResumableCertifier(certifier, tmp_path)(x)
+    assert calls == x[[0, 1, 1, 2], 0].tolist()
     assert torch.equal(again.radius[:2], first.radius)
-    assert torch.equal(Kept(certifier, tmp_path)(x).radius, x[:, 0].double() / 3)
-    assert len(asked) == 4
+    assert torch.equal(ResumableCertifier(certifier, tmp_path)(x).radius, x[:, 0].double() / 3)
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("wrong", [{"sigma": 0.0}, {"alpha": 1.0}, {"n": 0}, {"n0": 0}, {"batch_size": 0}])

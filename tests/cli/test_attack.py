@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,16 @@ from support import SMALL, run_command
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A run whose model has something to lose."""
+    """A run whose model classifies most points correctly, not all of them robustly."""
     folder = tmp_path_factory.mktemp("runs") / "small"
-    words = [*SMALL, "loss=Standard", "model.widths=[16,16]", "trainer.epochs=15", "threat.eps=0.1"]
+    words = [
+        *SMALL,
+        "loss=Standard",
+        "model.widths=[16,16]",
+        "trainer.epochs=15",
+        "threat.eps=0.1",
+        "trainer.test_steps=0",
+    ]
     assert main(["train", *words, "--out", str(folder), "--json"]) == 0
     return folder
 
@@ -40,48 +48,59 @@ def short(monkeypatch):
     monkeypatch.setitem(suites.SUITES, "standard", versions["standard"])
 
 
-def result(capsys, *words):
+def attack(capsys, *words):
+    """What the command prints of one run."""
     assert main(["attack", *map(str, words), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    (result,) = json.loads(capsys.readouterr().out).values()
+    return result
 
 
-def test_prints_a_table_and_keeps_result_inputs_and_picture(trained, capsys, short):
+def test_prints_a_table_and_stores_result_inputs_and_picture(trained, capsys, short):
     assert main(["attack", str(trained), "--points", "40"]) == 0
     table = capsys.readouterr().out
-    for word in ("APGD-CE", "FAB-T", "Square", "worst case", "±", "95 %", "passes", "seconds"):
+    for word in ("APGD-CE", "FAB-T", "Square", "worst case", "95 %", "passes", "seconds", "40 test points, linf 0.1"):
         assert word in table
-    found = result(capsys, trained, "--points", 40)[str(trained)]
-    assert found["robust"]["correct"] < found["clean"]["correct"] > 20
-    folder = Path(found["folder"])
-    assert json.loads((folder / "evaluation.json").read_text()) == found
+    result = attack(capsys, trained, "--points", 40)
+    assert result["robust"]["correct"] < result["clean"]["correct"] > 20
+    folder = Path(result.pop("folder"))
+    stored = json.loads((folder / "result.json").read_text())
+    del stored["checksum"]
+    assert stored == result
     assert (folder / "adversarial.png").read_bytes()[:4] == b"\x89PNG"
-    stored = load_file(folder / "adversarial.safetensors")
-    assert stored["adversarial"].shape == (40, 1, 8, 8)
-    run = open_run(trained)
-    wrong = run.model()(stored["adversarial"]).argmax(1) != stored["label"]
-    assert int((~wrong).sum()) == found["robust"]["correct"]  # what is stored is the worst case, also for other tools
-    assert found["robust"]["correct"] == found["attacks"][-1]["accuracy"]["correct"]
+    tensors = load_file(folder / "adversarial.safetensors")
+    assert tensors["adversarial"].shape == (40, 1, 8, 8)
+    wrong = open_run(trained).model()(tensors["adversarial"]).argmax(1) != tensors["label"]
+    assert int((~wrong).sum()) == result["robust"]["correct"]  # the stored inputs are the worst case
+    assert result["robust"]["correct"] == result["attacks"][-1]["accuracy"]["correct"]
 
 
 def test_named_attacks_run_on_all_points(trained, capsys):
-    found = result(capsys, trained, "--attacks", "FGSM,pgd-3,CW-3", "--points", 30, "--eps", "1/10")[str(trained)]
-    assert [attack["name"] for attack in found["attacks"]] == ["FGSM", "pgd-3", "CW-3"]
-    assert len({attack["attacked"] for attack in found["attacks"]}) == 1
-    assert found["threat"]["eps"] == "1/10"
+    result = attack(capsys, trained, "--attacks", "FGSM,pgd-3,CW-3", "--points", 30, "--eps", "1/10")
+    assert [entry["name"] for entry in result["attacks"]] == ["FGSM", "pgd-3", "CW-3"]
+    assert len({entry["attacked"] for entry in result["attacks"]}) == 1
+    assert result["settings"]["eps"] == "1/10"
 
 
-def test_transfer_from_a_surrogate_is_weaker_than_the_attack_itself(trained, capsys):
+def test_a_cascade_can_be_run_individually(trained, capsys, short):
+    result = attack(capsys, trained, "--points", 30, "--individual")
+    assert len({entry["attacked"] for entry in result["attacks"]}) == 1
+    assert result["robust"]["correct"] <= min(entry["accuracy"]["correct"] for entry in result["attacks"])
+
+
+def test_transfer_from_the_model_itself_is_the_attack_itself(trained, capsys):
     options = ("--attacks", "PGD-5", "--points", 60)
-    own = result(capsys, trained, *options, "--surrogate", trained)[str(trained)]
-    direct = result(capsys, trained, *options)[str(trained)]
+    own = attack(capsys, trained, *options, "--surrogate", trained)
+    direct = attack(capsys, trained, *options)
     assert own["attacks"][0]["name"] == "PGD-5 (transfer)"
+    assert own["surrogate"]["digest"] == own["subject"]["digest"]
     assert own["robust"]["correct"] == pytest.approx(direct["robust"]["correct"], abs=3)
 
 
 def test_distance_to_the_boundary_from_labels_alone(trained, capsys):
-    found = result(capsys, trained, "--attacks", "PGD-3", "--points", 8, "--adbd")[str(trained)]
-    assert 0 < found["adbd"]["mean"] < 0.5
-    assert main(["attack", str(trained), "--attacks", "PGD-3", "--points", "8", "--adbd"]) == 0
+    words = ["--attacks", "PGD-3", "--points", "4", "--adbd"]
+    result = attack(capsys, trained, *words)
+    assert 0 < result["adbd"]["value"] < 0.5
+    assert main(["attack", str(trained), *words]) == 0
     assert "distance to the boundary (ADBD): 0." in capsys.readouterr().out
 
 
@@ -91,57 +110,72 @@ def test_several_runs_are_compared(trained, tmp_path, capsys, short):
     assert "Worst case" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # tests/attacks/test_evaluate.py shares points between two processes
 def test_two_processes_share_the_work(trained, tmp_path):
-    words = ("attack", str(trained), "--attacks", "PGD-3,APGD-CE", "--points", "41", "--json", "--batch-size", "16")
-    one, two = (json.loads(run_command(*words, processes=p, check=True).stdout)[str(trained)] for p in (1, 2))
+    words = ("--attacks", "PGD-3,APGD-CE", "--points", "41", "--json", "--batch-size", "16")
+    results = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes) / "run"
+        shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("results"))
+        output = run_command("attack", str(folder), *words, processes=processes, check=True).stdout
+        results.append(json.loads(output)[str(folder)])
+    one, two = results
     assert one["clean"] == two["clean"]
     assert [a["attacked"] for a in one["attacks"]] == [a["attacked"] for a in two["attacks"]]
     assert abs(one["robust"]["correct"] - two["robust"]["correct"]) <= 1  # float32: batches of other sizes round
 
 
-def test_killed_and_started_again_ends_with_the_same_bits(trained, tmp_path):
-    """SIGKILL at random moments; the same command goes on."""
-    words = ["attack", str(trained), "--attacks", "APGD-T,FAB-T", "--points", "50", "--batch-size", "16", "--json"]
+@pytest.mark.slow  # tests/attacks/test_measure.py interrupts the same measurement in one process
+def test_a_killed_command_resumes_bit_identically(trained, tmp_path):
+    """SIGKILL at random moments; the same command resumes."""
+    words = ["--attacks", "APGD-CE,FAB-T", "--points", "30", "--batch-size", "16", "--json"]
 
-    def run(seed, timeout=None):
-        command = [sys.executable, "-m", "atoll", *words, "--seed", str(seed)]
+    def run(folder, timeout=None):
+        command = [sys.executable, "-m", "atoll", "attack", str(folder), *words]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
         try:
-            return json.loads(process.communicate(timeout=timeout)[0])[str(trained)]
+            return json.loads(process.communicate(timeout=timeout)[0])[str(folder)]
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.communicate()
             return None
 
-    whole = run(0)
-    before = load_file(Path(whole["folder"]) / "adversarial.safetensors")
-    for file in Path(whole["folder"]).iterdir():
-        file.unlink()
+    for name in ("whole", "killed"):
+        shutil.copytree(trained, tmp_path / name / "run", ignore=shutil.ignore_patterns("results"))
+    began = time.monotonic()
+    whole = run(tmp_path / "whole" / "run")
+    seconds = time.monotonic() - began
     draw = random.Random(0)
-    for _ in range(3):
-        run(0, draw.uniform(2.0, 6.0))
-    again = run(0)
-    after = load_file(Path(again["folder"]) / "adversarial.safetensors")
+    for _ in range(2):
+        run(tmp_path / "killed" / "run", draw.uniform(0.4, 0.9) * seconds)
+    again = run(tmp_path / "killed" / "run")
+    before, after = (load_file(Path(result["folder"]) / "adversarial.safetensors") for result in (whole, again))
     assert all(torch.equal(before[name], after[name]) for name in before)
-    for record in (whole, again):
-        for attack in record["attacks"]:
-            attack.pop("seconds")
+    for result in (whole, again):
+        for name in ("folder", "seconds", "environment"):
+            del result[name]
+        for entry in result["attacks"]:
+            del entry["seconds"]
     assert whole == again
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--attacks", "magic"], "attack: expected one of FGSM"),
-        (["--attacks", "PGD-0"], "attack: expected one of FGSM"),
-        (["--points", "0"], "--points: expected at least 1"),
+        (["--attacks", "magic"], "attacks: expected an attack, got 'magic'; expected one of APGD"),
+        (["--attacks", "PGD-0"], "attacks: expected an attack, got 'PGD-0'; did you mean"),
+        (["--points", "0"], "points: expected at least 1"),
         (["--batch-size", "0"], "batch_size: expected at least 1"),
-        (["--attacks", "plus", "--norm", "l1", "--eps", "5"], "plus is for linf and l2"),
+        (["--attacks", "plus", "--norm", "l1", "--eps", "5"], "expected linf or l2 for plus, got l1"),
         (["--surrogate", "nowhere"], "there is no run at nowhere"),
+        (["--attacks", "CarliniWagner"], "CarliniWagner: expected l2, got linf"),
+        (["--attacks", "RayS", "--norm", "l2"], "RayS: expected linf, got l2"),
+        (["--eps", "much"], "eps: expected a number or a fraction like 8/255, got 'much'"),
+        (["--checkpoint", "worst"], "--checkpoint: expected best, last or a step, got 'worst'"),
     ],
 )
-def test_nonsense_is_one_sentence(trained, capsys, words, sentence):
+def test_wrong_arguments_are_one_sentence(trained, capsys, words, sentence):
     assert main(["attack", str(trained), *words]) == 1
     assert sentence in " ".join(capsys.readouterr().err.split())

@@ -35,11 +35,12 @@ def test_a_run_folder_holds_everything(trained):
         "metrics.jsonl",
         "tensorboard",
         "checkpoints",
-        "result.json",
+        "index.json",
+        "results",
     } <= names
     assert list((trained / "tensorboard").iterdir())
     kinds = {json.loads(line)["kind"] for line in (trained / "metrics.jsonl").read_text().splitlines()}
-    assert {"epoch", "test"} <= kinds
+    assert kinds == {"epoch"}
 
 
 def test_the_saved_recipe_runs_again_to_the_same_bits(trained, tmp_path):
@@ -51,7 +52,7 @@ def test_the_saved_recipe_runs_again_to_the_same_bits(trained, tmp_path):
 def test_resuming_a_finished_run_changes_nothing(trained, capsys):
     before = final_weights(trained)
     assert main(["train", "--resume", "--out", str(trained), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["last"]["epoch"] == 3
+    assert json.loads(capsys.readouterr().out)["test"][-1]["epoch"] == 3
     assert all(torch.equal(before[k], v) for k, v in final_weights(trained).items())
 
 
@@ -109,7 +110,7 @@ def bad(name, tmp_path, trained):
     out = ["--out", str(tmp_path / "out")]
     nan = np.full((64, 8, 8), np.nan, dtype=np.float32)
     cases = {
-        "unknown key": (["train", *SMALL, "trainer.epoch=3", *out], "did you mean epochs?"),
+        "unknown key": (["train", *SMALL, "trainer.epoch=3", *out], "did you mean epochs"),
         "unknown recipe": (["train", "digits-xx", *out], "no recipe 'digits-xx'"),
         "missing file": (["train", str(tmp_path / "none.yaml"), *out], "cannot read the recipe"),
         "missing data": (
@@ -195,7 +196,7 @@ def test_a_hostile_run_executes_nothing(trained, tmp_path):
         file.write_text(json.dumps(record))
     done = run_command("attack", str(copy), cwd=tmp_path)
     assert done.returncode == 1
-    assert "only imported if you trust its author" in " ".join(done.stderr.split())
+    assert "pass --trust if you trust its author" in " ".join(done.stderr.split())
     assert not marker.exists()
 
 
@@ -243,13 +244,14 @@ def check_kills(tmp_path, kills, seed):
     killed = train_with_kills(tmp_path / "killed", [draw.uniform(0.2, 1.0) * whole for _ in range(kills)], words)
     straight, final = final_weights(tmp_path / "straight"), final_weights(tmp_path / "killed")
     assert all(torch.equal(straight[k], final[k]) for k in straight)
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("straight", "killed")]
-    assert results[0] == results[1]
+    results = [open_run(tmp_path / name).tests() for name in ("straight", "killed")]
+    assert [row.to_json() for row in results[0]] == [row.to_json() for row in results[1]]
     return killed
 
 
 def test_killed_and_resumed_ends_with_the_same_bits(tmp_path):
-    assert check_kills(tmp_path, kills=3, seed=0) > 0
+    # The first kill is at a third of the time of the whole run, so that there is one even if the machine gets faster.
+    assert check_kills(tmp_path, kills=3, seed=82) > 0
 
 
 @pytest.mark.slow
@@ -276,7 +278,7 @@ def test_wide_tables_go_on_below_and_break_no_number(monkeypatch, width):
     ("endless", "said"),
     [
         (["trainer.epochs=1000"], "resume to go on"),
-        (["trainer.epochs=1", "trainer.test_steps=100000000"], "resume to test again"),
+        (["trainer.epochs=1", "trainer.test_steps=900000"], "resume to test again"),
     ],
 )
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, endless, said):

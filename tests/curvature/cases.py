@@ -24,7 +24,7 @@ RELU = ("mlp", "conv-bn")
 CASES = [(model, loss) for model in MODELS for loss in LOSSES if model in RELU or loss in ("at", "trades")]
 
 
-def problem(model: str = "mlp", loss: str = "at", points: int = 8, **options) -> EmpiricalRisk:
+def make_risk(model: str = "mlp", loss: str = "at", points: int = 8, **options) -> EmpiricalRisk:
     build, shape = MODELS[model]
     with torch.random.fork_rng():
         torch.manual_seed(4)
@@ -63,8 +63,8 @@ def dense(p: EmpiricalRisk) -> torch.Tensor:
 
 @cache
 def truth(model: str, loss: str) -> torch.Tensor:
-    """The true Hessian of one of the problems above."""
-    return dense(problem(model, loss))
+    """The true Hessian of one of the risks above."""
+    return dense(make_risk(model, loss))
 
 
 def block_traces(p: EmpiricalRisk, hessian: torch.Tensor) -> torch.Tensor:

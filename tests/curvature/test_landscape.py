@@ -6,22 +6,22 @@ import torch
 import torch.nn.functional as F
 
 from atoll.curvature import input_landscape, weight_landscape
-from atoll.curvature.landscape import filter_normalised
+from atoll.curvature.landscape import filter_normalized
 from atoll.errors import InputError
-from curvature.cases import mean_loss, problem, weights
+from curvature.cases import make_risk, mean_loss, weights
 
 
 @pytest.mark.parametrize("model", ["conv-bn", "vit"])
 def test_inputs(model):
-    p = problem(model)
+    p = make_risk(model)
     p.model.train()
-    found = input_landscape(p.model, p.x, p.y, radius=0.1, steps=5, micro_batch=7)
+    result = input_landscape(p.model, p.x, p.y, radius=0.1, steps=5, micro_batch=7)
     assert p.model.training
     p.model.eval()
     x = p.x.clone().requires_grad_()
     F.cross_entropy(p.model(x), p.y).backward()
-    row = found.loss[:, 2]  # along the gradient alone
-    for a, value in zip(found.a, row, strict=True):
+    row = result.loss[:, 2]  # along the gradient alone
+    for a, value in zip(result.a, row, strict=True):
         with torch.no_grad():
             assert float(F.cross_entropy(p.model(p.x + a * x.grad.sign()), p.y)) == pytest.approx(float(value))
     assert row[2] < row[3]  # uphill
@@ -29,7 +29,7 @@ def test_inputs(model):
     seen = []
     p.model.normalize.register_forward_hook(lambda module, inputs, output: seen.append(output))
     again = input_landscape(p.model, p.x, p.y, radius=0.1, steps=5)
-    torch.testing.assert_close(again.loss, found.loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(again.loss, result.loss, rtol=1e-12, atol=0)
     moved = seen[3].view(5, *p.x.shape)[4] - p.x  # the first pass is for the gradient; row 2 has a = 0
     torch.testing.assert_close(moved.abs(), torch.full_like(moved, 0.1))
     assert abs(float(moved.mean())) < 0.06
@@ -38,20 +38,20 @@ def test_inputs(model):
 
 @pytest.mark.parametrize("model", ["mlp", "conv-bn"])
 def test_weights(model):
-    p = problem(model, "trades", micro_batch=3)
+    p = make_risk(model, "trades", micro_batch=3)
     before = weights(p).clone()
-    found = weight_landscape(p, radius=0.5, steps=3)
+    result = weight_landscape(p, radius=0.5, steps=3)
     assert torch.equal(weights(p), before)
-    first, second = (torch.cat([d.flatten() for d in filter_normalised(p, (0, k))]) for k in (0, 1))
+    first, second = (torch.cat([d.flatten() for d in filter_normalized(p, (0, k))]) for k in (0, 1))
     value = mean_loss(p)
-    for i, a in enumerate(found.a):
-        for j, b in enumerate(found.b):
-            assert float(found.loss[i, j]) == pytest.approx(float(value(before + a * first + b * second)))
+    for i, a in enumerate(result.a):
+        for j, b in enumerate(result.b):
+            assert float(result.loss[i, j]) == pytest.approx(float(value(before + a * first + b * second)))
 
 
 def test_directions_are_as_long_as_the_net_filter_by_filter():
-    p = problem("conv-bn")
-    first, second = filter_normalised(p, 0), filter_normalised(p, 1)
+    p = make_risk("conv-bn")
+    first, second = filter_normalized(p, 0), filter_normalized(p, 1)
     for w, d in zip(p.parameters, first, strict=True):
         if w.dim() > 1:
             torch.testing.assert_close(d.flatten(1).norm(dim=1), w.detach().flatten(1).norm(dim=1))
@@ -61,7 +61,7 @@ def test_directions_are_as_long_as_the_net_filter_by_filter():
 
 
 def test_weights_come_back_after_a_failure():
-    p = problem("mlp")
+    p = make_risk("mlp")
     before = weights(p).clone()
 
     def stop(done, total):
@@ -73,19 +73,19 @@ def test_weights_come_back_after_a_failure():
 
 
 def test_data_and_picture(tmp_path):
-    found = weight_landscape(problem("mlp"), steps=3)
-    found.save(tmp_path / "landscape.npz")
+    result = weight_landscape(make_risk("mlp"), steps=3)
+    result.save(tmp_path / "landscape.npz")
     with np.load(tmp_path / "landscape.npz") as data:
-        np.testing.assert_array_equal(data["loss"], found.loss.numpy())
-        np.testing.assert_array_equal(data["a"], found.a.numpy())
+        np.testing.assert_array_equal(data["loss"], result.loss.numpy())
+        np.testing.assert_array_equal(data["a"], result.a.numpy())
         assert list(data["axes"]) == ["first random direction", "second random direction"]
-    figure = found.plot()
+    figure = result.plot()
     figure.savefig(tmp_path / "landscape.png")
     assert len(figure.axes) == 3  # surface, contour, scale
 
 
 def test_nonsense_is_refused():
-    p = problem("mlp")
+    p = make_risk("mlp")
     for options in ({"radius": 0.0}, {"radius": 1.0, "steps": 4}, {"radius": 1.0, "steps": 1}):
         with pytest.raises(InputError, match="radius, steps"):
             weight_landscape(p, **options)

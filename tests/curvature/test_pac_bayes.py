@@ -9,17 +9,19 @@ from scipy.optimize import minimize
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from atoll.curvature import gibbs_risk, pac_bayes, traces
-from atoll.curvature.gibbs import SIGMAS, TEMPERATURES, verdict
 from atoll.curvature.pac_bayes import (
+    SIGMAS,
+    TEMPERATURES,
     Posterior,
     catoni,
     catoni_constant,
     linear_form,
     optimal_posterior,
     square_root,
+    verdict,
 )
 from atoll.errors import InputError
-from curvature.cases import problem, truth, weights
+from curvature.cases import make_risk, truth, weights
 
 
 def test_kl_is_that_of_the_gaussians():
@@ -42,8 +44,8 @@ def test_optimal_variances_minimise_and_the_minimum_is_the_logarithm(sizes):
         other = Posterior(variances, trace, size, norm, sigma0)
         return other.increase + other.kl / beta
 
-    found = minimize(objective, np.full(len(sizes), -3.0), tol=1e-12)
-    np.testing.assert_allclose(np.exp(found.x), q.variances.numpy(), rtol=1e-4)
+    result = minimize(objective, np.full(len(sizes), -3.0), tol=1e-12)
+    np.testing.assert_allclose(np.exp(result.x), q.variances.numpy(), rtol=1e-4)
     # TrH, App. A: (1/2 beta) sum_b d_b log(1 + sigma0^2 beta T_b / d_b) + ||theta||^2 / (2 beta sigma0^2)
     closed = float((size * (1 + sigma0**2 * beta * trace / size).log()).sum()) / (2 * beta)
     assert q.increase + q.kl / beta == pytest.approx(closed + norm / (2 * beta * sigma0**2))
@@ -86,7 +88,7 @@ def test_catoni_holds_as_often_as_it_says():
 
 @pytest.mark.parametrize(("model", "sigma"), [("conv-bn", 1e-6), ("vit", 1e-2)])
 def test_monte_carlo_agrees_with_the_expansion(model, sigma):
-    p, matrix = problem(model, "trades"), truth(model, "trades")
+    p, matrix = make_risk(model, "trades"), truth(model, "trades")
     before, size = weights(p).clone(), p.parameters[-2].numel()
     last = matrix.diagonal()[-size - p.parameters[-1].numel() : -p.parameters[-1].numel()].sum()
     only = [torch.zeros_like(w) for w in p.parameters]
@@ -102,14 +104,14 @@ def test_monte_carlo_agrees_with_the_expansion(model, sigma):
 
 def test_the_kinks_of_a_relu_net_are_not_in_its_hessian():
     """With noise that reaches them, the loss grows by more than half the variance times the trace."""
-    p = problem("conv-bn", "trades")
+    p = make_risk("conv-bn", "trades")
     noisy, _ = gibbs_risk(p, [torch.full_like(w, 0.01) for w in p.parameters], pairs=40)
     increase = 0.01**2 / 2 * float(truth("conv-bn", "trades").trace())
     assert noisy.value - p.value() - 5 * noisy.standard_error > 2 * increase
 
 
 def test_noise_is_gaussian_with_the_given_deviations():
-    p = problem("mlp")
+    p = make_risk("mlp")
     seen = []
     values = p.values
     p.values = lambda: (seen.append(weights(p).clone()), values())[1]
@@ -121,7 +123,7 @@ def test_noise_is_gaussian_with_the_given_deviations():
 
 
 def test_numbers_of_a_net():
-    p = problem("mlp", "at")
+    p = make_risk("mlp", "at")
     exact = traces(p, "exact").total.value
     both = pac_bayes(p, exact, p.split(truth("mlp", "at").diagonal().clone()), pairs=5)
     assert [b.posterior for b in both] == ["spherical", "diagonal"]
@@ -146,12 +148,11 @@ def test_numbers_of_a_net():
         linear_form(p.value(), norm, exact, sigma0=sphere.sigma0, beta=sphere.lambda_, constant=constant)
     )
     # Eight points prove nothing, and it says so; the diagonal posterior is never worse to second order.
-    assert sphere.words.startswith("vacuous")
+    assert sphere.message.startswith("vacuous")
     assert diagonal.expansion + diagonal.kl / diagonal.lambda_ <= sphere.expansion + sphere.kl / sphere.lambda_ + 1e-9
-    assert diagonal.to_json()["noisy"]["value"] == diagonal.noisy.value
 
 
-def test_words():
+def test_messages():
     assert verdict(5.0, clip=4.6, guessing=2.3).startswith("vacuous")
     assert verdict(3.0, clip=4.6, guessing=2.3).startswith("next to vacuous")
     assert verdict(0.4, clip=4.6, guessing=2.3).startswith("not vacuous")
@@ -159,7 +160,7 @@ def test_words():
 
 
 def test_nonsense_is_refused():
-    p = problem("mlp")
+    p = make_risk("mlp")
     with pytest.raises(InputError, match="sigma0, beta"):
         optimal_posterior([1.0], [1], 1.0, sigma0=0.0, beta=1.0)
     with pytest.raises(InputError, match="pairs"):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,17 +11,19 @@ from torch import nn
 
 from atoll.attacks import PGD
 from atoll.curvature import EmpiricalRisk, hessian
-from atoll.curvature.risk import flatten
+from atoll.curvature.risk import flatten, nonlinearity
 from atoll.errors import InputError
 from atoll.losses import AT, Standard
 from atoll.models import ViT
 from atoll.threat import ThreatModel
-from curvature.cases import CASES, Fused, mean_loss, problem, truth, weights
+from curvature import two_processes
+from curvature.cases import CASES, Fused, make_risk, mean_loss, truth, weights
+from models.cases import MODELS as ALL_MODELS
 
 
 @pytest.mark.parametrize(("model", "loss"), CASES)
 def test_value_gradient_product_and_hessian_are_those_of_autograd(model, loss):
-    p = problem(model, loss, micro_batch=3)
+    p = make_risk(model, loss, micro_batch=3)
     function, at = mean_loss(p), weights(p).requires_grad_()
     v = torch.randn(p.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     value = function(at)
@@ -30,23 +31,23 @@ def test_value_gradient_product_and_hessian_are_those_of_autograd(model, loss):
     matrix = truth(model, loss)
     assert p.value() == pytest.approx(value.item(), rel=1e-10)
     torch.testing.assert_close(flatten(p.gradient()), gradient, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(flatten(p.product(p.split(v))), matrix @ v, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(flatten(p.hvp(p.split(v))), matrix @ v, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(hessian(p), matrix, rtol=1e-8, atol=1e-9)
 
 
 def test_nothing_is_left_changed_and_no_gradient_mode_is_no_obstacle():
-    p = problem("conv-bn")
+    p = make_risk("conv-bn")
     before = {name: value.clone() for name, value in p.model.state_dict().items()}
     with torch.no_grad():
-        inside = flatten(p.product(p.parameters))
-    torch.testing.assert_close(inside, flatten(p.product(p.parameters)))
+        inside = flatten(p.hvp(p.parameters))
+    torch.testing.assert_close(inside, flatten(p.hvp(p.parameters)))
     assert inside.abs().max() > 0
     assert all(w.grad is None for w in p.parameters)
     assert all(torch.equal(value, before[name]) for name, value in p.model.state_dict().items())
 
 
 def test_attacked_holds_the_inputs_of_the_attack():
-    given = problem("conv-bn", points=7)
+    given = make_risk("conv-bn", points=7)
     attack = PGD(ThreatModel("linf", 0.1), steps=2)
     direct = attack(given.model, given.x, given.y, seed=5)
     for micro_batch in (2, 7):
@@ -57,11 +58,11 @@ def test_attacked_holds_the_inputs_of_the_attack():
 def test_fused_attention_is_differentiated_twice():
     x = torch.rand(4, 2)
     p = EmpiricalRisk(Fused().eval(), Standard(), x, torch.arange(4) % 3)
-    assert flatten(p.product(p.parameters)).isfinite().all()
+    assert flatten(p.hvp(p.parameters)).isfinite().all()
 
 
 def test_frozen_parameters_do_not_count():
-    p = problem("mlp")
+    p = make_risk("mlp")
     p.model.head.requires_grad_(False)
     assert [n for n in EmpiricalRisk(p.model, p.loss, p.x, p.y, p.x_adv).names if n.startswith("head")] == []
     p.model.requires_grad_(False)
@@ -87,7 +88,7 @@ def test_training_mode_is_refused_by_name():
     ("layer", "message"),
     [
         (Noisy(), r"1 \(Noisy\) gives a point another output in every pass"),
-        (nn.BatchNorm1d(4, track_running_stats=False), r"1 \(BatchNorm1d\) gives a point another output in other comp"),
+        (nn.BatchNorm1d(4, track_running_stats=False), r"1 \(BatchNorm1d\) gives a point another output in another b"),
     ],
 )
 def test_a_net_that_is_no_function_of_the_point_is_refused_by_name(layer, message):
@@ -99,7 +100,7 @@ def test_a_net_that_is_no_function_of_the_point_is_refused_by_name(layer, messag
 
 
 def test_bad_points_are_refused():
-    p = problem("mlp")
+    p = make_risk("mlp")
     for arguments, message in (
         ((p.x[:0], p.y[:0], p.x_adv), "points with one label each"),
         ((p.x, p.y[:3], p.x_adv), "points with one label each"),
@@ -119,6 +120,16 @@ def test_bad_points_are_refused():
         EmpiricalRisk(p.model, AT(), p.x, p.y, p.x_adv, micro_batch=0)
 
 
+@pytest.mark.parametrize("case", ALL_MODELS, ids=str)
+def test_which_models_are_piecewise_linear(case):
+    smooth = {"6c2f-softplus": "Softplus", "small-bn-gelu": "Gelu"}
+    smooth |= {c.name: "NativeLayerNorm" for c in ALL_MODELS if c.name.startswith("vit")}
+    smooth |= {c.name: "VarMean" for c in ALL_MODELS if c.name.startswith("hybrid")}  # standardised weights
+    normed = ("liresnet", "resnet", "liresnet-plain", "centroid", "centroid-encoder")  # unit rows, or distances
+    smooth |= dict.fromkeys(normed, "LinalgVectorNorm")
+    assert nonlinearity(case.build().eval()(case.images())) == smooth.get(case.name)
+
+
 def test_a_large_net_has_no_dense_hessian():
     net = nn.Linear(200, 101).eval()
     with pytest.raises(InputError, match=r"at most 20,000 parameters, this net has 20,301"):
@@ -126,14 +137,13 @@ def test_a_large_net_has_no_dense_hessian():
 
 
 def test_two_processes_give_what_one_gives(tmp_path):
-    script = Path(__file__).with_name("two_processes.py")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[1])}
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    for name, launcher in (("one", []), ("two", torchrun)):
-        command = [sys.executable, *launcher, str(script), str(tmp_path / name)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stderr
-    one, two = load_file(tmp_path / "one"), load_file(tmp_path / "two")
+    one, path = two_processes.measure(), tmp_path / "two.safetensors"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, *launcher, two_processes.__file__, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    two = load_file(path)
     assert one.keys() == two.keys()
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=1e-9, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")

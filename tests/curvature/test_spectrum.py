@@ -7,7 +7,7 @@ import torch
 from atoll.curvature import density, top_eigenvalues
 from atoll.curvature.spectrum import Density
 from atoll.errors import AtollError, InputError
-from curvature.cases import CASES, problem, truth
+from curvature.cases import CASES, make_risk, truth
 
 SOME = [case for case in CASES if case[1] in ("at", "trades")]
 
@@ -15,29 +15,29 @@ SOME = [case for case in CASES if case[1] in ("at", "trades")]
 @pytest.mark.parametrize(("model", "loss"), SOME)
 def test_largest_eigenvalues(model, loss):
     exact = torch.linalg.eigvalsh(truth(model, loss)).flip(0).numpy()
-    found = top_eigenvalues(problem(model, loss), 3, tolerance=1e-10)
-    np.testing.assert_allclose(found, exact[:3], rtol=1e-7)
+    result = top_eigenvalues(make_risk(model, loss), 3, tolerance=1e-10)
+    np.testing.assert_allclose(result, exact[:3], rtol=1e-7)
 
 
 @pytest.mark.parametrize("model", ["mlp", "vit"])
 def test_density_has_the_moments_of_the_spectrum(model):
-    p, exact = problem(model), torch.linalg.eigvalsh(truth(model, "at")).numpy()
-    found = density(p, vectors=20, steps=6)
-    np.testing.assert_allclose(found.weights.sum(1), 1)
+    p, exact = make_risk(model), torch.linalg.eigvalsh(truth(model, "at")).numpy()
+    result = density(p, vectors=20, steps=6)
+    np.testing.assert_allclose(result.weights.sum(1), 1)
     for power in (1, 2, 3):
-        each = (found.weights * found.eigenvalues**power).sum(1)
+        each = (result.weights * result.eigenvalues**power).sum(1)
         assert abs(each.mean() - (exact**power).mean()) < 4 * each.std() / np.sqrt(len(each))
-    assert found.eigenvalues.max() == pytest.approx(exact.max(), rel=0.02)
-    grid, height = found.smooth(points=4000)
+    assert result.eigenvalues.max() == pytest.approx(exact.max(), rel=0.02)
+    grid, height = result.smooth(points=4000)
     assert float(((height[1:] + height[:-1]) / 2 * np.diff(grid)).sum()) == pytest.approx(1, abs=1e-3)
-    assert len(found.plot().axes) == 1
+    assert len(result.plot().axes) == 1
 
 
 def test_a_full_run_of_lanczos_finds_every_eigenvalue():
-    p = problem("mlp")
+    p = make_risk("mlp")
     exact = torch.linalg.eigvalsh(truth("mlp", "at")).numpy()
-    found = density(p, vectors=1, steps=p.size)
-    visible = found.eigenvalues[0][found.weights[0] > 1e-12]
+    result = density(p, vectors=1, steps=p.size)
+    visible = result.eigenvalues[0][result.weights[0] > 1e-12]
     for value in exact[np.abs(exact) > 1e-6]:
         assert np.abs(visible - value).min() < 1e-6
 
@@ -49,7 +49,7 @@ def test_a_spectrum_of_one_value_has_a_density_too():
 
 
 def test_nonsense_is_refused():
-    p = problem("mlp")
+    p = make_risk("mlp")
     for count in (0, p.size):
         with pytest.raises(InputError, match="count"):
             top_eigenvalues(p, count)
@@ -65,4 +65,4 @@ def test_what_does_not_converge_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr("scipy.sparse.linalg.eigsh", fail)
     with pytest.raises(AtollError, match="only 1 of 2 eigenvalues converged"):
-        top_eigenvalues(problem("mlp"), 2)
+        top_eigenvalues(make_risk("mlp"), 2)

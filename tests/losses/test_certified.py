@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.certify.power import LipschitzEstimate
+from atoll.certify.power import LipschitzEstimator
 from atoll.errors import InputError, TrainingError
 from atoll.losses import EMMA, Abstention, GloRoCE, GloRoTRADES, Outputs
 from atoll.models import MLP, PreActResNet
@@ -25,7 +25,7 @@ def outputs(batch, classes, scale, seed):
     g = scale * torch.randn(batch, classes, generator=draw, dtype=torch.float64)
     w = torch.randn(classes, 3, generator=draw, dtype=torch.float64)
     y = torch.randint(classes, (batch,), generator=draw)
-    return Outputs(logits=g, reach=torch.cdist(w, w), reach_all=torch.linalg.matrix_norm(w, 2)), y
+    return Outputs(logits=g, certified_margin=torch.cdist(w, w), certified_margin_all=torch.linalg.matrix_norm(w, 2)), y
 
 
 @pytest.mark.parametrize("name", CERTIFIED)
@@ -45,7 +45,7 @@ def test_the_second_term_of_trades_is_the_kl_to_the_padded_softmax(shape):
     f = out.logits
     abstain = torch.stack(
         [
-            max(f[b, i] + out.reach[f[b].argmax(), i] for i in range(f.shape[1]) if i != f[b].argmax())
+            max(f[b, i] + out.certified_margin[f[b].argmax(), i] for i in range(f.shape[1]) if i != f[b].argmax())
             for b in range(len(f))
         ]
     )
@@ -60,25 +60,25 @@ def test_emma_has_no_gradient_through_its_radii():
     """With it, the term of a class that is certified in part would be f_y, and its logit would drop out."""
     out, y = outputs(3, 4, 0.5, 0)
     out.logits.requires_grad_()
-    out.reach = out.reach.detach().requires_grad_()
+    out.certified_margin = out.certified_margin.detach().requires_grad_()
     sum(EMMA().values(out, y).values()).sum().backward()
     assert (out.logits.grad.abs() > 0).all()
     with torch.no_grad():
         f_y = out.logits.gather(1, y[:, None])
-        share = ((f_y - out.logits) / out.reach[y].clamp_min(1e-300)).clamp(0, 1)
+        share = ((f_y - out.logits) / out.certified_margin[y].clamp_min(1e-300)).clamp(0, 1)
     again = out.logits.detach().requires_grad_()
-    torch.nn.functional.cross_entropy(again + share * out.reach[y].detach(), y, reduction="sum").backward()
+    torch.nn.functional.cross_entropy(again + share * out.certified_margin[y].detach(), y, reduction="sum").backward()
     torch.testing.assert_close(out.logits.grad, again.grad)
 
 
 @pytest.mark.parametrize("name", CERTIFIED)
 def test_extreme_logits_stay_finite(name):
     g = torch.tensor([[90.0, -90.0, 0.0], [-90.0, 90.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
-    reach = (50 * (1 - torch.eye(3))).requires_grad_()
-    out = Outputs(logits=g, reach=reach, reach_all=reach.max())
+    margin = (50 * (1 - torch.eye(3))).requires_grad_()
+    out = Outputs(logits=g, certified_margin=margin, certified_margin_all=margin.max())
     sum(CERTIFIED[name]().values(out, torch.tensor([0, 0, 2])).values()).sum().backward()
     assert g.grad.isfinite().all()
-    assert reach.grad.isfinite().all()
+    assert margin.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("name", CERTIFIED)
@@ -99,9 +99,9 @@ def test_gradient_is_that_of_the_loss_written_by_hand(loss):
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.train_step(batch)
     model = tiny_trainer(loss, double=True).model
-    pairs, whole = LipschitzEstimate(model, iterations=5)()
+    pairs, whole = LipschitzEstimator(model, iterations=5)()
     eps = 0.1 * trainer.threat.radius  # where the ramp starts
-    out = Outputs(logits=model(batch.x), reach=eps * pairs, reach_all=eps * whole)
+    out = Outputs(logits=model(batch.x), certified_margin=eps * pairs, certified_margin_all=eps * whole)
     naive_certified(trainer.loss, out, batch.y).mean().backward()
     for old, new, truth in zip(before, trainer.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close((old - new) / 0.1, truth.grad, rtol=1e-6, atol=1e-9)

@@ -16,19 +16,19 @@ KEYS = (
     ("ArrowRight", "attacks"), ("End", "reproduce"), ("ArrowRight", "training"), ("ArrowLeft", "reproduce"),
     ("Home", "training"),
 )  # fmt: skip
-# What the browser says about its own software WebGL, not about the page.
+# Messages of the browser about its own software WebGL, not about the page.
 BROWSERS_OWN = re.compile(r"GL Driver Message|willReadFrequently")
 
 
 class Visit:
-    """A page that is open, and all that it said, asked for and threw."""
+    """A page that is open, with its console, its requests and its errors."""
 
     def __init__(self, browser, path, **options):
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
         self.page = self.context.new_page()
-        self.said, self.requests, self.dialogs = [], [], []
-        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.console, self.requests, self.dialogs = [], [], []
+        self.page.on("console", lambda message: self.console.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.console.append(f"error: {error}"))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
         self.address = path.as_uri()
@@ -43,7 +43,7 @@ class Visit:
     def close(self):
         """Nothing went wrong, and nothing left the page."""
         self.context.close()
-        assert [line for line in self.said if not BROWSERS_OWN.search(line)] == []
+        assert [line for line in self.console if not BROWSERS_OWN.search(line)] == []
         # Pictures inside the page are data, and what Plotly makes of itself is a blob; neither is a connection.
         assert {url for url in self.requests if not url.startswith(("data:", "blob:"))} == {self.address}
         assert self.dialogs == []
@@ -81,8 +81,8 @@ def test_every_plot_is_drawn_every_picture_shown_and_tabs_open_by_click(browser,
         seen |= drawn(visit, tab)
         pictures = visit.page.eval_on_selector_all(f"#{tab} img", "all => all.map(i => i.naturalWidth * i.clientWidth)")
         assert all(pictures)
-        assert len(pictures) == {"attacks": 1, "explanation": 1}.get(tab, 0)
-    assert len(seen) == 12
+        assert bool(pictures) == (tab in ("attacks", "explanation"))
+    assert len(seen) == 22
     for name, (width, height, marks) in seen.items():
         assert width > 300, name
         assert height > 150, name
@@ -98,13 +98,18 @@ def test_the_landscape_turns_with_the_mouse_and_hovering_shows_numbers(browser, 
     page.wait_for_selector("#training-robust .hoverlayer text")
     hover = " ".join(page.locator("#training-robust .hoverlayer text").all_text_contents())
     assert re.search(r"validation : \d+(\.\d+)? %", hover), hover
-    with page.expect_download() as download:  # the policy allows that, too
+    # Nothing uploads a plot, and buttons do not cover a legend.
+    buttons = page.eval_on_selector_all("#training .modebar-btn", "all => all.map(b => b.dataset.title)")
+    assert not [title for title in buttons if re.search("share|cloud|edit in", title, re.IGNORECASE)], buttons
+    boxes = [page.locator(f"#training-robust {part}").bounding_box() for part in (".modebar", ".infolayer .legend")]
+    assert boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"]
+    with page.expect_download() as download:  # which the policy allows
         page.click("#training-robust .modebar-btn[data-title^='Download plot']")
     assert download.value.suggested_filename.endswith(".png")
     visit.open("curvature")
-    place = page.locator("#landscape-weights-0")
+    place = page.locator("#landscape-0-0")
     place.scroll_into_view_if_needed()
-    eye = "document.getElementById('landscape-weights-0').layout.scene.camera.eye"
+    eye = "document.getElementById('landscape-0-0').layout.scene.camera.eye"
     before, box = page.evaluate(eye), place.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.mouse.move(x, y)
@@ -112,7 +117,7 @@ def test_the_landscape_turns_with_the_mouse_and_hovering_shows_numbers(browser, 
     page.mouse.move(x + 120, y + 40, steps=3)
     page.mouse.up()
     page.wait_for_function(f"before => {eye}.x !== before.x", arg=before)
-    # It is WebGL, which nobody can ask what it has drawn: the middle of the picture has many colours.
+    # WebGL does not tell what it has drawn, but the middle of the picture has many colors.
     middle = page.screenshot(clip={"x": x - 60, "y": y - 40, "width": 120, "height": 120})
     pixels = np.asarray(Image.open(io.BytesIO(middle)).convert("RGB")).reshape(-1, 3)
     assert len(np.unique(pixels, axis=0)) > 50
@@ -144,20 +149,20 @@ def test_dark_and_light_follow_the_system_and_the_switch(browser, alone):
     visit = Visit(browser, alone, color_scheme="dark")
     visit.open("training")
 
-    def colours():
+    def colors():
         return visit.page.evaluate(
             """() => [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,
                       getComputedStyle(document.querySelector("#training-robust .xtitle")).fill]"""
         )
 
-    def light(colour):
-        return sum(map(int, re.findall(r"\d+", colour)[:3])) > 3 * 128
+    def light(color):
+        return sum(map(int, re.findall(r"\d+", color)[:3])) > 3 * 128
 
-    assert [light(colour) for colour in colours()] == [False, True, True]
+    assert [light(color) for color in colors()] == [False, True, True]
     visit.page.click("#theme")
-    assert [light(colour) for colour in colours()] == [True, False, False]
+    assert [light(color) for color in colors()] == [True, False, False]
     visit.page.click("#theme")
-    assert [light(colour) for colour in colours()] == [False, True, True]
+    assert [light(color) for color in colors()] == [False, True, True]
     visit.close()
 
 
@@ -192,7 +197,7 @@ def test_nothing_of_a_hostile_run_runs(browser, measured, robust, tmp_path):
     assert visit.page.evaluate("typeof window.hacked") == "undefined"
     assert visit.page.locator("h1").inner_text() == "<script>hacked=1</script>"
     labels = visit.page.locator("#training .legendtext").all_text_contents()
-    assert any("<img src=x" in label for label in labels), labels  # shown as text in plots, too
+    assert any("<img src=x" in label for label in labels), labels  # shown as text in plots
     visit.close()
 
 
@@ -204,5 +209,5 @@ def test_the_policy_stops_what_would_get_through(browser, alone, tmp_path):
     visit = Visit(browser, path)
     visit.page.wait_for_timeout(300)
     assert visit.page.evaluate("typeof window.hacked") == "undefined"
-    assert sum("Content Security Policy" in line for line in visit.said) >= 4
+    assert sum("Content Security Policy" in line for line in visit.console) >= 4
     visit.context.close()

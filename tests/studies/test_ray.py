@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +16,13 @@ from atoll.studies import run_study
 from atoll.studies.ray import RayEngine
 from atoll.training.checkpoint import Checkpoints
 from studies.toy import Toy, Trained
-from support import children, wait_for
+from support import children, script_environment, wait_for
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))  # so that workers find the toy
+        patch.setenv("PYTHONPATH", script_environment()["PYTHONPATH"])  # where workers find the toy
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
         yield

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.certify import NearestCentroid
-from atoll.certify.power import LipschitzEstimate
+from atoll.certify.power import LipschitzEstimator
 from atoll.errors import InputError, RecipeError, TrainingError
 from atoll.losses import CentroidMargin, Outputs
 from atoll.models import MLP, CentroidNet
@@ -16,11 +16,11 @@ from atoll.runs.run import open_run
 from atoll.runs.train import build_model, train
 from atoll.threat import ThreatModel
 from atoll.training.methods import CentroidsFromData
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 from support import CENTROID, TinyData, assert_identical, first_batch, tiny_trainer, weights
 
 
-def naive_margin(loss, z, centroids, y, reach):
+def naive_margin(loss, z, centroids, y, margin):
     """One example and one pair at a time, with all centroids to choose from."""
     term, values = loss.terms["margin"][1], []
     for point, label in zip(z, y.tolist(), strict=True):
@@ -29,7 +29,7 @@ def naive_margin(loss, z, centroids, y, reach):
         for p in sorted(centroids[label], key=lambda p: float((point - p).norm().detach()))[: term.own]:
             near = sorted(others, key=lambda c: float((point - c).norm().detach()))[: term.others]
             radii.append(min(((point - c).norm() ** 2 - (point - p).norm() ** 2) / (2 * (p - c).norm()) for c in near))
-        values.append(term.tau * (1 + ((term.target - max(radii) / reach) / term.tau).exp()).log())
+        values.append(term.tau * (1 + ((term.target - max(radii) / margin) / term.tau).exp()).log())
     return torch.stack(values)
 
 
@@ -40,9 +40,9 @@ def test_value_is_the_formula(seed, per_class, classes):
     head = Centroids(3, classes, per_class).double()
     head.centroids.data = torch.randn(classes, per_class, 3, generator=draw, dtype=torch.float64)
     z, y = torch.randn(4, 3, generator=draw, dtype=torch.float64), torch.arange(4) % classes
-    reach = 0.6 * (1 - torch.eye(classes, dtype=torch.float64))  # eps L = 0.3
+    margin = 0.6 * (1 - torch.eye(classes, dtype=torch.float64))  # eps L = 0.3
     loss = CentroidMargin(tau=0.5)
-    value = loss.values(Outputs(features=z, head=head, reach=reach), y)["margin"]
+    value = loss.values(Outputs(features=z, head=head, certified_margin=margin), y)["margin"]
     torch.testing.assert_close(value, naive_margin(loss, z, head.centroids, y, 0.3))
 
 
@@ -54,8 +54,8 @@ def margin_and_certificate(seed, *, classes, bounds, stretch):
     x = torch.rand(20, 3, dtype=torch.float64, generator=draw)
     certificate = NearestCentroid.proven(model, radii=[9.0] if stretch else [])(x)
     term = CentroidMargin(target=1.0, tau=1e-3).terms["margin"][1]
-    reach = 2 * model.head.lipschitz * (1 - torch.eye(classes, dtype=torch.float64))
-    out = Outputs(features=model.features(x), head=model.head, reach=100 * reach)
+    certified_margin = 2 * model.head.lipschitz * (1 - torch.eye(classes, dtype=torch.float64))
+    out = Outputs(features=model.features(x), head=model.head, certified_margin=100 * certified_margin)
     margin = 100 * (1 - term.value(out, certificate.prediction).detach())  # the hinge is 1 - r / eps if r < eps
     return model, margin, certificate
 
@@ -96,8 +96,8 @@ def test_gradient_is_that_of_the_loss_written_by_hand(loss):
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.train_step(batch)
     model = tiny_trainer(loss, double=True).model
-    reach = trainer.threat.radius * LipschitzEstimate(model, iterations=5)()[0][0, 1] / 2
-    naive_margin(trainer.loss, model.features(batch.x), model.head.centroids, batch.y, reach).mean().backward()
+    margin = trainer.threat.radius * LipschitzEstimator(model, iterations=5)()[0][0, 1] / 2
+    naive_margin(trainer.loss, model.features(batch.x), model.head.centroids, batch.y, margin).mean().backward()
     for old, new, truth in zip(before, trainer.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close((old - new) / 0.1, truth.grad, rtol=1e-6, atol=1e-9)
 
@@ -113,7 +113,7 @@ def test_centroids_begin_at_training_points_and_the_run_resumes(tmp_path):
     assert all("validation_vra" in record and "validation_vra_estimate" not in record for record in epochs)
     trainer = Trainer(
         CentroidNet((1, 8, 8), 10, per_class=5), run.data, CentroidMargin(), ThreatModel("l2", 0.5),
-        methods=[CentroidsFromData()], settings=Settings(epochs=1),
+        methods=[CentroidsFromData()], settings=TrainerSettings(epochs=1),
     )  # fmt: skip
     trainer.methods[0].setup(trainer)
     x, y = run.data.tensors("train")
@@ -138,7 +138,7 @@ def test_an_encoder_in_a_recipe(tmp_path):
     encoder = "model.encoder={class_path: SmallConvNet, init_args: {widths: [4, 4], hidden: 8, activation: minmax}}"
     words = (encoder, "data.limit=128", "model.per_class=3", "trainer.epochs=1", "trainer.test_steps=0")
     run = train("digits-centroid", *words, out=tmp_path / "run")
-    assert run.metrics[-2]["validation_vra_estimate"] >= 0
+    assert run.metrics[-1]["validation_vra_estimate"] >= 0
     assert "vra" in run.result["last"]
     model = open_run(tmp_path / "run").model("last")
     assert model.head.centroids.shape == (10, 3, 8)
@@ -151,7 +151,9 @@ def test_an_encoder_in_a_recipe(tmp_path):
 
 def test_what_does_not_go_together_is_refused():
     data = TinyData(validation=1 / 6)
-    trainer = Trainer(MLP((1, 8, 8), 3), data, CentroidMargin(), ThreatModel("l2", 0.1), settings=Settings(epochs=1))
+    trainer = Trainer(
+        MLP((1, 8, 8), 3), data, CentroidMargin(), ThreatModel("l2", 0.1), settings=TrainerSettings(epochs=1)
+    )
     with pytest.raises(InputError, match="needs the centroids of a CentroidNet"):
         trainer.train_step(first_batch(trainer))
     with pytest.raises(InputError, match="CentroidsFromData: expected a CentroidNet, got SmallConvNet"):

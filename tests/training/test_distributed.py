@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.training.checkpoint import Checkpoints
-from support import children, run_command, wait_for
+from support import children, run_command, script_environment, wait_for
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 RECIPE = [
@@ -31,18 +31,15 @@ sys.exit(code)
 """
 
 
-def environment() -> dict[str, str]:
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """The same script on one process and on two."""
     folder, script = tmp_path_factory.mktemp("processes"), Path(__file__).with_name("two_processes.py")
     for name, launcher in (("one", [sys.executable]), ("two", TORCHRUN)):
         command = [*launcher, str(script), str(folder / name)]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(
+            command, env=script_environment(), capture_output=True, text=True, timeout=240, check=False
+        )
         assert done.returncode == 0, done.stderr
     return load_file(folder / "one"), load_file(folder / "two")
 
@@ -74,10 +71,10 @@ def test_an_evaluation_that_is_shared_out_gives_the_same_counts(results):
 def test_torchrun_trains_and_only_one_process_writes(tmp_path):
     words = ["train", *RECIPE, "--out", str(tmp_path / "run"), "--json"]
     command = [*TORCHRUN, "--no-python", sys.executable, "-c", COMMAND, *words]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=script_environment(), capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # one process printed, once
-    assert result["last"]["clean"]["total"] == 360
+    assert result["test"][-1]["clean"]["total"] == 360
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [r["epoch"] for r in lines if r["kind"] == "epoch"] == [1, 2, 3]
 
@@ -88,7 +85,7 @@ def test_a_lost_worker_ends_the_run_and_it_can_be_resumed(tmp_path):
     run_command("train", *words, "--out", str(tmp_path / "straight"), processes=2, check=True)
     process = subprocess.Popen(
         [*TORCHRUN, "-m", "atoll", "train", *words, "--out", str(tmp_path / "killed")],
-        env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=script_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         checkpoints = Checkpoints(tmp_path / "killed" / "checkpoints")

@@ -13,7 +13,7 @@ from atoll.runs.train import train
 from atoll.training.checkpoint import load_checkpoint
 from atoll.training.methods import Method
 from atoll.training.observers import JsonLines, Observer, read_records
-from atoll.training.trainer import Settings, Trainer
+from atoll.training.trainer import Trainer, TrainerSettings
 from support import (
     CENTROID,
     CERTIFIED,
@@ -100,7 +100,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, methods, optimizer
         "checkpoint_minutes": 0,
     }
     straight = tiny_trainer("trades", folder=tmp_path / "straight", **arguments)
-    result = straight.fit()
+    straight.fit()
     for kill in (7, 12, None):
         observers = [KillAt(kill)] if kill else []
         trainer = tiny_trainer("trades", folder=tmp_path / "killed", observers=observers, **arguments)
@@ -108,7 +108,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, methods, optimizer
             with pytest.raises(KilledError):
                 trainer.fit(resume=True)
         else:
-            assert trainer.fit(resume=True) == result
+            trainer.fit(resume=True)
     assert trainer.step == 15
     assert_identical(weights(trainer.model), weights(straight.model))
 
@@ -224,6 +224,22 @@ def test_a_request_to_stop_saves_first(tmp_path):
     assert trainer.checkpoints.steps()[-1] == 7
 
 
+def test_a_request_to_stop_in_the_last_validation_skips_the_test(tmp_path):
+    trainer = tiny_trainer(folder=tmp_path, epochs=1)
+    evaluate = trainer.evaluate
+
+    def ask(*arguments, **words):
+        if not trainer.stop_requested:  # in the validation, not in the test
+            trainer.stop()
+        return evaluate(*arguments, **words)
+
+    trainer.evaluate = ask
+    with pytest.raises(TrainingError, match="stopped in the final test as asked"):
+        trainer.fit()
+    trainer = tiny_trainer(folder=tmp_path, epochs=1)
+    assert trainer.fit(resume=True)["last"]["epoch"] == 1
+
+
 def test_methods_act_at_their_places_in_order():
     calls = []
 
@@ -319,18 +335,19 @@ def test_early_stopping_ends_the_run():
     assert trainer.epoch == 3
 
 
-def test_best_is_chosen_on_validation_and_both_are_tested(tmp_path):
-    result = tiny_trainer(folder=tmp_path, epochs=4).fit()
-    assert result["selected_on"] == "validation"
-    assert {"best", "last"} <= result.keys()
-    assert json.loads((tmp_path / "result.json").read_text()) == result
+def test_the_best_checkpoint_is_selected_on_validation_points(tmp_path):
+    trainer = tiny_trainer(folder=tmp_path, epochs=4)
+    trainer.fit()
     index = json.loads((tmp_path / "index.json").read_text())
+    assert (index["selected_on"], index["finished"], index["last"]) == ("validation", True, trainer.step)
     best = load_checkpoint(tmp_path / "checkpoints" / f"{index['best']['raw']:08d}")
-    assert best.training["position"]["epoch"] == result["best"]["epoch"]
+    assert best.about["epoch"] == trainer.best["raw"].epoch
+    assert best.training["position"]["epoch"] == trainer.best["raw"].epoch
 
 
-def test_choosing_on_the_test_set_marks_the_result():
-    assert tiny_trainer(epochs=1, select_on="test").fit()["selected_on"] == "test"
+def test_selecting_on_the_test_set_is_recorded(tmp_path):
+    tiny_trainer(folder=tmp_path, epochs=1, select_on="test").fit()
+    assert json.loads((tmp_path / "index.json").read_text())["selected_on"] == "test"
 
 
 def test_any_module_can_be_trained():
@@ -343,11 +360,12 @@ def test_any_module_can_be_trained():
         tiny.data,
         TRADES(),
         tiny.threat,
-        settings=Settings(epochs=6, batch_size=16),
+        settings=TrainerSettings(epochs=6, batch_size=16),
         device="cpu",
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
     )
-    assert trainer.fit()["last"]["clean"]["value"] > 0.8
+    trainer.fit()
+    assert trainer.validate(trainer.data.test, steps=0)["clean"].value > 0.8
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def main(out: Path) -> None:
         for method in METHODS:
             results |= {f"trained/{method}/{k}": v for k, v in trained("trades", (method,), True).items()}
         trainer = tiny_trainer()
-        accuracy = trainer.evaluate(trainer.data.test, steps=3)
+        accuracy = trainer.validate(trainer.data.test, steps=3)
         results |= {f"evaluated/{name}": torch.tensor(a.correct) for name, a in accuracy.items()}
         del trainer  # it refers to the process group
         if rank() == 0:

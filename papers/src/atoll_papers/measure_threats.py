@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from atoll.certify.families import heuristic_certifier
-from atoll.certify.gloro import GloRo, PairwiseLipschitz, ratios
+from atoll.certify import heuristic_certifier
+from atoll.certify.gloro import GloRo, PairwiseLipschitz, radius_per_class
 from atoll.data.base import sample
 from atoll.errors import InputError
 from atoll.models.base import Classifier
@@ -75,7 +75,7 @@ def threatening(certifier: GloRo, x: Tensor) -> Tensor:
     with evaluation_mode(certifier.model):
         logits = certifier.model(x)
     size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
-    return ratios(logits, size, certifier.constants).argmin(1)
+    return radius_per_class(logits, size, certifier.constants).argmin(1)
 
 
 def runner_up(model: nn.Module, num_classes: int) -> GloRo:

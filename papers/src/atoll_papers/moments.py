@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from atoll.curvature.dense import hessian
 from atoll.curvature.ggn import block_factor, net_nonlinearity
 from atoll.curvature.risk import EmpiricalRisk
+from atoll.curvature.trace import hessian
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from atoll.explain.boundary import boundary_search
 from atoll.studies import Cell, StudyResults
-from atoll_papers.studies.boundaries import PIPELINES, with_autopgd
+from atoll_papers.studies.boundaries import PIPELINES, STRATEGIES, with_autopgd
 from study_cases import STUDIES, outcomes
 
 STUDY = STUDIES["boundary-search"]
@@ -59,9 +61,9 @@ def test_autopgd_on_a_linear_model() -> None:
     model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     x = torch.tensor([[0.6, 0.4], [0.2, 0.5], [1.0, 0.0]])
     exact = (x[:, 0] - x[:, 1]).abs() / 2**0.5
-    rungs = boundary_search(model, x, strategy="rungs")
-    assert set(rungs.method) == {"PGD"}
-    after = with_autopgd(model, rungs, steps=20)  # type: ignore[arg-type]
-    assert (after <= rungs.distance + 1e-6).all()
+    points = boundary_search(model, x, strategy=STRATEGIES["PGDs"], budget=math.inf)
+    assert set(points.method) == {"PGD"}
+    after = with_autopgd(model, points, steps=20)  # type: ignore[arg-type]
+    assert (after <= points.distance + 1e-6).all()
     assert (after >= exact - 1e-5).all()
     torch.testing.assert_close(after, exact, atol=0.02, rtol=0)

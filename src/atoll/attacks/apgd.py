@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.apgd_l1 import SparseSteps
 from atoll.attacks.base import ATTACKS
-from atoll.attacks.iterative import IterativeAttack, Points, Rows, put
+from atoll.attacks.iterative import AttackState, IterativeAttack, Points, assign_rows
 from atoll.errors import InputError
 from atoll.losses.objectives import OBJECTIVES, dlr_targeted
 from atoll.rng import PointRNG
@@ -20,31 +19,36 @@ from atoll.threat import ThreatModel, per_point
 MOMENTUM = 0.75
 RHO = 0.75  # a window is healthy if the objective rose in more than this share of its steps
 
+# Steps for l1.
+FEWER = 0.95  # the best perturbation is sparser if it has less than this share of the earlier coordinates
+THINNING = 1.5  # the best perturbation has this many times the coordinates of a step
+SHRINK, FLOOR = 1.5, 0.1  # divides the step size if nothing became sparser; smallest step in units of the radius
 
-@ATTACKS.register("APGD-CE")
+
+@ATTACKS.register()
 class APGD(IterativeAttack):
     r"""APGD-CE, APGD-DLR and, with targets, APGD-T.
 
     For linf and l2, with s the steepest direction,
     :math:`x_{k+1} = \Pi(x_k + 0.75 (\Pi(x_k + \eta\, s_k) - x_k) + 0.25 (x_k - x_{k-1}))`.  At each checkpoint the step
     is halved, and the search goes back to the best point, if the objective rose too rarely since the last one, or
-    neither step nor best value have changed.  For l1 see ``SparseSteps``.  A point is given up at its first success;
-    one that stands ends at the best point of its last run.
+    neither step nor best value have changed.  For l1 see ``SparseSteps``.  The search for a point ends at its
+    first success.  A robust point ends at the best point of its last run.
 
-    Costs ``eot * (steps + 1)`` forward and backward passes per run (l1: ``steps + 3``) for a point that stands.
+    Costs ``eot * (steps + 1)`` forward and backward passes per run (l1: ``steps + 3``) for a robust point.
 
     Args:
         threat: linf, l2 or l1.
         objective: ``ce`` or ``dlr``; with targets it is always the targeted DLR.
         steps: gradient steps per run.
-        targets: 0 for untargeted; otherwise so many classes are tried in turn, those with the largest clean logits
-            first.
+        targets: 0 for the untargeted attack; otherwise the number of classes to try, those with the largest clean
+            logits first.
         restarts: runs, each from a random start of its own; with targets, runs per target.
-        patience: a run is given up at a checkpoint if so many times what it has gained since its start would not get
-            it across the boundary; None for never.  For linf and l2 with ``dlr`` or targets, whose objective is
-            positive only where the point has fallen.
-        eot: passes that objective, gradient and prediction are averaged over, for models that answer at random.  One
-            pass of those may be wrong by luck, so success is what the mean of the predicted probabilities says.
+        patience: end a run at a checkpoint if ``patience`` times its gain so far would not take it across the boundary;
+            None for never.  For linf and l2 with ``dlr`` or targets, whose objective is positive only for adversarial
+            points.
+        eot: number of passes to average objective, gradient and prediction over, for randomized models.  A single pass
+            may be wrong by chance, so success is decided by the mean of the predicted probabilities.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -82,10 +86,10 @@ class APGD(IterativeAttack):
         self.eot = eot
         self.rule = SparseSteps(threat, steps) if threat.norm == "l1" else MomentumSteps(threat, steps, patience)
 
-    def length(self, classes: int) -> int:
+    def num_steps(self, classes: int) -> int:
         return max(1, min(self.targets, classes - 1)) * self.restarts * self.rule.looks
 
-    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
+    def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         x = points.x
         unknown = torch.full((len(x),), -math.inf, dtype=x.dtype, device=x.device)
         state = {"best": x.clone(), "best_gradient": torch.zeros_like(x), "best_value": unknown, **self.rule.state(x)}
@@ -94,24 +98,24 @@ class APGD(IterativeAttack):
             state["order"] = others[:, : min(self.targets, others.shape[1] - 1)]
         return self.rule.start(x, streams), state
 
-    def advance(self, model: nn.Module, rows: Rows) -> None:
+    def step(self, model: nn.Module, rows: AttackState) -> None:
         value, gradient, wrong = self._look(model, rows)
-        s, look = rows.state, rows.clock % self.rule.looks
+        s, look = rows.state, rows.iteration % self.rule.looks
         rows.success |= wrong & self.rule.counts(look)
         better = (value > s["best_value"]) | self.rule.opens(look)
-        put(s["best"], better, rows.adv)
-        put(s["best_gradient"], better, gradient)
+        assign_rows(s["best"], better, rows.x_adv)
+        assign_rows(s["best_gradient"], better, gradient)
         s["best_value"] = torch.where(better, value, s["best_value"])
         following = self.rule.step(rows, look, value, gradient)
-        put(following, rows.success, rows.adv)
-        rows.adv = following
-        rows.clock += 1
+        assign_rows(following, rows.success, rows.x_adv)
+        rows.x_adv = following
+        rows.iteration += 1
         if self.patience is not None:
             to_the_end = self.rule.looks - 1 - look
-            rows.clock += torch.where(s["hopeless"] & ~rows.success, to_the_end, 0)
+            rows.iteration += torch.where(s["hopeless"] & ~rows.success, to_the_end, 0)
         self._restart(rows)
 
-    def _look(self, model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def _look(self, model: nn.Module, rows: AttackState) -> tuple[Tensor, Tensor, Tensor]:
         """Objective and gradient at the candidates (up to a factor), and whether they are misclassified."""
         value, gradient, votes = self._pass(model, rows)
         for _ in range(self.eot - 1):
@@ -119,30 +123,30 @@ class APGD(IterativeAttack):
                 total += more
         return value, gradient, votes.argmax(1) != rows.y
 
-    def _pass(self, model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        candidates = rows.adv.detach().requires_grad_()
+    def _pass(self, model: nn.Module, rows: AttackState) -> tuple[Tensor, Tensor, Tensor]:
+        candidates = rows.x_adv.detach().requires_grad_()
         with torch.enable_grad():
             logits = model(candidates)
             if self.targets:
                 order = rows.state["order"]
-                turn = rows.clock // (self.rule.looks * self.restarts)
+                turn = rows.iteration // (self.rule.looks * self.restarts)
                 target = order.gather(1, turn.clamp_max(order.shape[1] - 1)[:, None]).squeeze(1)
                 value = dlr_targeted(logits, rows.y, target)
             else:
                 value = OBJECTIVES[self.objective](logits, rows.y, None)
             (gradient,) = torch.autograd.grad(value.sum(), candidates)
         votes = logits.detach()
-        # A gradient may come as one number expanded; the steps write into it.
+        # Autograd may return an expanded number; the steps write into it.
         return value.detach(), gradient.contiguous(), votes if self.eot == 1 else votes.softmax(1)
 
-    def _restart(self, rows: Rows) -> None:
-        """Rows that are through with a run start the next one at random, if there is one."""
+    def _restart(self, rows: AttackState) -> None:
+        """Start the next run of rows that have finished one, at random."""
         turns = rows.state["order"].shape[1] if self.targets else 1
-        more = (rows.clock < turns * self.restarts * self.rule.looks) & ~rows.success
-        through = (more & (rows.clock % self.rule.looks == 0)).nonzero().squeeze(1)
+        more = (rows.iteration < turns * self.restarts * self.rule.looks) & ~rows.success
+        through = (more & (rows.iteration % self.rule.looks == 0)).nonzero().squeeze(1)
         if len(through):
             streams = rows.streams[through]
-            rows.adv[through] = self.rule.start(rows.x[through], streams)
+            rows.x_adv[through] = self.rule.start(rows.x[through], streams)
             rows.streams.put(through, streams)
 
 
@@ -168,15 +172,15 @@ class MomentumSteps:
         return {"previous": x.clone(), **flags, **{name: zeros.clone() for name in names}}
 
     def opens(self, look: Tensor) -> Tensor:
-        """Whether the best point before this look is to be forgotten."""
+        """Whether this look starts with a new best point."""
         return look == 0
 
     def counts(self, look: Tensor) -> Tensor:
         """Whether the candidate of this look is inside the ball: always."""
         return torch.ones_like(look, dtype=torch.bool)
 
-    def step(self, rows: Rows, look: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-        """The next candidates, given objective and gradient at the present ones."""
+    def step(self, rows: AttackState, look: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        """The next candidates from the objective and gradient at the current ones."""
         s, first = rows.state, self.opens(look)
         window = self.windows.to(value.device)[look]
         ends = window > 0
@@ -189,16 +193,16 @@ class MomentumSteps:
         s["hopeless"] = ends & (s["best_value"] + self.patience * (s["best_value"] - s["first_value"]) < 0)
         s["checked_value"] = torch.where(ends | first, s["best_value"], s["checked_value"])
         s["rises"], s["last_value"] = torch.where(ends, 0.0, rises), value
-        rows.adv[halve], gradient[halve] = s["best"][halve], s["best_gradient"][halve]
+        rows.x_adv[halve], gradient[halve] = s["best"][halve], s["best_gradient"][halve]
 
-        current, x = rows.adv, rows.x
+        current, x = rows.x_adv, rows.x
         step = self.threat.steepest(gradient).mul_(per_point(s["step"], x))
         plain = self.threat.project(step.add_(current), x)
         keep = per_point(torch.where(first, 1.0, MOMENTUM).to(x.dtype), x)
         momentum = s["previous"].sub_(current).mul_(keep - 1)
         following = self.threat.project(plain.sub_(current).mul_(keep).add_(momentum).add_(current), x)
         s["previous"] = current
-        put(following, (look == self.looks - 1) | s["hopeless"], s["best"])
+        assign_rows(following, (look == self.looks - 1) | s["hopeless"], s["best"])
         return following
 
 
@@ -209,14 +213,97 @@ def checkpoints(steps: int) -> list[int]:
     [22, 41, 57, 70, 80, 87, 93, 99]
     """
     window, shrink, floor = (max(1, int(share * steps)) for share in (0.22, 0.03, 0.06))
-    found = []
-    at = window
-    while at <= steps:
-        found.append(at)
+    result = []
+    step = window
+    while step <= steps:
+        result.append(step)
         window = max(window - shrink, floor)
-        at += window
-    return found
+        step += window
+    return result
 
 
+class SparseSteps:
+    r"""Steps of APGD for l1 (Croce & Hein, 2021, "Mind the box"): sparse, from large radii to the true one.
+
+    A step of l1 norm :math:`\eta` is spread over the k largest coordinates of the gradient and projected exactly:
+    :math:`x_{j+1} = \Pi(x_j + \eta\, \mathrm{sign}(g) 1_{top k} / k)`, with k two thirds of the number of coordinates
+    in which the best point differs from the clean one.  Checkpoints (every 4 % of a phase) update k; if the
+    best point has become sparser, the search goes back to it with the full step :math:`\eta` = radius, else the step
+    shrinks by 1.5, down to a tenth of the radius.
+
+    Three phases of 30, 30 and 40 % of the steps have radii 3 eps, 2 eps and eps; each begins at the best point of the
+    one before, projected.  Only candidates of the last phase count.
+
+    >>> SparseSteps(ThreatModel("l1", 12.0), 100).times.bincount()  # looks at radius 0, 12, 24, 36
+    tensor([ 0, 41, 31, 31])
+    """
+
+    def __init__(self, threat: ThreatModel, steps: int) -> None:
+        short = 3 * steps // 10  # none of very short runs, which keep to the last phase
+        phases = [(times, count) for times, count in ((3, short), (2, short), (1, steps - 2 * short)) if count]
+        # By look, of which a phase has one more than steps: its radius in eps, its place in the phase, whether it is a
+        # checkpoint, and the radius for the next candidate.
+        self.times = torch.cat([torch.full((count + 1,), times) for times, count in phases])
+        self.place = torch.cat([torch.arange(count + 1) for _, count in phases])
+        self.check = torch.cat([torch.arange(count + 1) % max(1, int(0.04 * count)) == 0 for _, count in phases])
+        self.next_times = torch.cat([self.times[1:], self.times[-1:]])
+        self.threats = {times: ThreatModel("l1", times * threat.radius, threat.bounds) for times, _ in phases}
+        self.radius = threat.radius
+        self.looks = len(self.times)
+
+    def start(self, x: Tensor, streams: PointRNG) -> Tensor:
+        """Normal noise, projected: unlike a uniform draw from the ball it is sparse."""
+        threat = self.threats[int(self.times[0])]
+        return threat.project(x + streams.normal(*x.shape[1:], dtype=x.dtype), x)
+
+    def state(self, x: Tensor) -> dict[str, Tensor]:
+        zeros = x.new_zeros(len(x))
+        return {"step": zeros, "sparsity": zeros.clone()}
+
+    def opens(self, look: Tensor) -> Tensor:
+        """Whether this look starts with a new best point: the old one belongs to another radius."""
+        return self.place.to(look.device)[look] == 0
+
+    def counts(self, look: Tensor) -> Tensor:
+        """Whether the candidate of this look is inside the ball."""
+        return self.times.to(look.device)[look] == 1
+
+    def step(self, rows: AttackState, look: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        """The next candidates from the gradient at the current ones."""
+        s, x, first = rows.state, rows.x, self.opens(look)
+        radius = self.times.to(look.device)[look] * self.radius
+        check = self.check.to(look.device)[look]
+        sparsity = (s["best"] != x).flatten(1).sum(1).to(x.dtype)
+        fewer = check & ~first & (sparsity < FEWER * s["sparsity"])
+        shrunk = torch.maximum(s["step"] / SHRINK, FLOOR * radius)
+        s["step"] = torch.where(first | fewer, radius, torch.where(check, shrunk, s["step"])).to(x.dtype)
+        s["sparsity"] = torch.where(check, sparsity, s["sparsity"])
+        back = fewer & ~rows.success
+        rows.x_adv[back], gradient[back] = s["best"][back], s["best_gradient"][back]
+
+        following = self._sparse(gradient, s["sparsity"]).mul_(per_point(s["step"], x)).add_(rows.x_adv)
+        next_times = self.next_times.to(look.device)[look]
+        last = next_times != self.times.to(look.device)[look]
+        last |= look == self.looks - 1
+        following[last] = s["best"][last]
+        for times, threat in self.threats.items():
+            here = next_times == times
+            if here.any():
+                following[here] = threat.project(following[here], x[here])
+        return following
+
+    @staticmethod
+    def _sparse(gradient: Tensor, sparsity: Tensor) -> Tensor:
+        """Signs of the largest coordinates, divided by their number."""
+        flat = gradient.flatten(1)
+        keep = (sparsity / THINNING).round().clamp_(1, flat.shape[1]).long()
+        size = flat.abs()
+        least = size.topk(int(keep.max()), dim=1).values.gather(1, keep[:, None] - 1)
+        signs = flat.sign().mul_(size >= least)
+        return signs.div_(signs.abs().sum(1, keepdim=True).clamp_min_(1)).view_as(gradient)
+
+
+# With objectives of their own, so that they also train against losses that maximize another one.
+ATTACKS.add("APGD-CE", APGD, objective="ce")
 ATTACKS.add("APGD-DLR", APGD, objective="dlr")
-ATTACKS.add("APGD-T", APGD, targets=9)
+ATTACKS.add("APGD-T", APGD, objective="dlr", targets=9)

@@ -28,14 +28,14 @@ class AutoAttack:
         model: any module from inputs in [0, 1] to logits.
         norm: ``Linf``, ``L2`` or ``L1``.
         eps: radius, a number or a fraction like ``"8/255"``.
-        seed: of the random streams; None is 0.
+        seed: seed of the random streams; None for 0.
         verbose: print the accuracy after each attack, as the original does.
         attacks_to_run: names of attacks, for ``version="custom"``.
         version: ``standard``, ``plus``, ``rand``, ``fast`` or ``custom``.
-        device: where to compute; where the model is, if None.
+        device: where to compute; None for the device of the model.
         log_path: a file that also gets what ``verbose`` prints.
 
-    After a run ``evaluation`` holds everything else: standard errors, intervals, model passes, warnings.
+    After a run ``evaluation`` holds everything else: intervals, model passes, warnings.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> adversary = AutoAttack(model, norm="Linf", eps="8/255", version="fast", verbose=False)
@@ -104,17 +104,18 @@ class AutoAttack:
         return_labels: bool = False,
         state_path: str | Path | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attack after attack, each on the points still standing.
+        """Run one attack after another, each on the points that are still robust.
 
         Args:
             x_orig: inputs in [0, 1].
             y_orig: labels.
-            bs: rows attacked at a time; None to choose by memory.
+            bs: attack batch size; None to choose one that fits memory.
             return_labels: also return the model's predictions on the adversarial inputs.
-            state_path: a folder; a killed evaluation that is started again with it goes on where it was.
+            state_path: a folder for the progress.  The same call resumes an interrupted evaluation.  If the folder
+                belongs to other inputs, labels, weights, attacks, eps or seed, a CheckpointError is raised.
 
         Returns:
-            The inputs as the attacks left them: adversarial where one succeeded, else clean.
+            Adversarial inputs of the points that an attack broke, clean inputs of the others.
         """
         self.evaluation = self._evaluate(self.attacks, x_orig, y_orig, bs, Path(state_path) if state_path else None)
         self._log(f"initial accuracy: {100 * self.evaluation.clean.value:.2f}%")
@@ -123,8 +124,8 @@ class AutoAttack:
             seconds += result.seconds
             accuracy = f"{100 * result.accuracy.value:.2f}%"
             self._log(f"robust accuracy after {result.name}: {accuracy} (total time {seconds:.1f} s)")
-        for finding in self.evaluation.warnings:
-            self._log(f"{finding.kind}: {finding.message}")
+        for warning in self.evaluation.warnings:
+            self._log(f"{warning.kind}: {warning.message}")
         self._log(f"robust accuracy: {100 * self.evaluation.robust.value:.2f}%")
         x_adv = self._adversarial(x_orig)
         return (x_adv, self._predict(x_adv, bs)) if return_labels else x_adv
@@ -132,14 +133,14 @@ class AutoAttack:
     def run_standard_evaluation_individual(
         self, x_orig: Tensor, y_orig: Tensor, bs: int | None = 250, return_labels: bool = False
     ) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
-        """Each attack on all points that are classified correctly; adversarial inputs by the name of the attack."""
-        found: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
+        """Run each attack on all points that are classified correctly; returns adversarial inputs by attack name."""
+        results: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
         for name, one in self.attacks.items():
             self.evaluation = self._evaluate({name: one}, x_orig, y_orig, bs, None)
             self._log(f"robust accuracy by {name.upper()}: {100 * self.evaluation.robust.value:.2f}%")
             x_adv = self._adversarial(x_orig)
-            found[name] = (x_adv, self._predict(x_adv, bs)) if return_labels else x_adv
-        return found
+            results[name] = (x_adv, self._predict(x_adv, bs)) if return_labels else x_adv
+        return results
 
     def clean_accuracy(self, x_orig: Tensor, y_orig: Tensor, bs: int | None = 250) -> float:
         """Accuracy without attack."""

@@ -24,14 +24,14 @@ ATTACKS = Registry("attack", "attacks", "atoll.attacks.base.Attack", "atoll.atta
 class Attack(ABC):
     """Base of all attacks; a subclass implements only ``search``.
 
-    The model may be any ``nn.Module`` from inputs in the threat model's bounds to logits.  It is attacked in
-    evaluation mode; modes, buffers and gradients are left as they were.
+    Works with any ``nn.Module`` that maps inputs in the bounds of the threat model to logits.  The attack switches the
+    model to evaluation mode and restores its modes afterwards; buffers and gradients do not change.
     """
 
     registry: ClassVar[Registry] = ATTACKS
 
-    needs_gradients = True  # blind attacks say no
-    eot = 1  # passes a prediction is averaged over, for randomised models
+    needs_gradients = True  # False for black-box attacks
+    eot = 1  # number of passes to average a prediction over, for randomized models
 
     def __init__(self, threat: ThreatModel) -> None:
         self.threat = threat
@@ -47,9 +47,9 @@ class Attack(ABC):
         Args:
             model: maps inputs to logits.
             x: clean inputs.
-            y: labels, as class indices or (where the objective allows) probabilities.
+            y: labels, as class indices or (if the objective allows) probabilities.
             seed: seed of the random streams.
-            index: which points these are, ``0 .. batch-1`` if not given; a point's randomness depends only on
+            index: indices of the points, ``0 .. batch-1`` by default; a point's randomness depends only on
                 ``seed`` and its index.
         """
         if len(x) != len(y):
@@ -86,7 +86,7 @@ def training_attack(factory: AttackFactory, threat: ThreatModel, objective: Obje
 
 
 def check_labels(logits: Tensor, y: Tensor) -> None:
-    """Refuse labels that are not classes of the model, with a sentence instead of an index error."""
+    """Refuse labels that are not classes of the model with an InputError instead of an index error."""
     if logits.dim() != 2:
         raise InputError(f"model: expected logits of shape (batch, classes), got {tuple(logits.shape)}")
     if y.dim() == 1 and (y.min() < 0 or y.max() >= logits.shape[1]):

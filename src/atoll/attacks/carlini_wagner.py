@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
-from atoll.attacks.closest import MinimumNormAttack
-from atoll.attacks.iterative import Points, Rows, choose
+from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, where_rows
 from atoll.errors import InputError
 from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
@@ -20,8 +19,8 @@ STRETCH = 1.1  # tanh reaches this far beyond the bounds, where it would have no
 PROGRESS = 0.9999  # the loss has fallen if it is below this share of the lowest so far
 LARGEST = 1e10  # constants end here, as in the authors' code
 
-# What a point starts afresh with for each constant.
-FRESH = {"move": 0, "mean": 0, "square": 0, "found": 0, "lowest": math.inf, "waited": 0}
+# State that is reset for each constant.
+RESET = {"move": 0, "mean": 0, "square": 0, "successful": 0, "lowest": math.inf, "waited": 0}
 
 
 @ATTACKS.register("Carlini-Wagner")
@@ -84,10 +83,10 @@ class CarliniWagner(MinimumNormAttack):
         self.confidence = confidence
         self.abort_early = abort_early
 
-    def length(self, classes: int) -> int:
+    def num_steps(self, classes: int) -> int:
         return self.steps * self.binary_search_steps
 
-    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
+    def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         x = points.x
         zero, infinity = x.new_zeros(len(x)), x.new_full((len(x),), math.inf)
         _, adversarial = self._judge(points.logits, points.y)
@@ -99,15 +98,15 @@ class CarliniWagner(MinimumNormAttack):
             "const": torch.full_like(zero, self.initial_const or 0.0),
             "low": zero,  # the largest constant that did not work
             "high": infinity,  # the smallest that did
-            "found": torch.zeros_like(adversarial),
+            "successful": torch.zeros_like(adversarial),
             "lowest": infinity,
             "waited": zero,
         }
 
-    def advance(self, model: nn.Module, rows: Rows) -> None:
+    def step(self, model: nn.Module, rows: AttackState) -> None:
         s, x = rows.state, rows.x
-        # Rows that are through may have to wait until they are taken out; they must not change while they do.
-        under_way = (s["closest"] > self.enough) & (rows.clock < self.length(0))
+        # Finished rows may stay in the batch for a while; they must not change.
+        under_way = (s["closest"] > self.stop_distance) & (rows.iteration < self.num_steps(0))
         point, slope = self._point(x, s["move"])
         point.requires_grad_()
         with torch.enable_grad():
@@ -122,20 +121,20 @@ class CarliniWagner(MinimumNormAttack):
         if self.initial_const is None:
             # Twice what moves a linear model's point to the boundary: the optimum is there for any larger constant.
             guess = 4 * missing / gradient.flatten(1).square().sum(1).clamp_min(1e-30)
-            s["const"] = torch.where(rows.clock == 0, guess.clamp(1 / LARGEST, LARGEST), s["const"])
+            s["const"] = torch.where(rows.iteration == 0, guess.clamp(1 / LARGEST, LARGEST), s["const"])
         loss = distance**2 + s["const"] * missing
         fallen = loss < PROGRESS * s["lowest"]
         s["lowest"] = torch.where(fallen, loss, s["lowest"])
         s["waited"] = torch.where(fallen, 0.0, s["waited"] + 1)
-        s["found"] = s["found"] | adversarial
+        s["successful"] = s["successful"] | adversarial
 
-        done = (rows.clock % self.steps + 1).to(x.dtype)  # iterations with this constant
+        done = (rows.iteration % self.steps + 1).to(x.dtype)  # iterations with this constant
         self._step(s, (2 * (point - x) + per_point(s["const"], x) * gradient) * slope, done)
         due = done == self.steps
         if self.abort_early:
             due |= s["waited"] >= self.steps / 10
-        following = torch.where(due, (rows.clock // self.steps + 1) * self.steps, rows.clock + 1)
-        rows.clock = torch.where(under_way, following, rows.clock)
+        following = torch.where(due, (rows.iteration // self.steps + 1) * self.steps, rows.iteration + 1)
+        rows.iteration = torch.where(under_way, following, rows.iteration)
         if due.any():
             self._next_const(s, due)
 
@@ -163,11 +162,11 @@ class CarliniWagner(MinimumNormAttack):
         s["move"].sub_(mean / size.mul_(per_point((1 - BETA_1**done) / self.learning_rate, size)))
 
     def _next_const(self, s: dict[str, Tensor], due: Tensor) -> None:
-        """Rows that are through with a constant start afresh from the clean point with the next one."""
-        s["high"] = torch.where(due & s["found"], s["const"], s["high"])
-        s["low"] = torch.where(due & ~s["found"], s["const"], s["low"])
+        """Restart rows that have finished a constant from the clean point with the next one."""
+        s["high"] = torch.where(due & s["successful"], s["const"], s["high"])
+        s["low"] = torch.where(due & ~s["successful"], s["const"], s["low"])
         between = torch.where(s["low"] > 0, (s["low"] + s["high"]) / 2, s["high"] / 10)
         following = torch.where(s["high"] < math.inf, between, (10 * s["low"]).clamp_max(LARGEST))
         s["const"] = torch.where(due, following, s["const"])
-        for name, value in FRESH.items():
-            s[name] = choose(due, torch.full_like(s[name], value), s[name])
+        for name, value in RESET.items():
+            s[name] = where_rows(due, torch.full_like(s[name], value), s[name])

@@ -1,8 +1,8 @@
-"""Is this robust accuracy one can trust?  What is known to spoil an evaluation, looked for before and after.
+"""Reasons not to trust a robust accuracy, checked before and after an evaluation.
 
-Faults that make numbers meaningless are errors and stop the evaluation (inputs outside the bounds, outputs that are not
-logits of classes, no gradient at all for attacks that need one).  The others are findings: what was seen, and what to
-do about it; they stand in the report beside the numbers.
+Faults that make the numbers meaningless are errors and stop the evaluation: inputs outside the bounds, outputs that are
+not logits of classes, no gradient at all for attacks that need one.  The others are warnings that say what was observed
+and what to do about it.  The report shows them beside the numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from atoll.losses.objectives import margin
 from atoll.modules import evaluation_mode
 
 NOISE = 1e-3  # two passes that differ by more than this share of the logits' spread are not the same function
-MANY = 0.1  # share of points whose gradient may vanish before it is a finding
+MANY = 0.1  # share of points whose gradient may vanish before a warning
 MASKED = 0.002  # share of points that a blind attack may break after the white-box ones ...
 CHANCE = 2  # ... and how many in any case
 
@@ -37,18 +37,18 @@ class EvaluationWarning:
 
 
 def diagnose_model(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Attack]) -> list[EvaluationWarning]:
-    """Look at a model through a few points before anything is spent on it.
+    """Check a model on a few points before the evaluation starts.
 
     >>> from atoll.attacks import PGD, ThreatModel
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Softmax(1)).eval()
     >>> attacks = {"PGD": PGD(ThreatModel())}
-    >>> [finding.kind for finding in diagnose_model(model, torch.rand(5, 1, 2, 2), torch.zeros(5).long(), attacks)]
+    >>> [warning.kind for warning in diagnose_model(model, torch.rand(5, 1, 2, 2), torch.zeros(5).long(), attacks)]
     ['softmax']
     """
-    found = []
+    warnings = []
     if any(module.training for module in model.modules()):
-        found.append(
-            EvaluationWarning("train mode", "the model came in training mode; it is evaluated in evaluation mode")
+        warnings.append(
+            EvaluationWarning("train mode", "the model was in training mode; it is evaluated in evaluation mode")
         )
     with evaluation_mode(model):
         with torch.no_grad():
@@ -58,12 +58,12 @@ def diagnose_model(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str,
         check_labels(logits, y)
         if not logits.isfinite().all():
             raise InputError("model: expected finite logits, got NaN or infinity")
-        randomised = _randomised(logits, again)
-        found += [*randomised, *_softmax(logits), *_range(x, attacks), *_classes(logits.shape[1], attacks)]
-        if not randomised:
-            found += _company(logits[:4], alone)
-        found += _gradients(model, x, y, attacks)
-    return found
+        randomized = _randomized(logits, again)
+        warnings += [*randomized, *_softmax(logits), *_range(x, attacks), *_classes(logits.shape[1], attacks)]
+        if not randomized:
+            warnings += _batch_dependence(logits[:4], alone)
+        warnings += _gradients(model, x, y, attacks)
+    return warnings
 
 
 def _softmax(logits: Tensor) -> list[EvaluationWarning]:
@@ -73,18 +73,18 @@ def _softmax(logits: Tensor) -> list[EvaluationWarning]:
     return []
 
 
-def _randomised(logits: Tensor, again: Tensor) -> list[EvaluationWarning]:
+def _randomized(logits: Tensor, again: Tensor) -> list[EvaluationWarning]:
     gap = float((logits - again).abs().max())
     if gap > NOISE * _spread(logits) or not torch.equal(logits.argmax(1), again.argmax(1)):
-        message = f"two passes over the same inputs differ by up to {gap:.2g}: the model is randomised;"
-        return [EvaluationWarning("randomised", f"{message} use the version `rand`, which averages over passes")]
+        message = f"two passes over the same inputs differ by up to {gap:.2g}: the model is randomized;"
+        return [EvaluationWarning("randomized", f"{message} use the version `rand`, which averages over passes")]
     if gap > 0:
         message = f"two passes over the same inputs differ by up to {gap:.2g}: the model is not deterministic;"
         return [EvaluationWarning("non-deterministic", f"{message} an evaluation of it cannot be repeated bit for bit")]
     return []
 
 
-def _company(together: Tensor, alone: Tensor) -> list[EvaluationWarning]:
+def _batch_dependence(together: Tensor, alone: Tensor) -> list[EvaluationWarning]:
     gap = float((together - alone).abs().max())
     if gap <= NOISE * _spread(together):
         return []
@@ -93,7 +93,7 @@ def _company(together: Tensor, alone: Tensor) -> list[EvaluationWarning]:
 
 
 def _range(x: Tensor, attacks: Mapping[str, Attack]) -> list[EvaluationWarning]:
-    found = []
+    warnings = []
     for threat in {attack.threat for attack in attacks.values()}:
         threat.check(x)
         if threat.bounds is None:
@@ -101,11 +101,13 @@ def _range(x: Tensor, attacks: Mapping[str, Attack]) -> list[EvaluationWarning]:
         width = threat.bounds[1] - threat.bounds[0]
         if float(x.max() - x.min()) <= width / 100 and len(x) > 1:
             seen = f"all inputs lie in [{float(x.min()):.3g}, {float(x.max()):.3g}]"
-            found.append(EvaluationWarning("range", f"{seen} of the bounds {threat.bounds}; were they divided twice?"))
+            warnings.append(
+                EvaluationWarning("range", f"{seen} of the bounds {threat.bounds}; were they divided twice?")
+            )
         if threat.norm == "linf" and threat.radius >= width / 2:
-            message = f"eps {threat.eps} lets every pixel become grey, so nothing can stand; was 8/255 meant for 8?"
-            found.append(EvaluationWarning("eps", message))
-    return found
+            message = f"eps {threat.eps} allows every pixel to become gray, so no point is robust; did you mean 8/255?"
+            warnings.append(EvaluationWarning("eps", message))
+    return warnings
 
 
 def _classes(classes: int, attacks: Mapping[str, Attack]) -> list[EvaluationWarning]:
@@ -118,7 +120,7 @@ def _classes(classes: int, attacks: Mapping[str, Attack]) -> list[EvaluationWarn
 
 
 def _gradients(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Attack]) -> list[EvaluationWarning]:
-    """Points where no way up is to be seen: zero gradient of the margin (quantised), or of CE alone (saturated)."""
+    """Share of points with zero gradient: of the margin (quantized model), or of CE alone (saturated)."""
     if not any(attack.needs_gradients for attack in attacks.values()):
         return []
     candidates = x.detach().clone().requires_grad_()
@@ -133,8 +135,8 @@ def _gradients(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Att
         gradients = [torch.autograd.grad(value, candidates, retain_graph=True)[0] for value in objectives]
     flat, saturated = ((g.flatten(1).abs().amax(1) == 0).double().mean().item() for g in gradients)
     if flat > MANY:
-        message = f"the gradient is zero at {100 * flat:.0f} % of the points (quantised inside?):"
-        return [EvaluationWarning("zero gradients", f"{message} gradient attacks cannot see; rely on Square and RayS")]
+        message = f"the gradient is zero at {100 * flat:.0f} % of the points (quantized inside?):"
+        return [EvaluationWarning("zero gradients", f"{message} gradient attacks are blind; rely on Square and RayS")]
     if saturated > MANY:
         message = f"the gradient of cross-entropy is zero at {100 * saturated:.0f} % of the points (saturated):"
         return [EvaluationWarning("zero gradients", f"{message} trust the attacks on margins (DLR) only")]
@@ -144,32 +146,32 @@ def _gradients(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Att
 def diagnose_results(
     attacks: Mapping[str, Attack], broken: Sequence[int], claimed: Sequence[int], confirmed: Sequence[int], total: int
 ) -> list[EvaluationWarning]:
-    """What the results themselves give away.
+    """Warnings that follow from the results.
 
     Args:
-        attacks: in the order they ran, each on what the ones before it left standing.
+        attacks: in the order they ran, each on the points that were still robust.
         broken: points each attack broke, that no attack before it had.
         claimed: successes each attack claimed.
         confirmed: how many of them a plain forward pass confirmed.
         total: points evaluated.
     """
-    found = []
-    seeing = False
+    warnings = []
+    white_box = False
     for (name, attack), count in zip(attacks.items(), broken, strict=True):
-        if seeing and not attack.needs_gradients and count > max(CHANCE, MASKED * total):
-            message = f"{name}, which sees no gradients, broke {count} points that the white-box attacks had not:"
-            found.append(
+        if white_box and not attack.needs_gradients and count > max(CHANCE, MASKED * total):
+            message = f"{name}, which uses no gradients, broke {count} points that the white-box attacks did not break:"
+            warnings.append(
                 EvaluationWarning("gradient masking", f"{message} the true robust accuracy is probably lower still")
             )
-        seeing = seeing or attack.needs_gradients
-    # An attack in one go claims every point; only attacks that watch their own successes can be wrong about them.
+        white_box = white_box or attack.needs_gradients
+    # One-shot attacks claim every point; only attacks that check their own successes can be wrong about them.
     for name, claims, holds in zip(attacks, claimed, confirmed, strict=True):
         if claims - holds > max(CHANCE, MASKED * total):
-            message = f"{claims - holds} of {claims} successes of {name} were gone in a second pass, and do not count:"
-            found.append(
-                EvaluationWarning("unconfirmed", f"{message} is the model randomised, or is it a matter of rounding?")
+            message = f"{claims - holds} of {claims} successes of {name} failed in a second pass and do not count:"
+            warnings.append(
+                EvaluationWarning("unconfirmed", f"{message} is the model randomized, or is it a matter of rounding?")
             )
-    return found
+    return warnings
 
 
 def _spread(logits: Tensor) -> float:

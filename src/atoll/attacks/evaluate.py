@@ -1,6 +1,6 @@
-"""Clean and robust accuracy of a model: attacks one after the other, each point's worst case, resumable.
+"""Clean and robust accuracy of a model: one attack after another, the worst case per point, resumable.
 
-``Evaluator.run`` is the path of a point: clean pass, attack after attack, a plain pass that confirms each success.
+``Evaluator.run`` shows the path of a point: clean pass, the attacks, a plain pass that confirms each success.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import Attack, check_labels
 from atoll.attacks.diagnostics import EvaluationWarning, diagnose_model, diagnose_results
-from atoll.attacks.iterative import Drive, IterativeAttack, OneShot, Points, Rows
-from atoll.attacks.progress import AttackCounts, Progress, Store
+from atoll.attacks.iterative import AttackLoop, AttackState, IterativeAttack, OneShot, Points
+from atoll.attacks.progress import AttackCounts, Progress, TensorFile
 from atoll.data.base import Split, batches, to_float
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
 from atoll.errors import InputError
+from atoll.graph import tensors_digest
 from atoll.measure import split_digest
 from atoll.modules import count_passes, evaluation_mode
 from atoll.rng import PointRNG
 from atoll.stats import Accuracy
 
 ROBUST, MISCLASSIFIED = -1, -2  # in ``broken_by``: no attack broke the point; no attack was needed
-PROBE = 32  # points that the checks look at
+PROBE = 32  # points that the diagnostics use
+FORMAT = 2  # of the progress; older progress is refused
 
 OnProgress = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True)
 class AttackSummary:
-    """What one attack did.
+    """The result of one attack.
 
-    ``accuracy`` is what is left after it: of all attacks so far in a cascade, otherwise of this attack alone.
+    ``accuracy`` is the accuracy after it: after all attacks so far in a cascade, otherwise after this attack alone.
     ``forward`` and ``backward`` count model passes by rows, so that batch sizes do not matter.
     """
 
@@ -55,17 +57,18 @@ class AttackSummary:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Robust accuracy and what it rests on.
+    """Robust accuracy and the results behind it.
 
     Args:
         clean: accuracy without attack.
         robust: the pointwise worst case of all attacks.
         attacks: in the order they ran.
-        warnings: what a reader of the numbers must know.
-        broken_by: for each point the number of the first attack that broke it, -1 if it stands, -2 if it was wrong
-            without an attack.
-        batch_size: rows attacked at a time.
-        adversarial: the points as the attacks left them (clean where nothing broke them), if they were kept.
+        warnings: reasons not to trust the numbers.
+        broken_by: for each point the number of the first attack that broke it, -1 if it is robust, -2 if it is
+            misclassified without an attack.
+        batch_size: attack batch size.
+        adversarial: adversarial inputs of the points that were broken, clean inputs of the others; None unless asked
+            for.
     """
 
     clean: Accuracy
@@ -79,8 +82,8 @@ class Evaluation:
     @property
     def accuracy(self) -> dict[str, Accuracy]:
         """All accuracies by name: ``clean``, each attack's, and with several attacks ``worst``."""
-        found = {"clean": self.clean} | {attack.name: attack.accuracy for attack in self.attacks}
-        return found | ({"worst": self.robust} if len(self.attacks) > 1 else {})
+        accuracies = {"clean": self.clean} | {attack.name: attack.accuracy for attack in self.attacks}
+        return accuracies | ({"worst": self.robust} if len(self.attacks) > 1 else {})
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -107,26 +110,29 @@ def evaluate(
     save_every: float = 30.0,
     on_progress: OnProgress | None = None,
 ) -> Evaluation:
-    """Accuracy on clean points and under attacks; under torchrun the points are shared out.
+    """Accuracy on clean points and under attacks; torchrun distributes the points over processes.
 
-    A point counts as robust only if it is also classified correctly without an attack, so points that are wrong
-    already are not attacked.  Every success is confirmed by a plain forward pass before it counts.  What happens to a
-    point depends on its index and the seed, not on the batch size or the number of processes (up to rounding: a
-    model's arithmetic may differ in the last bit from one batch size to another).
+    A point counts as robust only if it is also classified correctly without an attack, so misclassified points are not
+    attacked.  Every success is confirmed by a plain forward pass before it counts.  The result for a point depends on
+    its index and the seed, not on the batch size or the number of processes (up to rounding: a model's arithmetic may
+    differ in the last bit from one batch size to another).
 
     Args:
         model: any module from inputs to logits; evaluated in evaluation mode.
         split: the points.
-        attacks: by the name under which they are reported (not ``clean`` or ``worst``).
-        cascade: each attack runs only on points that those before it left standing, as in AutoAttack; otherwise on all
-            points that are classified correctly.
-        batch_size: rows attacked at a time; if None, as many as fit comfortably into memory.
-        seed: of the random streams.
-        check: look for what spoils evaluations, before and after (a few passes).
+        attacks: by the name to report them under (not ``clean`` or ``worst``).
+        cascade: run each attack only on the points that are still robust, as in AutoAttack; otherwise on all points
+            that are classified correctly.
+        batch_size: attack batch size; None to choose one that fits memory.  A resumed evaluation keeps its own.
+        seed: seed of the random streams.
+        device: where to compute.
+        check: run the diagnostics before and after (a few passes).
         keep: return the adversarial inputs.
-        folder: keep them there (implies ``keep``), with all it takes to go on after a kill and end with the same bits.
-        save_every: seconds between two records of the progress.
-        on_progress: called now and then with the name of the attack, how many points are done, and of how many.
+        folder: store them and the progress there (implies ``keep``).  An interrupted evaluation resumes and gives
+            bit-identical results.  The progress of another evaluation (other inputs, labels, weights, attacks, seed)
+            is refused with a CheckpointError.
+        save_every: seconds between two saves of the progress.
+        on_progress: called with the name of the attack, the number of points done, and the total.
 
     >>> from atoll.attacks import PGD, ThreatModel
     >>> from atoll.data import MemorySplit
@@ -134,10 +140,10 @@ def evaluate(
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2))
     >>> model[1].weight.data, model[1].bias.data = torch.tensor([[-1.0], [1.0]]), torch.tensor([0.5, -0.5])
     >>> evaluate(model, split, {"PGD": PGD(ThreatModel("linf", 0.2))}).accuracy
-    {'clean': 100.00 % ± 35.36, 'PGD': 50.00 % ± 35.36}
+    {'clean': 100.00 % [34.2, 100.0], 'PGD': 50.00 % [9.5, 90.5]}
     """
     if clash := {"clean", "worst"} & attacks.keys():
-        raise InputError(f"attacks: the names clean and worst are taken, got {', '.join(clash)}")
+        raise InputError(f"attacks: the names clean and worst are reserved, got {', '.join(sorted(clash))}")
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size: expected at least 1, got {batch_size}")
     if not len(split):
@@ -149,7 +155,7 @@ def evaluate(
 
 @dataclass
 class Evaluator:
-    """One evaluation under way; see ``evaluate`` for the fields."""
+    """A running evaluation; see ``evaluate`` for the fields."""
 
     model: nn.Module
     split: Split
@@ -182,15 +188,15 @@ class Evaluator:
                 self._clean()
                 self._save()
             else:
-                self.store = self._open()
+                self.tensors = self._open()
             for number, (name, attack) in enumerate(self.attacks.items()):
                 if number >= self.progress.number:
                     self._attack(number, name, attack)
         return self._result(warnings)
 
     def _clean(self) -> None:
-        """Logits of all points, once; they say who is worth attacking, and which targets are close."""
-        order = torch.split(self.mine, self.progress.batch_size)
+        """Logits of all points, once: which points to attack, and which targets are close."""
+        order = torch.split(self.indices, self.progress.batch_size)
         done = 0
         for number, batch in enumerate(batches(self.split, order, device=self.device)):
             logits = self._logits(batch.x)
@@ -200,98 +206,98 @@ class Evaluator:
             if number == 0:
                 for attack in self.attacks.values():
                     attack.threat.check(batch.x)
-                self.store = self._open(logits.shape[1])
+                self.tensors = self._open(logits.shape[1])
             index = batch.index.cpu()
             self.progress.correct[index] = torch.eq(logits.argmax(1), batch.y).cpu()
-            self.store["logits"][index] = logits.float().cpu()
-            if self.kept:
-                self.store["adversarial"][index] = batch.x.cpu()
+            self.tensors["logits"][index] = logits.float().cpu()
+            if self.keeps_inputs:
+                self.tensors["adversarial"][index] = batch.x.cpu()
             done += len(index)
-            self._report("clean", done, len(self.mine))
+            self._report("clean", done, len(self.indices))
 
     def _attack(self, number: int, name: str, attack: Attack) -> None:
         p = self.progress
-        tally = p.tallies[number]
-        rows = attack if isinstance(attack, IterativeAttack) else OneShot(attack)
-        standing = p.correct & ~p.broken[:, :number].any(1) if self.cascade else p.correct
-        todo = self.mine[standing[self.mine]]
-        tally.attacked = len(todo)
+        counts = p.counts[number]
+        iterative = attack if isinstance(attack, IterativeAttack) else OneShot(attack)
+        eligible = p.correct & ~p.broken[:, :number].any(1) if self.cascade else p.correct
+        todo = self.indices[eligible[self.indices]]
+        counts.attacked = len(todo)
 
-        def feed(count: int) -> Points | None:
+        def next_batch(count: int) -> Points | None:
             index = todo[p.position : p.position + count]
             p.position += len(index)
             if not len(index):
                 return None
-            x, y, logits = self._fetch(index), self.split.labels[index], self.store["logits"][index]
+            x, y, logits = self._fetch(index), self.split.labels[index], self.tensors["logits"][index]
             return Points(x, y.to(self.device), index.to(self.device), logits.to(x))
 
         def streams(index: Tensor) -> PointRNG:
             return attack.streams((self.seed, name), index)
 
-        classes = self.store["logits"].shape[1]
-        drive = Drive(rows, self.model, feed, streams, classes, p.batch_size, p.rows, p.exhausted)
+        classes = self.tensors["logits"].shape[1]
+        loop = AttackLoop(iterative, self.model, next_batch, streams, classes, p.batch_size, p.rows, p.exhausted)
         began = time.monotonic()
         finished = p.position - (0 if p.rows is None else len(p.rows))
         with ExitStack() as counting:
             for model in (self.model, *_models(attack)):
-                counting.enter_context(count_passes(model, tally))
-            for done in drive:
+                counting.enter_context(count_passes(model, counts))
+            for done in loop:
                 finished += len(done)
                 self._record(done, attack, number)
-                tally.seconds, began = tally.seconds + time.monotonic() - began, time.monotonic()
-                p.rows, p.exhausted, p.batch_size = drive.rows, drive.exhausted, drive.batch_size
+                counts.seconds, began = counts.seconds + time.monotonic() - began, time.monotonic()
+                p.rows, p.exhausted, p.batch_size = loop.rows, loop.exhausted, loop.batch_size
                 if time.monotonic() - self.saved >= self.save_every:
                     self._save()
-                self._report(name, finished, len(todo), drive)
+                self._report(name, finished, len(todo), loop)
         p.number, p.position, p.exhausted, p.rows = number + 1, 0, False, None
         self._save()
 
-    def _record(self, rows: Rows, attack: Attack, number: int) -> None:
-        """Take the claims that hold: wrong in a plain forward pass, inside the ball and the bounds."""
+    def _record(self, rows: AttackState, attack: Attack, number: int) -> None:
+        """Record the claims that hold: misclassified in a plain forward pass, inside the ball and the bounds."""
         rows = rows[rows.success]
         if not len(rows):
             return
-        adv, threat = rows.adv, attack.threat
-        inside = threat.distance(adv, rows.x) <= threat.radius * (1 + 1e-5) + 1e-7
+        x_adv, threat = rows.x_adv, attack.threat
+        inside = threat.distance(x_adv, rows.x) <= threat.radius * (1 + 1e-5) + 1e-7
         if threat.bounds is not None:
             low, high = threat.bounds
-            inside &= ((adv >= low) & (adv <= high)).flatten(1).all(1)
-        holds = inside & (self._logits(adv, attack.eot).argmax(1) != rows.y)
+            inside &= ((x_adv >= low) & (x_adv <= high)).flatten(1).all(1)
+        holds = inside & (self._logits(x_adv, attack.eot).argmax(1) != rows.y)
         index = rows.index[holds].cpu()
-        tally = self.progress.tallies[number]
-        tally.confirmed += len(index)
-        tally.claimed += len(rows) if isinstance(attack, IterativeAttack) else len(index)
+        counts = self.progress.counts[number]
+        counts.confirmed += len(index)
+        counts.claimed += len(rows) if isinstance(attack, IterativeAttack) else len(index)
         self.progress.broken[index, number] = True
-        if self.kept:
-            # The first attack in the list wins, also when the attacks do not build on each other.
+        if self.keeps_inputs:
+            # The first attack in the list wins, also without a cascade.
             first = ~self.progress.broken[index, :number].any(1)
-            self.store["adversarial"][index[first]] = adv[holds].cpu()[first]
+            self.tensors["adversarial"][index[first]] = x_adv[holds].cpu()[first]
 
     def _result(self, warnings: list[EvaluationWarning]) -> Evaluation:
         p, total = self.progress, len(self.split)
         correct, broken = all_sum(p.correct.long()).bool(), all_sum(p.broken.long()).bool()
-        counts = [(t.attacked, t.claimed, t.confirmed, t.forward, t.backward) for t in p.tallies]
-        sums = all_sum(torch.tensor(counts)).tolist() if counts else []
+        own = [(c.attacked, c.claimed, c.confirmed, c.forward, c.backward) for c in p.counts]
+        sums = all_sum(torch.tensor(own)).tolist() if own else []
         first = broken & (broken.cumsum(1) == 1)
-        broken_by = torch.where(broken.any(1), first.int().argmax(1) if len(counts) else 0, ROBUST)
+        broken_by = torch.where(broken.any(1), first.int().argmax(1) if sums else 0, ROBUST)
         broken_by = torch.where(correct, broken_by, MISCLASSIFIED)
         results = []
-        for number, (name, tally) in enumerate(zip(self.attacks, p.tallies, strict=True)):
-            gone = broken[:, : number + 1].any(1) if self.cascade else broken[:, number]
+        for number, (name, counts) in enumerate(zip(self.attacks, p.counts, strict=True)):
+            lost = broken[:, : number + 1].any(1) if self.cascade else broken[:, number]
             attacked, _, confirmed, forward, backward = sums[number]
-            left = Accuracy(int((correct & ~gone).sum()), total)
-            results.append(AttackSummary(name, left, attacked, confirmed, forward, backward, tally.seconds))
+            accuracy = Accuracy(int((correct & ~lost).sum()), total)
+            results.append(AttackSummary(name, accuracy, attacked, confirmed, forward, backward, counts.seconds))
         if self.check:
             new = [int((broken_by == number).sum()) for number in range(len(results))]
             warnings += diagnose_results(self.attacks, new, [s[1] for s in sums], [s[2] for s in sums], total)
         if self.keep and self.folder is None:
-            all_sum(self.store["adversarial"])  # the points of other processes are zero here
+            all_sum(self.tensors["adversarial"])  # the points of other processes are zero here
         if self.folder is not None:
             barrier()
             if is_main():
-                self.store["label"][:] = self.split.labels
-                self.store["broken_by"][:] = broken_by
-                self.store.flush()
+                self.tensors["label"][:] = self.split.labels
+                self.tensors["broken_by"][:] = broken_by
+                self.tensors.flush()
         return Evaluation(
             Accuracy(int(correct.sum()), total),
             Accuracy(int((broken_by == ROBUST).sum()), total),
@@ -299,41 +305,36 @@ class Evaluator:
             tuple(warnings),
             broken_by,
             p.batch_size,
-            self.store["adversarial"] if self.kept else None,
+            self.tensors["adversarial"] if self.keeps_inputs else None,
         )
 
     @property
-    def kept(self) -> bool:
+    def keeps_inputs(self) -> bool:
         return self.keep or self.folder is not None
 
     @cached_property
-    def mine(self) -> Tensor:
+    def indices(self) -> Tensor:
         """The points of this process."""
         return torch.arange(len(self.split))[rank() :: world_size()]
 
     @cached_property
     def config(self) -> str:
-        """A digest of all that the result depends on, so that no evaluation goes on with another one's progress."""
-        digest = hashlib.sha256()
-        parts = [repr(self.attacks), self.cascade, self.seed]
-        digest.update(repr(parts).encode())
-        digest.update(split_digest(self.split).encode())
-        for model in (self.model, *(model for attack in self.attacks.values() for model in _models(attack))):
-            for name, tensor in model.state_dict().items():
-                digest.update(name.encode())
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        """A digest of everything that the result depends on: no evaluation resumes from another one's progress."""
+        models = [self.model, *(model for attack in self.attacks.values() for model in _models(attack))]
+        parts = [FORMAT, repr(self.model), repr(self.attacks), self.cascade, self.seed, split_digest(self.split)]
+        parts.append(tensors_digest(*(model.state_dict() for model in models)))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
-    def _open(self, classes: int | None = None) -> Store:
+    def _open(self, classes: int | None = None) -> TensorFile:
         n, path = len(self.split), None if self.folder is None else self.folder / "adversarial.safetensors"
-        if classes is None:  # a resumed evaluation; one pass over one point tells
+        if classes is None:  # a resumed evaluation
             classes = self._logits(self._fetch(torch.arange(1))).shape[1]
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"logits": ((n, classes), torch.float32)}
-        if self.kept:
+        if self.keeps_inputs:
             x = self._fetch(torch.arange(1))
             shapes |= {"adversarial": ((n, *x.shape[1:]), x.dtype)}
             shapes |= {"label": ((n,), torch.int64), "broken_by": ((n,), torch.int64)}
-        return Store(shapes, path)
+        return TensorFile(shapes, path)
 
     def _fetch(self, index: Tensor) -> Tensor:
         return to_float(self.split.fetch(index).to(self.device))
@@ -345,16 +346,16 @@ class Evaluator:
 
     def _save(self) -> None:
         if self.folder is not None:
-            self.store.flush()
+            self.tensors.flush()
             self.progress.save(self.folder, self.config)
         self.saved = time.monotonic()
 
-    def _report(self, name: str, finished: int, total: int, drive: Drive | None = None) -> None:
+    def _report(self, name: str, finished: int, total: int, loop: AttackLoop | None = None) -> None:
         if self.on_progress is None or (time.monotonic() - self.shown < 0.2 and finished < total):
             return
         under_way = 0.0
-        if drive is not None and drive.rows is not None:
-            under_way = float((drive.rows.clock / drive.attack.length(drive.classes)).sum())
+        if loop is not None and loop.rows is not None:
+            under_way = float((loop.rows.iteration / loop.attack.num_steps(loop.classes)).sum())
         self.on_progress(name, min(finished + under_way, total), total)
         self.shown = time.monotonic()
 
@@ -365,7 +366,7 @@ def _models(attack: Attack) -> list[nn.Module]:
 
 
 def mean_logits(model: nn.Module, x: Tensor, passes: int = 1) -> Tensor:
-    """Logits; of a randomised model the logarithm of its mean probabilities over several passes."""
+    """Logits; with several passes (randomized models), the logarithm of the mean probabilities."""
     if passes == 1:
         logits: Tensor = model(x)
         return logits
@@ -373,21 +374,21 @@ def mean_logits(model: nn.Module, x: Tensor, passes: int = 1) -> Tensor:
 
 
 def automatic_batch_size(model: nn.Module, x: Tensor, *, largest: int = 512) -> int:
-    """How many rows can be attacked at a time, from what one point makes the model keep for its backward pass.
+    """An attack batch size that fits memory, from what the model saves of one point for its backward pass.
 
-    An eighth of the free memory is used on CPUs, half of it on GPUs; more rows than ``largest`` gain nothing.
+    Uses an eighth of the free memory on CPUs and half of it on GPUs; more rows than ``largest`` gain nothing.
     """
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    def record(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     weights = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), torch.enable_grad():
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda t: t), torch.enable_grad():
         model(x[:1].detach().requires_grad_())
-    images = 16 * x[:1].numel() * x.element_size()  # what attacks keep of each row besides
-    needed = 2 * sum(size for place, size in kept.items() if place not in weights) + images
+    images = 16 * x[:1].numel() * x.element_size()  # what attacks store for each row
+    needed = 2 * sum(size for place, size in saved.items() if place not in weights) + images
     if x.device.type == "cuda":
         free = torch.cuda.mem_get_info(x.device)[0] // 2
     else:

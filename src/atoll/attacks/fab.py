@@ -8,32 +8,31 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
-from atoll.attacks.closest import MinimumNormAttack
-from atoll.attacks.iterative import Points, Rows
+from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points
 from atoll.errors import InputError
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, dot, per_point
 
 ALPHA_MAX = 0.1  # how far the next iterate is drawn to the clean point
-ETA = 1.05  # overshoot across the linearised boundary
+ETA = 1.05  # overshoot across the linearized boundary
 BETA = 0.9  # step back towards the clean point from an adversarial iterate
 
 
 @ATTACKS.register()
 class FAB(MinimumNormAttack):
-    r"""Linearises the boundary to another class and steps onto it, from the iterate and from the clean point.
+    r"""Linearizes the boundary to another class and steps onto it, from the iterate and from the clean point.
 
     With :math:`f = g_t - g_y` and its gradient w at the iterate, both points are projected (in the norm, within the
     bounds) onto :math:`f + w \cdot (\cdot - x_k) = 0`, overshot by 1.05 and mixed.
 
-    Costs ``steps + 1`` forward and backward passes per run for a point that stands; untargeted, with K classes, each of
+    Costs ``steps + 1`` forward and backward passes per run for a robust point; untargeted, with K classes, each of
     them has K - 1 backward passes, one for every boundary there is.
 
     Args:
         threat: linf, l2 or l1.
         steps: iterations per run.
         targets: classes tried in turn, those with the largest clean logits first (FAB-T); 0 for the untargeted attack,
-            which steps onto the closest of all linearised boundaries.
+            which steps onto the closest of all linearized boundaries.
         restarts: runs (per target); the first begins at the clean point, later ones at random, half as far away as eps
             or the closest adversarial point so far.
         minimum_norm: see ``MinimumNormAttack``.
@@ -56,10 +55,10 @@ class FAB(MinimumNormAttack):
         self.targets = targets
         self.restarts = restarts
 
-    def length(self, classes: int) -> int:
+    def num_steps(self, classes: int) -> int:
         return max(1, min(self.targets, classes - 1)) * self.restarts * (self.steps + 1)
 
-    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
+    def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         others = points.logits.scatter(1, points.y[:, None], -math.inf)
         return points.x.clone(), {
             "order": others.argsort(dim=1, descending=True)[:, : min(self.targets, others.shape[1] - 1)],
@@ -67,8 +66,8 @@ class FAB(MinimumNormAttack):
             "iterate": points.x,
         }
 
-    def advance(self, model: nn.Module, rows: Rows) -> None:
-        f, w, adversarial = self._linearise(model, rows)
+    def step(self, model: nn.Module, rows: AttackState) -> None:
+        f, w, adversarial = self._linearize(model, rows)
         s, threat, x, iterate = rows.state, self.threat, rows.x, rows.state["iterate"]
         delta = iterate - x
         self.keep_closest(rows, iterate, adversarial, distance=threat.size(delta))
@@ -84,17 +83,17 @@ class FAB(MinimumNormAttack):
         for start, d in ((point, d_point), (x, d_x)):
             torch.add(start, d, alpha=ETA, out=d)
         s["iterate"] = threat.clamp(d_point.lerp_(d_x, alpha))
-        rows.clock += 1
+        rows.iteration += 1
         self._restart(rows)
 
-    def _linearise(self, model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def _linearize(self, model: nn.Module, rows: AttackState) -> tuple[Tensor, Tensor, Tensor]:
         """Value and gradient of the difference that counts, and whether the iterates are adversarial."""
         iterate, y = rows.state["iterate"].detach().requires_grad_(), rows.y[:, None]
         with torch.enable_grad():
             logits = model(iterate)
         if self.targets:
             order = rows.state["order"]
-            turn = (rows.clock // ((self.steps + 1) * self.restarts)).clamp_max(order.shape[1] - 1)
+            turn = (rows.iteration // ((self.steps + 1) * self.restarts)).clamp_max(order.shape[1] - 1)
             f, w = _difference(logits, order.gather(1, turn[:, None]), y, iterate)
         else:
             dual = {"linf": 1, "l2": 2, "l1": math.inf}[self.threat.norm]
@@ -107,10 +106,10 @@ class FAB(MinimumNormAttack):
                 f[closer], w[closer], nearest[closer] = other_f[closer], other_w[closer], distance[closer]
         return f, w, logits.detach().argmax(1) != rows.y
 
-    def _restart(self, rows: Rows) -> None:
-        """Rows that are through with a run begin the next one."""
-        s, run = rows.state, rows.clock // (self.steps + 1)
-        through = rows.clock % (self.steps + 1) == 0
+    def _restart(self, rows: AttackState) -> None:
+        """Start the next run of rows that have finished one."""
+        s, run = rows.state, rows.iteration // (self.steps + 1)
+        through = rows.iteration % (self.steps + 1) == 0
         s["iterate"][through] = rows.x[through]
         again = (through & (run % self.restarts > 0)).nonzero().squeeze(1)
         if len(again):

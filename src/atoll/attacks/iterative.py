@@ -1,13 +1,13 @@
-"""Attacks as loops over rows with clocks of their own, so that finished points leave and fresh ones take their place.
+"""Iterative attacks whose batch stays full: finished points leave it and new points take their place.
 
-An iterative attack spends most of its passes on points that are broken already or will be in a few steps.  Here every
-row of the batch carries all its state, its clock included: a row that is done is taken out, a new point is put in, and
-the batch stays full.  Because a row's arithmetic and its random stream are its own, what happens to a point does not
-depend on which points it shares a batch with.
+Otherwise an iterative attack would spend most of its passes on points that are already broken.  Here every row of the
+batch carries its whole state, including its own iteration count.  A row's arithmetic and its random stream are its own,
+so the result for a point does not depend on the other points of the batch.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import Attack, check_labels
+from atoll.errors import InputError
 from atoll.rng import PointRNG
-from atoll.threat import per_point
+from atoll.threat import ThreatModel, per_point
 
 
 @dataclass
 class Points:
-    """Points on their way into an attack: inputs, labels, which ones they are, and the model's clean logits."""
+    """Points to attack: inputs, labels, their indices in the data set, and the model's clean logits."""
 
     x: Tensor
     y: Tensor
@@ -37,172 +38,205 @@ class Points:
 
 
 @dataclass
-class Rows:
-    """The points under attack: for each row its input, label, candidate, clock, and whatever the attack keeps."""
+class AttackState:
+    """The points under attack: input, label, candidate and iteration of each row, and the attack's own state."""
 
     x: Tensor
     y: Tensor
     index: Tensor
     streams: PointRNG
-    adv: Tensor  # the current candidate, adversarial where ``success``
+    x_adv: Tensor  # the current candidate, adversarial if ``success``
     success: Tensor
-    clock: Tensor  # iterations done
+    iteration: Tensor  # iterations done
     state: dict[str, Tensor]
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, keep: Tensor | slice) -> Rows:
-        return self.of([self], lambda values: values[0][keep])
+    def __getitem__(self, rows: Tensor | slice) -> AttackState:
+        return self.of([self], lambda values: values[0][rows])
 
     @staticmethod
-    def cat(parts: Sequence[Rows]) -> Rows:
-        return Rows.of(parts, torch.cat)
+    def cat(parts: Sequence[AttackState]) -> AttackState:
+        return AttackState.of(parts, torch.cat)
 
     @staticmethod
-    def of(parts: Sequence[Rows], make: Callable[[list[Tensor]], Tensor]) -> Rows:
-        """Rows whose every tensor is made of those of some other rows."""
+    def of(parts: Sequence[AttackState], make: Callable[[list[Tensor]], Tensor]) -> AttackState:
+        """Combine states: ``make`` is applied to the tensors of each name."""
         tensors = [part.tensors() for part in parts]
-        return Rows.from_tensors({name: make([part[name] for part in tensors]) for name in tensors[0]})
+        return AttackState.from_tensors({name: make([part[name] for part in tensors]) for name in tensors[0]})
 
     def tensors(self) -> dict[str, Tensor]:
-        """All there is, by name, to be saved."""
-        own = {"x": self.x, "y": self.y, "index": self.index, "adv": self.adv}
-        own |= {"success": self.success, "clock": self.clock, **self.streams.tensors()}
+        """All tensors by name, to save."""
+        own = {"x": self.x, "y": self.y, "index": self.index, "x_adv": self.x_adv}
+        own |= {"success": self.success, "iteration": self.iteration, **self.streams.tensors()}
         return own | {f"state/{name}": value for name, value in self.state.items()}
 
     @staticmethod
-    def from_tensors(tensors: Mapping[str, Tensor]) -> Rows:
-        """What ``tensors`` gave."""
+    def from_tensors(tensors: Mapping[str, Tensor]) -> AttackState:
+        """The inverse of ``tensors``."""
         state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
-        own = {name: tensors[name] for name in ("x", "y", "index", "adv", "success", "clock")}
-        return Rows(**own, streams=PointRNG.from_tensors(tensors), state=state)
+        own = {name: tensors[name] for name in ("x", "y", "index", "x_adv", "success", "iteration")}
+        return AttackState(**own, streams=PointRNG.from_tensors(tensors), state=state)
 
 
 class IterativeAttack(Attack):
-    """An attack that advances rows by one iteration at a time; a subclass implements ``begin`` and ``advance``."""
+    """An attack that works one iteration at a time; a subclass implements ``num_steps``, ``init`` and ``step``."""
 
     @abstractmethod
-    def length(self, classes: int) -> int:
-        """Iterations after which a row is done, if it has not succeeded before."""
+    def num_steps(self, classes: int) -> int:
+        """Iterations after which a row is done unless it succeeded earlier, given the number of classes."""
 
     @abstractmethod
-    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
-        """First candidate and state of fresh rows; no model passes here, so that small refills cost nothing."""
+    def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
+        """First candidates and state of new rows.  No model passes here, so that small refills cost nothing."""
 
     @abstractmethod
-    def advance(self, model: nn.Module, rows: Rows) -> None:
-        """One iteration of every row: look at the candidates, note successes in place, make the next candidates."""
+    def step(self, model: nn.Module, rows: AttackState) -> None:
+        """One iteration of every row, in place: evaluate the candidates, mark successes, make the next candidates."""
 
-    def rows(self, points: Points, streams: PointRNG) -> Rows:
-        """Fresh rows for some points."""
-        adv, state = self.begin(points, streams)
+    def init_state(self, points: Points, streams: PointRNG) -> AttackState:
+        """The state of some points before the first iteration."""
+        x_adv, state = self.init(points, streams)
         zeros = torch.zeros_like(points.index)
-        return Rows(points.x, points.y, points.index, streams, adv, zeros.bool(), zeros, state)
+        return AttackState(points.x, points.y, points.index, streams, x_adv, zeros.bool(), zeros, state)
 
     def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: PointRNG) -> Tensor:
-        """On one batch: rows leave as they finish, and no others come."""
+        """Attack one batch: rows leave as they finish, and no others enter."""
         with torch.no_grad():
             logits = model(x)
+        if y.dim() != 1:
+            raise InputError(f"labels: {type(self).__name__} expects class indices, got probabilities")
         check_labels(logits, y)
-        feed = iter([Points(x, y, torch.arange(len(y), device=y.device), logits)])
-        found = x.clone()
-        drive = Drive(self, model, lambda _: next(feed, None), lambda index: streams[index], logits.shape[1], len(x))
-        for rows in drive:
-            found[rows.index] = rows.adv
-        return found
+        batches = iter([Points(x, y, torch.arange(len(y), device=y.device), logits)])
+        x_adv = x.clone()
+        loop = AttackLoop(
+            self, model, lambda _: next(batches, None), lambda index: streams[index], logits.shape[1], len(x)
+        )
+        for rows in loop:
+            x_adv[rows.index] = rows.x_adv
+        return x_adv
+
+
+class MinimumNormAttack(IterativeAttack):
+    """Base of attacks that search for the closest adversarial point; ``closest`` in their state is its distance.
+
+    The search for a point ends as soon as this distance is within eps.  If it never is, the result is the clean point.
+
+    Args:
+        threat: what the attacker may do.
+        minimum_norm: ignore eps: run the search to its end and return the closest adversarial points, however far
+            away they are.
+    """
+
+    def __init__(self, threat: ThreatModel, *, minimum_norm: bool = False) -> None:
+        super().__init__(threat)
+        self.minimum_norm = minimum_norm
+        self.stop_distance = 0.0 if minimum_norm else threat.radius  # stop the search within it
+        self.max_distance = math.inf if minimum_norm else threat.radius  # return nothing beyond it
+
+    def keep_closest(
+        self, rows: AttackState, candidates: Tensor, adversarial: Tensor, *, distance: Tensor | None = None
+    ) -> Tensor:
+        """Keep candidates that are closer than any before them; returns which ones are."""
+        distance = self.threat.distance(candidates, rows.x) if distance is None else distance
+        closer = adversarial & (distance < rows.state["closest"])
+        rows.state["closest"] = torch.where(closer, distance, rows.state["closest"])
+        assign_rows(rows.x_adv, closer & (distance <= self.max_distance), candidates)
+        rows.success |= rows.state["closest"] <= self.stop_distance
+        return closer
 
 
 class OneShot(IterativeAttack):
-    """Any other attack as a single iteration; what it returns is taken as a claim for the caller to confirm."""
+    """Any other attack as a single iteration.  It claims success on every point; the caller confirms."""
 
     def __init__(self, attack: Attack) -> None:
         super().__init__(attack.threat)
         self.attack = attack
 
-    def length(self, classes: int) -> int:
+    def num_steps(self, classes: int) -> int:
         return 1
 
-    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
+    def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         return points.x, {}
 
-    def advance(self, model: nn.Module, rows: Rows) -> None:
-        rows.adv = self.attack.search(model, rows.x, rows.y, rows.streams).detach()
+    def step(self, model: nn.Module, rows: AttackState) -> None:
+        rows.x_adv = self.attack.search(model, rows.x, rows.y, rows.streams).detach()
         rows.success |= True
-        rows.clock += 1
+        rows.iteration += 1
 
 
 @dataclass
-class Drive:
-    """An attack on its way through all points of a feed.
+class AttackLoop:
+    """Runs an attack on all points of a source, with a batch that stays full.
 
-    Iterating makes one iteration of the attack at a time and yields the rows that have finished, mostly none.  Between
-    two iterations ``rows`` and ``exhausted`` (and where the feed is) are all there is to know: a drive made with them
-    goes on exactly where this one was.
+    Iterating runs one iteration of the attack at a time and yields the rows that have finished, mostly none.  Between
+    two iterations, ``rows``, ``exhausted`` and the position of the source are the whole state: a loop created with
+    them resumes exactly where this one stopped.
 
     Args:
-        attack: what to run.
+        attack: the attack to run.
         model: in evaluation mode.
-        feed: gives up to so many further points, None when there are no more.
+        next_batch: returns at most the given number of further points, or None at the end.
         streams: the random streams of points, by index.
-        classes: how many the model has.
-        batch_size: rows under attack at a time; halved for good when the device runs out of memory.
-        rows: rows under attack already.
-        exhausted: whether the feed has ended.
+        classes: number of classes.
+        batch_size: number of rows under attack; halved for good when the device runs out of memory.
+        rows: rows that are already under attack.
+        exhausted: whether the source has ended.
     """
 
     attack: IterativeAttack
     model: nn.Module
-    feed: Callable[[int], Points | None]
+    next_batch: Callable[[int], Points | None]
     streams: Callable[[Tensor], PointRNG]
     classes: int
     batch_size: int
-    rows: Rows | None = None
+    rows: AttackState | None = None
     exhausted: bool = False
 
-    def __iter__(self) -> Iterator[Rows]:
-        length = self.attack.length(self.classes)
+    def __iter__(self) -> Iterator[AttackState]:
+        num_steps = self.attack.num_steps(self.classes)
         while True:
             rows = self.rows
             vacant = self.batch_size - (0 if rows is None else len(rows))
-            # Taking rows in copies the state, so it waits until an eighth of the batch is free.
+            # Adding rows copies the state, so wait until an eighth of the batch is free.
             if not self.exhausted and vacant >= max(1, self.batch_size // 8):
-                points = self.feed(vacant)
+                points = self.next_batch(vacant)
                 self.exhausted = points is None
                 if points is not None:
-                    fresh = self.attack.rows(points, self.streams(points.index))
-                    rows = fresh if rows is None or not len(rows) else Rows.cat([rows, fresh])
+                    new = self.attack.init_state(points, self.streams(points.index))
+                    rows = new if rows is None or not len(rows) else AttackState.cat([rows, new])
             if rows is None or not len(rows):
                 return
-            rows = self._advance(rows)
-            # Rows go as soon as they are done: another iteration would be one more than they are due.
-            done = rows.success | (rows.clock >= length)
+            rows = self._step(rows)
+            # Rows leave as soon as they are done: another iteration would be one too many.
+            done = rows.success | (rows.iteration >= num_steps)
             finished = done.nonzero().squeeze(1)
             self.rows = rows[(~done).nonzero().squeeze(1)] if len(finished) else rows
             yield rows[finished] if len(finished) else rows[:0]
 
-    def _advance(self, rows: Rows) -> Rows:
-        """One iteration of all rows, in as many parts as memory asks for."""
+    def _step(self, rows: AttackState) -> AttackState:
+        """One iteration of all rows, in as many parts as memory requires."""
         if len(rows) <= self.batch_size:
             try:
-                self.attack.advance(self.model, rows)
+                self.attack.step(self.model, rows)
                 return rows
             except torch.OutOfMemoryError:
-                # Attacks look at the model before they change a row, so nothing has happened yet.
+                # Attacks run the model before they change a row, so nothing has changed yet.
                 if len(rows) == 1:
                     raise
                 self.batch_size = (len(rows) + 1) // 2
         parts = [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
-        return Rows.cat([self._advance(part) for part in parts])
+        return AttackState.cat([self._step(part) for part in parts])
 
 
-def choose(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """``yes`` in the rows where ``mask``, ``no`` in the others."""
+def where_rows(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """``torch.where`` by rows: ``yes`` if ``mask``, else ``no``."""
     return torch.where(per_point(mask, yes), yes, no)
 
 
-def put(into: Tensor, mask: Tensor, values: Tensor) -> None:
-    """Rows of ``values`` take the place of those of ``into`` where ``mask``; mostly few, so only those are touched."""
-    chosen = mask.nonzero().squeeze(1)
-    if len(chosen):
-        into[chosen] = values[chosen]
+def assign_rows(target: Tensor, mask: Tensor, values: Tensor) -> None:
+    """Copy the rows of ``values`` selected by ``mask`` into ``target``; usually few, so only those are touched."""
+    rows = mask.nonzero().squeeze(1)
+    if len(rows):
+        target[rows] = values[rows]

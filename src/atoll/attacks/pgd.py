@@ -45,7 +45,7 @@ class PGD(Attack):
         start: ``uniform`` in the ball, ``gaussian`` (clean + 0.001 N(0, I), as TRADES) or ``clean``; by default
             gaussian for ``kl`` (whose gradient vanishes at the clean point) and uniform otherwise.
         restarts: independent runs; per point the first that misclassifies wins, else the highest objective.
-        targeted: ``y`` is the class to reach; the objective is minimised.
+        targeted: ``y`` is the class to reach; the objective is minimized.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -71,6 +71,8 @@ class PGD(Attack):
             raise InputError(f"steps, restarts: expected at least 1, got {steps}, {restarts}")
         if targeted and objective == "kl":
             raise InputError("targeted: the kl objective has no target")
+        if objective == "kl" and start == "clean":
+            raise InputError("objective: kl has no gradient at the clean point, where this attack starts")
         self.objective: Objective = objective
         self.steps = steps
         self.step_size = _step_size(step_size, threat, steps)

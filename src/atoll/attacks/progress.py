@@ -1,12 +1,13 @@
-"""What an evaluation has found so far, in memory and on disk.
+"""The progress of an evaluation, in memory and on disk.
 
 A folder holds::
 
-    adversarial.safetensors   inputs as the attacks left them, clean logits, labels, and which attack broke what;
+    adversarial.safetensors   adversarial inputs, clean logits, labels, and the attack that broke each point;
                               mapped into memory, so that it can be as large as the data set
-    progress-0-of-1.safetensors   verdicts, counts, and the rows under attack, of one process; written atomically
+    progress-0-of-1.safetensors   which points are broken, counts, and the rows under attack, of one process;
+                                  written atomically
 
-The second is the truth.  Whatever the first holds beyond it is written again, with the same values, after a kill.
+The second is the truth.  After a kill, whatever the first holds beyond it is written again with the same values.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from atoll.attacks.iterative import Rows
+from atoll.attacks.iterative import AttackState
 from atoll.distributed import barrier, is_main, rank, world_size
 from atoll.errors import CheckpointError
 from atoll.files import write_atomic
@@ -35,7 +36,7 @@ _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 
 @dataclass
 class AttackCounts(PassCounts):
-    """What one attack did: points attacked, successes claimed and confirmed, model passes (by row), and time."""
+    """Counts of one attack: points attacked, successes claimed and confirmed, model passes (by row), and time."""
 
     attacked: int = 0
     claimed: int = 0
@@ -45,16 +46,16 @@ class AttackCounts(PassCounts):
 
 @dataclass
 class Progress:
-    """Verdicts and position.  Points of other processes stay False until the end, when all are put together."""
+    """Results so far and position.  Points of other processes stay False until the end, when all are combined."""
 
     correct: Tensor  # classified correctly without an attack, (points,)
     broken: Tensor  # by which attack, (points, attacks)
-    tallies: list[AttackCounts]
+    counts: list[AttackCounts]
     batch_size: int
     number: int = 0  # the attack under way
-    position: int = 0  # how far its feed is
+    position: int = 0  # next point to attack
     exhausted: bool = False
-    rows: Rows | None = field(default=None, repr=False)
+    rows: AttackState | None = field(default=None, repr=False)
 
     def save(self, folder: Path, config: str) -> None:
         tensors = {"correct": self.correct, "broken": self.broken}
@@ -65,20 +66,21 @@ class Progress:
             "number": self.number,
             "position": self.position,
             "exhausted": self.exhausted,
-            "tallies": [asdict(tally) for tally in self.tallies],
+            "counts": [asdict(counts) for counts in self.counts],
         }
         content = save(tensors, {"config": config, "about": json.dumps(about)})
         write_atomic(_path(folder), content)
 
     @staticmethod
     def load(folder: Path, config: str, device: torch.device | str) -> Progress | None:
-        """What was saved in a folder, or None; refuses what another evaluation left there."""
+        """Progress saved in a folder, or None; refuses the progress of another evaluation."""
         path = _path(folder)
         if others := [other.name for other in folder.glob("progress-*.safetensors") if other != path]:
             same_run = {f"progress-{number}-of-{world_size()}.safetensors" for number in range(world_size())}
             if set(others) - same_run:
                 raise CheckpointError(
-                    f"{folder} was begun with another number of processes ({others[0]}): go on with that, or elsewhere"
+                    f"{folder} was started with another number of processes ({others[0]}); resume with as many,"
+                    " or choose another folder"
                 )
         if not path.exists():
             return None
@@ -86,36 +88,36 @@ class Progress:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata()
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            if metadata["config"] != config:
+                raise CheckpointError(
+                    f"{folder} holds the progress of another evaluation (other inputs, labels, weights, attacks, eps,"
+                    " seed or version of Atoll); choose another folder, or delete this one"
+                )
             about = json.loads(metadata["about"])
             rows = {name.removeprefix("rows/"): t.to(device) for name, t in tensors.items() if name.startswith("rows/")}
-            found = Progress(
+            return Progress(
                 tensors["correct"],
                 tensors["broken"],
-                [AttackCounts(**tally) for tally in about["tallies"]],
+                [AttackCounts(**counts) for counts in about["counts"]],
                 about["batch_size"],
                 about["number"],
                 about["position"],
                 about["exhausted"],
-                Rows.from_tensors(rows) if rows else None,
+                AttackState.from_tensors(rows) if rows else None,
             )
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is damaged ({error}); remove the folder to start again") from None
-        if metadata["config"] != config:
-            raise CheckpointError(
-                f"{folder} holds another evaluation (of another model, other points, attacks, seed or batch size)"
-            )
-        return found
+            raise CheckpointError(f"{path} is damaged ({error}); delete the folder to start over") from None
 
 
 def _path(folder: Path) -> Path:
     return folder / f"progress-{rank()}-of-{world_size()}.safetensors"
 
 
-class Store:
+class TensorFile:
     """Tensors of one row per point, in memory or in a safetensors file that is written in place.
 
-    >>> store = Store({"logits": ((2, 3), torch.float32)})
-    >>> store["logits"].shape
+    >>> file = TensorFile({"logits": ((2, 3), torch.float32)})
+    >>> file["logits"].shape
     torch.Size([2, 3])
     """
 
@@ -152,6 +154,6 @@ class Store:
         return self._tensors[name]
 
     def flush(self) -> None:
-        """Onto the disk, before anything refers to it."""
+        """Write to disk, before anything refers to it."""
         for mapped in self._maps:
             mapped.flush()

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
-from atoll.attacks.closest import MinimumNormAttack
-from atoll.attacks.iterative import Points, Rows, choose
+from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, where_rows
 from atoll.errors import InputError
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG
@@ -52,10 +51,10 @@ class RayS(MinimumNormAttack):
             raise InputError(f"queries: expected at least 1, got {queries}")
         self.queries = queries
 
-    def length(self, classes: int) -> int:
+    def num_steps(self, classes: int) -> int:
         return self.queries
 
-    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
+    def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         x, bounds = points.x, self.threat.bounds
         zero = x.new_zeros(len(x))
         wrong = points.logits.argmax(1) != points.y
@@ -68,29 +67,29 @@ class RayS(MinimumNormAttack):
             # The best radius.  The width of the bounds reaches their corners; without bounds any first guess will do.
             "high": torch.full_like(zero, 1.0 if bounds is None else bounds[1] - bounds[0]),
             "step": zero,
-            # The block that is flipped, at first one past the end: the direction itself is an attempt, too.
+            # The block that is flipped, at first one past the end: the direction itself is the first attempt.
             "first": torch.full_like(points.index, x[0].numel()),
             "size": torch.ones_like(points.index),
             "helped": torch.ones_like(wrong),  # some flip of this round
         }
 
     @torch.no_grad()
-    def advance(self, model: nn.Module, rows: Rows) -> None:
+    def step(self, model: nn.Module, rows: AttackState) -> None:
         s, x = rows.state, rows.x
-        # Rows that are through may have to wait until they are taken out; they must not be queried while they do.
-        under_way = (s["closest"] > self.enough) & (rows.clock < self.queries)
+        # Finished rows may stay in the batch for a while; they must not be queried.
+        under_way = (s["closest"] > self.stop_distance) & (rows.iteration < self.queries)
         inwards = torch.maximum((s["low"] + s["high"]) / 2, s["high"] - s["step"])
         radius = torch.where(s["searching"], inwards, s["high"])
         point = self.threat.clamp(x + per_point(radius, x) * s["attempt"])
         broken = torch.zeros_like(under_way)
         if under_way.any():
             broken[under_way] = model(point[under_way]).argmax(1) != rows.y[under_way]
-        rows.clock = rows.clock + under_way
+        rows.iteration = rows.iteration + under_way
 
         distance = self.threat.distance(point, x)
         little = torch.where(s["closest"].isinf(), math.inf, TOLERANCE * s["high"])  # the first radius may be far off
         closer = self.keep_closest(rows, point, broken)
-        s["direction"] = choose(broken, s["attempt"], s["direction"])
+        s["direction"] = where_rows(broken, s["attempt"], s["direction"])
         s["helped"] = s["helped"] | closer
 
         begins = broken & ~s["searching"]
@@ -100,22 +99,22 @@ class RayS(MinimumNormAttack):
         s["searching"] = (s["searching"] | begins) & (s["high"] - s["low"] > TOLERANCE * s["high"])
         self._next_block(rows, under_way & ~s["searching"])
 
-    def _next_block(self, rows: Rows, due: Tensor) -> None:
-        """Rows that are through with an attempt flip the next block; a round of flips in vain is their last."""
+    def _next_block(self, rows: AttackState, due: Tensor) -> None:
+        """Flip the next block of rows whose attempt is done; a round without success is the last one."""
         s, size = rows.state, rows.x[0].numel()
         first, width, over = next_block(s["first"], s["size"], size)
         s["first"], s["size"] = torch.where(due, first, s["first"]), torch.where(due, width, s["size"])
         place = torch.arange(size, device=first.device)
         block = (place >= s["first"][:, None]) & (place < (s["first"] + s["size"])[:, None])
         flipped = torch.where(block.view_as(rows.x), -s["direction"], s["direction"])
-        s["attempt"] = choose(due, flipped, s["attempt"])
+        s["attempt"] = where_rows(due, flipped, s["attempt"])
         vain = due & over & ~s["helped"]
         s["helped"] = s["helped"] & ~(due & over)
         if self.threat.bounds is None:  # the boundary may be farther away
             lost = vain & s["closest"].isinf()
             s["high"] = torch.where(lost, (2 * s["high"]).clamp_max(FAR), s["high"])
             vain &= ~lost
-        rows.clock = torch.where(vain, self.queries, rows.clock)
+        rows.iteration = torch.where(vain, self.queries, rows.iteration)
 
 
 def next_block(first: Tensor, width: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,9 +137,9 @@ def next_block(first: Tensor, width: Tensor, size: int) -> tuple[Tensor, Tensor,
 def boundary_distance(
     model: nn.Module, x: Tensor, y: Tensor, *, bounds: Bounds | None = (0.0, 1.0), queries: int = 10_000
 ) -> Tensor:
-    """The linf distance of each point to the closest misclassified one that RayS finds: an upper bound of the true one.
+    """The linf distance of each point to the closest misclassified one that RayS finds, an upper bound.
 
-    It is 0 for points that are misclassified themselves and infinite where nothing was found.  Its mean over the points
+    It is 0 for points that are misclassified themselves and infinite if RayS found none.  Its mean over the points
     that are classified correctly is the average decision boundary distance (ADBD) of the paper.
 
     >>> model = nn.Linear(2, 2, bias=False)

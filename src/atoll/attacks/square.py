@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
-from atoll.attacks.iterative import IterativeAttack, Points, Rows, put
-from atoll.attacks.square_windows import move_mass, tiles
+from atoll.attacks.iterative import AttackState, IterativeAttack, Points, assign_rows
 from atoll.errors import InputError
 from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
-from atoll.threat import ThreatModel
+from atoll.threat import ThreatModel, per_point
 
 # Share of the queries (in ten thousandths) from which the squares cover half as much as before.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -24,8 +25,8 @@ class Square(IterativeAttack):
     """Changes a square at a random place; keeps the change if the margin shrinks.
 
     For linf a square is set to +-eps in each channel; for l2 and l1 see ``move_mass``.  The squares get smaller on a
-    fixed schedule.  Being blind to gradients, it cannot be fooled by masking them.  A point that stands ends at the
-    best candidate seen.  Costs one forward pass per query.  Inputs that are not images (points of the plane) are taken
+    fixed schedule.  Being blind to gradients, it cannot be fooled by masking them.  A robust point ends at the
+    best candidate.  Costs one forward pass per query.  Inputs that are not images (points of the plane) are taken
     as an image of one row.
 
     Args:
@@ -50,11 +51,11 @@ class Square(IterativeAttack):
         self.p_init = p_init
         self.horizon = horizon
 
-    def length(self, classes: int) -> int:
+    def num_steps(self, classes: int) -> int:
         return self.queries
 
     def share(self, done: Tensor) -> Tensor:
-        """Share of the image that a square covers after so many queries.
+        """Share of the image that a square covers, by the number of queries done.
 
         >>> Square(ThreatModel(), queries=10_000).share(torch.tensor([10, 11, 51, 8001]))
         tensor([0.8000, 0.4000, 0.2000, 0.0016])
@@ -63,8 +64,8 @@ class Square(IterativeAttack):
         halved = torch.bucketize(done, torch.tensor(starts, device=done.device), right=True)
         return torch.tensor([self.p_init * 0.5**n for n in range(len(HALVINGS) + 1)], device=done.device)[halved]
 
-    def begin(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
-        x = as_images(points.x).contiguous()  # candidates are changed in place, whose memory has to be in order
+    def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
+        x = as_images(points.x).contiguous()  # candidates change in place, which needs contiguous memory
         if self.threat.norm == "linf":
             # Vertical stripes: what filters of convolutions are most sensitive to (section 3.2).
             stripes = streams.rademacher(x.shape[1], 1, x.shape[3], dtype=x.dtype)
@@ -77,23 +78,23 @@ class Square(IterativeAttack):
         }
 
     @torch.no_grad()
-    def advance(self, model: nn.Module, rows: Rows) -> None:
-        logits = model(rows.adv)
+    def step(self, model: nn.Module, rows: AttackState) -> None:
+        logits = model(rows.x_adv)
         s, value, wrong = rows.state, margin(logits, rows.y), logits.argmax(1) != rows.y
         better = (value > s["best_value"]) | wrong
-        put(s["best"], better, rows.adv)
+        assign_rows(s["best"], better, rows.x_adv)
         s["best_value"] = torch.where(better, value, s["best_value"])
         rows.success |= wrong
-        rows.clock += 1
+        rows.iteration += 1
         proposal = self._propose(rows)
-        # Rows that are done keep the best they have seen; a success is the best there is.
-        put(proposal, rows.success | (rows.clock >= self.queries), s["best"])
-        rows.adv = proposal
+        # Finished rows end at their best candidate; a success is the best one.
+        assign_rows(proposal, rows.success | (rows.iteration >= self.queries), s["best"])
+        rows.x_adv = proposal
 
-    def _propose(self, rows: Rows) -> Tensor:
+    def _propose(self, rows: AttackState) -> Tensor:
         x, best = as_images(rows.x), as_images(rows.state["best"])
         _, channels, height, width = x.shape
-        share = self.share(rows.clock)
+        share = self.share(rows.iteration)
         if self.threat.norm != "linf":
             return move_mass(self.threat, x, best, share, rows.streams).view_as(rows.x)
         draw = rows.streams.uniform(2 + channels, dtype=x.dtype)
@@ -107,8 +108,8 @@ class Square(IterativeAttack):
         sign = (draw[:, 2:, None] - 0.5).sign()
         moved = self.threat.clamp(x.flatten(2).gather(2, square).add_(sign, alpha=self.threat.radius))
         # In the place of the last candidate: fresh memory costs several times as much as the copy.
-        rows.adv.copy_(rows.state["best"]).view(len(x), channels, -1).scatter_(2, square, moved)
-        return rows.adv
+        rows.x_adv.copy_(rows.state["best"]).view(len(x), channels, -1).scatter_(2, square, moved)
+        return rows.x_adv
 
 
 def _stretches(lengths: tuple[int, ...], side: Tensor, u: Tensor) -> Tensor:
@@ -124,3 +125,109 @@ def _stretches(lengths: tuple[int, ...], side: Tensor, u: Tensor) -> Tensor:
 def as_images(x: Tensor) -> Tensor:
     """Images as they are, other points as images of one row."""
     return x if x.dim() == 4 else x.flatten(1)[:, None, None, :]
+
+
+@lru_cache(maxsize=256)
+def bump(height: int, width: int, norm: str) -> Tensor:
+    """Two hills of opposite sign, one above the other, of unit norm together.
+
+    A hill is a sum of squares around its center, the k-th of them 2k - 1 pixels wide and k^-2 (for l1: k^-4) high.
+
+    >>> bump(4, 3, "l1").sign()
+    tensor([[ 1.,  1.,  1.],
+            [ 1.,  1.,  1.],
+            [-1., -1., -1.],
+            [-1., -1., -1.]])
+    """
+    power, order = (2, 2) if norm == "l2" else (4, 1)
+    hills = []
+    for rows in (height // 2, height - height // 2):
+        down, across = ((torch.arange(length) - length // 2).abs() for length in (rows, width))
+        ring = torch.maximum(down[:, None], across)
+        heights = torch.arange(1, max(rows, width) // 2 + 2, dtype=torch.float64) ** -power
+        hill = heights.flip(0).cumsum(0).flip(0)[ring]  # every square from this ring on outwards lies here too
+        hills.append(hill / torch.linalg.vector_norm(hill, order).clamp_min(1e-30))
+    both = torch.cat([hills[0], -hills[1]])
+    both /= torch.linalg.vector_norm(both, order)
+    return both.float()
+
+
+def tiles(threat: ThreatModel, x: Tensor, streams: PointRNG) -> Tensor:
+    """The start: a grid of bumps, five to a side, upright or lying, of random sign in every channel."""
+    _, channels, height, width = x.shape
+    side = max(1, (min(height, width) if height > 1 else width) // 5)
+    rows, columns = min(side, height), side
+    down, across = height // rows, width // columns
+    shapes = torch.stack([bump(rows, columns, threat.norm), bump(columns, rows, threat.norm).T]).to(x)
+    sign = streams.rademacher(channels, down, across, dtype=x.dtype)[..., None, None]
+    delta = shapes[streams.integers(2, down, across)][:, None] * sign
+    delta = delta.transpose(3, 4).reshape(len(x), channels, down * rows, across * columns)
+    top, left = (height - down * rows) // 2, (width - across * columns) // 2
+    delta = F.pad(delta, (left, width - across * columns - left, top, height - down * rows - top))
+    return _at_full_length(threat, x, delta)
+
+
+def move_mass(threat: ThreatModel, x: Tensor, best: Tensor, share: Tensor, streams: PointRNG) -> Tensor:
+    r"""Takes the perturbation's mass out of two random windows and gives it, changed by a bump, to the first.
+
+    With :math:`\nu = \pm \eta + \delta_1 / \|\delta_1\|` in each channel of the first window (:math:`\eta` the bump),
+    its new content is :math:`\nu / \|\nu\|` times the mass of both windows and what was left to eps (for l1: c times
+    that for c channels, since the projection takes care of it).
+
+    Args:
+        threat: l2 or l1.
+        x: clean images.
+        best: the best candidates so far.
+        share: which part of the image a window covers, for each row.
+        streams: of the rows.
+    """
+    _, channels, height, width = x.shape
+    side = (share * width if height == 1 else (share * height * width).sqrt()).round().clamp_min(3)
+    side = (side + (side % 2 == 0)).clamp_max(width if height == 1 else min(height, width)).long()
+    draw = streams.uniform(5 + channels, dtype=x.dtype)
+    proposal = torch.empty_like(x)
+    for columns in sorted(set(side.tolist())):  # few: the rows are in few stages of the schedule
+        here = side == columns
+        rows, u = min(columns, height), draw[here]
+        first = _places(height, width, rows, columns, u[:, 0], u[:, 1])
+        second = _places(height, width, rows, columns, u[:, 2], u[:, 3])
+        upright, lying = bump(rows, columns, threat.norm), bump(columns, rows, threat.norm).T
+        shape = torch.where(u[:, 4:5, None] < 0.5, upright.flatten().to(x), lying.flatten().to(x))
+        sign = (u[:, 5:, None] - 0.5).sign()
+        proposal[here] = _move(threat, x[here], best[here], first, second, sign * shape)
+    return proposal
+
+
+def _move(threat: ThreatModel, x: Tensor, best: Tensor, first: Tensor, second: Tensor, shape: Tensor) -> Tensor:
+    power, channels = 2 if threat.norm == "l2" else 1, x.shape[1]
+    delta = (best - x).flatten(2)
+    first, second = first.expand(-1, channels, -1), second.expand(-1, channels, -1)
+    mass, old = _norm(delta, power) ** power, delta.gather(2, first)
+    delta.scatter_(2, second, 0.0).scatter_(2, first, 0.0)
+    freed = (mass - _norm(delta, power) ** power).clamp_min_(0)
+    spare = (threat.radius**power - mass.sum(1, keepdim=True)).clamp_min_(0) / channels
+    length = (freed + spare).sqrt() if power == 2 else channels * (freed + spare)
+    new = shape + old / _norm(old, power).clamp_min(1e-12)
+    delta.scatter_(2, first, new * (length / _norm(new, power).clamp_min(1e-12)))
+    return _at_full_length(threat, x, delta.view_as(x))
+
+
+def _norm(delta: Tensor, power: int) -> Tensor:
+    """Norm of each channel."""
+    norm: Tensor = torch.linalg.vector_norm(delta, power, dim=2, keepdim=True)
+    return norm
+
+
+def _at_full_length(threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
+    """Candidates at the distance eps (less a few ulps) in l2, projected in l1."""
+    if threat.norm == "l1":
+        return threat.project(x + delta, x)
+    scale = threat.radius * (1 - 1e-6) / threat.size(delta).clamp_min_(1e-12)
+    return threat.clamp(torch.addcmul(x, delta, per_point(scale, x)))
+
+
+def _places(height: int, width: int, rows: int, columns: int, u: Tensor, v: Tensor) -> Tensor:
+    """Flat indices of a window at a random position, ``(batch, 1, rows * columns)``."""
+    top, left = (u * (height - rows + 1)).long()[:, None], (v * (width - columns + 1)).long()[:, None]
+    down, across = top + torch.arange(rows, device=u.device), left + torch.arange(columns, device=u.device)
+    return (down[:, :, None] * width + across[:, None, :]).flatten(1)[:, None]

@@ -101,4 +101,8 @@ def parse_attacks(text: str, threat: ThreatModel, *, trust: bool = True) -> dict
     """
     if text == "none":
         return {}
-    return suite(text, threat) if text in SUITES else get_attacks(text.split(","), threat, trust=trust)
+    return (
+        suite(text, threat)
+        if text in SUITES
+        else get_attacks([name.strip() for name in text.split(",")], threat, trust=trust)
+    )

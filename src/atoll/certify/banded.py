@@ -1,6 +1,6 @@
-"""Norms of linear maps whose rows meet only their neighbours, proven by a Cholesky factorisation.
+"""Norms of linear maps whose rows meet only their neighbours, proven by a Cholesky factorization.
 
-A convolution, cut into rows of pixels, is such a map; a dense matrix is one with a single row, and what a convolution
+A convolution, cut into rows of pixels, is one; a dense matrix is one with a single row, and what a convolution
 becomes after a Fourier transform is a batch of them.
 """
 
@@ -18,7 +18,7 @@ from atoll.rng import generator
 
 UNIT = 2.0**-53  # unit roundoff of float64
 FREQUENCIES = 8  # that are looked at closely for the largest singular value,
-COARSE = 12  # after so many Lanczos steps for all of them
+COARSE = 12  # after these Lanczos steps for all of them
 CHUNK = 2**20  # numbers in the blocks of the frequencies that are factorised together
 
 
@@ -93,10 +93,10 @@ class BlockBandedOperator:
 
         A few steps for every frequency tell which of them deserve more.
         """
-        chosen = self
+        operator = self
         if len(self.parts) > FREQUENCIES:
-            chosen = replace(self, parts=self.parts[self._lanczos(COARSE).topk(FREQUENCIES).indices])
-        return math.sqrt(max(0.0, float(chosen._lanczos(steps).max())))
+            operator = replace(self, parts=self.parts[self._lanczos(COARSE).topk(FREQUENCIES).indices])
+        return math.sqrt(max(0.0, float(operator._lanczos(steps).max())))
 
     def _lanczos(self, steps: int) -> Tensor:
         """An eigenvalue of the Gram matrix of each frequency, close to the largest.
@@ -164,15 +164,15 @@ class BlockBandedOperator:
     @cached_property
     def _products(self) -> dict[tuple[int, int], Tensor]:
         """Products of two taps, as far as the Gram matrix needs them."""
-        p, found = self.parts, {}
+        p, products = self.parts, {}
         step = self.stride if self.output_side else 1
         for a in range(self.taps):
             for b in range(a % step, self.taps, step):
                 if self.output_side and a >= b:
-                    found[a, b] = p[:, a] @ p[:, b].mH
+                    products[a, b] = p[:, a] @ p[:, b].mH
                 elif not self.output_side and b >= a:
-                    found[a, b] = p[:, a].mH @ p[:, b]
-        return found
+                    products[a, b] = p[:, a].mH @ p[:, b]
+        return products
 
     def _block(self, row: int, offset: int) -> Tensor | None:
         """Block (row, row + offset) of the Gram matrix; None for zero."""

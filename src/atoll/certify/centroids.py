@@ -18,8 +18,8 @@ from atoll.modules import evaluation_mode
 
 CHUNK = 2**22  # numbers that are looked at together
 OWN = 4  # own centroids, from the nearest on, that a bisecting plane is drawn for
-REFINED_OWN = 24  # the same where all planes together are looked at,
-REFINED_OTHER = 8  # and so many other centroids at a time
+REFINED_OWN = 24  # the same when all planes are used together,
+REFINED_OTHER = 8  # for this many other centroids at a time
 
 
 class NearestCentroid:
@@ -54,8 +54,8 @@ class NearestCentroid:
 
     >>> model = CentroidNet((2,), 2, per_class=1).double()
     >>> _ = model.head.centroids.data.copy_(torch.tensor([[[0.0, 0.0]], [[1.0, 0.0]]]))
-    >>> found = NearestCentroid.proven(model)(torch.tensor([[0.2, 0.9]]))
-    >>> found.prediction, found.radius
+    >>> certificate = NearestCentroid.proven(model)(torch.tensor([[0.2, 0.9]]))
+    >>> certificate.prediction, certificate.radius
     (tensor([0]), tensor([0.3000], dtype=torch.float64))
     """
 
@@ -85,10 +85,10 @@ class NearestCentroid:
         radii: Sequence[float] = (),
         eta: float = 0.0,
     ) -> NearestCentroid:
-        """With a proven constant; a sentence names the layer if there is one without."""
+        """With a proven constant; an InputError names a layer that has none."""
         network, dtype = body_of(model), compute_dtype(model)
-        found = lipschitz(network, model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
-        return NearestCentroid(model, found.bound, found.layers, radii=radii, eta=eta)
+        encoder = lipschitz(network, model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
+        return NearestCentroid(model, encoder.bound, encoder.layers, radii=radii, eta=eta)
 
     @property
     def lipschitz(self) -> float:
@@ -108,8 +108,8 @@ class NearestCentroid:
         rows = max(1, CHUNK // max(OWN * len(self.centroids), REFINED_OWN * z.shape[1]))
         parts = zip(*(torch.split(v, rows) for v in (z.double(), prediction, error)), strict=True)
         # What has to be reached in feature space for a radius, and a little more.
-        found = [self._distance(z, top, [r * gain * (1 + 1e-9) + e for r in self.radii]) for z, top, e in parts]
-        radius = ((torch.cat(found) - error) / gain).clamp_min(0) * (1 - 1e-12)
+        distances = [self._distance(z, top, [r * gain * (1 + 1e-9) + e for r in self.radii]) for z, top, e in parts]
+        radius = ((torch.cat(distances) - error) / gain).clamp_min(0) * (1 - 1e-12)
         accepted = self.eta(logits).argmax(1) == prediction
         return Certificate(prediction, radius.where(accepted, 0.0))
 
@@ -144,7 +144,7 @@ class NearestCentroid:
             other = bounds[rows].masked_fill(~below[rows], math.inf).topk(some, dim=1, largest=False).indices
             own = near.own[rows]
             margin = near.squares[rows].gather(1, other)[:, :, None] - near.squares[rows].gather(1, own)[:, None]
-            found = distance_bounds(
+            refined = distance_bounds(
                 c[own],
                 c[other],
                 margin - near.slack[rows, None, None],
@@ -153,7 +153,7 @@ class NearestCentroid:
                 torch.where(below[rows].gather(1, other), goal[rows, None], 0.0),
                 gain=self.model.head.lipschitz,
             )
-            better = torch.maximum(found, bounds[rows].gather(1, other))
+            better = torch.maximum(refined, bounds[rows].gather(1, other))
             bounds[rows[:, None], other] = better
             below[rows[:, None], other] = False
             rows = rows[(better >= goal[rows, None]).all(1) & below[rows].any(1)]
@@ -183,7 +183,7 @@ class NearestCentroid:
 
     @property
     def local_radius(self) -> float:
-        r""":math:`\eta\, d_{\min} / (2L)`: within it the class of an accepted input is the nearest one, too.
+        r""":math:`\eta\, d_{\min} / (2L)`: within it the class of an accepted input is also the nearest one.
 
         Thesis, Theorem 9, corrected, for the net without rejection.  The radius of a call is never smaller, since
         :math:`\|c - p\| \le d_1 + d_2`.

@@ -1,24 +1,27 @@
-"""What a certifier says of an input, whatever it rests on."""
+"""Certificates and certifiers, whatever they rest on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
+
+from atoll.certify.lipschitz import LayerBound
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """For each input the prediction, and a radius in l2 within which it provably cannot change.
+    """For each input a prediction and an l2 radius within which it provably cannot change.
 
     Args:
-        prediction: class of each input, int64; -1 where a certifier that samples abstains.
-        radius: float64; 0 where nothing is proven.
+        prediction: class of each input, int64; -1 if a certifier that samples abstains.
+        radius: float64; 0 if nothing is proven.
 
     >>> import torch
-    >>> found = Certificate(torch.tensor([3, 7]), torch.tensor([0.5, 0.1], dtype=torch.float64))
-    >>> found.answer(0.2)
+    >>> certificate = Certificate(torch.tensor([3, 7]), torch.tensor([0.5, 0.1], dtype=torch.float64))
+    >>> certificate.answer(0.2)
     tensor([ 3, -1])
     """
 
@@ -30,8 +33,20 @@ class Certificate:
         return (self.radius > 0) & (self.radius >= eps)
 
     def answer(self, eps: float | Tensor) -> Tensor:
-        """The prediction, or -1 where the classifier abstains because it cannot promise it within eps."""
+        """The prediction, or -1 if the classifier abstains because nothing is proven within eps."""
         return self.prediction.where(self.holds(eps), -1)
 
 
 Certifier = Callable[[Tensor], Certificate]
+
+
+class Proof(Protocol):
+    """A certifier and the Lipschitz bounds that it rests on."""
+
+    @property
+    def layers(self) -> tuple[LayerBound, ...]: ...
+
+    @property
+    def lipschitz(self) -> float: ...
+
+    def __call__(self, x: Tensor) -> Certificate: ...

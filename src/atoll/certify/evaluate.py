@@ -1,4 +1,4 @@
-"""What certificates are worth on a set of points, and attacks that try to break them."""
+"""The certifier of a model, its certificates on a set of points, and attacks that try to break them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -20,21 +20,30 @@ from atoll.attacks.carlini_wagner import CarliniWagner
 from atoll.attacks.evaluate import ROBUST, Evaluation, evaluate
 from atoll.attacks.fab import FAB
 from atoll.attacks.suites import parse_attacks
-from atoll.certify.certificate import Certifier
+from atoll.certify.centroids import NearestCentroid
+from atoll.certify.certificate import Certificate, Certifier, Proof
+from atoll.certify.gloro import GloRo, PairwiseLipschitz
+from atoll.certify.lipschitz import Bound, LayerBound
+from atoll.certify.norms import BUDGET
+from atoll.certify.power import LipschitzEstimator
 from atoll.certify.prototype_attack import PrototypeAttack, attackable
 from atoll.data.base import MemorySplit, Split, batches, to_float
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
 from atoll.errors import InputError, UnsoundError
 from atoll.files import write_atomic
+from atoll.measure import OnProgress
+from atoll.models.base import Classifier
+from atoll.models.centroid import CentroidNet
 from atoll.modules import evaluation_mode
 from atoll.rng import generator
 from atoll.stats import Accuracy
 from atoll.threat import Bounds, ThreatModel
 
-OnProgress = Callable[[str, float, int], None]
+BROKEN = "broken.safetensors"  # a point whose certificate an attack broke
+
 AttackTable = Mapping[str, Callable[[ThreatModel], Attack]]
 
-# Each goes for what the ones before it left standing; all are short, since a wrong bound is mostly wrong by a lot.
+# Each attacks the points that are still robust.  All are short: a wrong bound is mostly wrong by a lot.
 CHECKS: AttackTable = {
     "APGD-CE": lambda threat: APGD(threat, steps=50),
     "APGD-T": lambda threat: APGD(threat, steps=20, targets=3),
@@ -43,28 +52,67 @@ CHECKS: AttackTable = {
 }
 
 
-def made_for(model: nn.Module) -> AttackTable:
-    """Attacks that know this kind of model, for those that others may be blind to.
+def certifier_for(
+    model: nn.Module,
+    *,
+    budget: float = BUDGET,
+    on_layer: Callable[[LayerBound], None] | None = None,
+    radii: Sequence[float] = (),
+    eta: float = 0.0,
+) -> Proof:
+    """The certifier of a model: ``NearestCentroid`` for Centroid Nets, ``GloRo`` for other classifiers.
+
+    Args:
+        model: the classifier.
+        budget: operations per layer's proof.
+        on_layer: called after each layer's proof.
+        radii: radii that matter; some certifiers search longer for points that do not reach them.
+        eta: parameter of an eta layer, for Centroid Nets only.
+
+    >>> from atoll.models import MLP
+    >>> type(certifier_for(MLP((2,), 2))).__name__
+    'GloRo'
+    """
+    if isinstance(model, CentroidNet):
+        return NearestCentroid.proven(model, budget=budget, on_layer=on_layer, radii=radii, eta=eta)
+    if not isinstance(model, Classifier):
+        raise InputError(f"{type(model).__name__} cannot be certified: expected a Classifier with a linear head")
+    if eta:
+        raise InputError(f"eta: expected a CentroidNet, got {type(model).__name__}")
+    return GloRo.proven(model, budget=budget, on_layer=on_layer)
+
+
+def heuristic_certifier(model: Classifier, lipschitz: LipschitzEstimator) -> Certifier:
+    """A certifier with the constants that training estimates: no proof."""
+    pairs = lipschitz.converged()
+    if isinstance(model, CentroidNet):
+        return NearestCentroid(model, Bound(float(pairs[0, 1]) / (2 * model.head.lipschitz)))
+    return GloRo(model, PairwiseLipschitz.estimated(pairs))
+
+
+def special_attacks(model: nn.Module) -> AttackTable:
+    """Attacks for kinds of models that other attacks may fail on.
 
     >>> from atoll.models import MLP, CentroidNet
-    >>> [list(made_for(kind((2,), 2))) for kind in (MLP, CentroidNet)]
+    >>> [list(special_attacks(kind((2,), 2))) for kind in (MLP, CentroidNet)]
     [[], ['prototypes']]
     """
     return {"prototypes": PrototypeAttack} if attackable(model) else {}
 
 
-def attacks_on(model: nn.Module, words: str, threat: ThreatModel) -> dict[str, Attack]:
-    """A suite or names, as commands take them, and what is made for the model."""
-    return parse_attacks(words, threat) | {name: make(threat) for name, make in made_for(model).items()}
+def parse_attacks_for(model: nn.Module, names: str, threat: ThreatModel) -> dict[str, Attack]:
+    """The attacks of a suite or of a list of names, and the special attacks of the model."""
+    return parse_attacks(names, threat) | {name: make(threat) for name, make in special_attacks(model).items()}
 
 
 @dataclass(frozen=True)
 class Certification:
     """The certificates of a set of points, and their labels.
 
-    >>> found = Certification(torch.tensor([0, 1, 1]), torch.tensor([0.5, 0.2, 0.9]).double(), torch.tensor([0, 1, 0]))
-    >>> found.clean, found.verified(0.3)
-    (66.67 % ± 28.87, 33.33 % ± 28.87)
+    >>> radius = torch.tensor([0.5, 0.2, 0.9]).double()
+    >>> certification = Certification(torch.tensor([0, 1, 1]), radius, torch.tensor([0, 1, 0]))
+    >>> certification.clean.correct, certification.verified(0.3).correct, certification.rejected(0.3).correct
+    (2, 1, 1)
     """
 
     prediction: Tensor
@@ -83,24 +131,29 @@ class Certification:
         """Verified robust accuracy (VRA): correct, and proven not to change within eps."""
         return Accuracy(int(self.holds(eps).sum()), len(self.label))
 
+    def rejected(self, eps: float) -> Accuracy:
+        """Share of points for which nothing is certified at eps, whatever their label."""
+        certified = Certificate(self.prediction, self.radius).holds(eps)
+        return Accuracy(int((~certified).sum()), len(self.label))
+
     def holds(self, eps: float) -> Tensor:
-        return self.correct & (self.radius > 0) & (self.radius >= eps)
+        return self.correct & Certificate(self.prediction, self.radius).holds(eps)
+
+    @property
+    def median_radius(self) -> float:
+        """Of the points that are classified correctly; 0 if there are none."""
+        radii = self._finite_radii
+        return float(radii.median()) if len(radii) else 0.0
 
     def curve(self, points: int = 101) -> tuple[Tensor, Tensor]:
         """Radii from 0 to the largest (finite) one, and the verified robust accuracy at each."""
-        known = self.radius[self.correct & self.radius.isfinite()]
-        radii = torch.linspace(0, float(known.max()) if len(known) else 1.0, points, dtype=torch.float64)
+        largest = float(self._finite_radii.max()) if len(self._finite_radii) else 1.0
+        radii = torch.linspace(0, largest, points, dtype=torch.float64)
         return radii, torch.tensor([self.verified(float(r)).value for r in radii], dtype=torch.float64)
 
-    def to_json(self, eps: Sequence[float]) -> dict[str, Any]:
-        radii, accuracy = self.curve()
-        known = self.radius[self.correct & self.radius.isfinite()]
-        return {
-            "clean": self.clean.to_json(),
-            "verified": [{"eps": e, **self.verified(e).to_json()} for e in eps],
-            "median_radius": float(known.median()) if len(known) else 0.0,
-            "curve": {"radius": radii.tolist(), "verified": accuracy.tolist()},
-        }
+    @property
+    def _finite_radii(self) -> Tensor:
+        return self.radius[self.correct & self.radius.isfinite()]
 
 
 def certify(
@@ -111,16 +164,16 @@ def certify(
     device: torch.device | str = "cpu",
     on_progress: OnProgress | None = None,
 ) -> Certification:
-    """The certificates of all points; under torchrun the points are shared out."""
+    """The certificates of all points; under torchrun each process certifies a part of them."""
     if not len(split):
         raise InputError("split: expected at least one point, got none")
     mine = torch.arange(len(split))[rank() :: world_size()]
     prediction, radius = torch.zeros(len(split), dtype=torch.long), torch.zeros(len(split), dtype=torch.float64)
     done = 0
     for batch in batches(split, torch.split(mine, batch_size), device=device):
-        found = certifier(batch.x)
+        certificate = certifier(batch.x)
         index = batch.index.cpu()
-        prediction[index], radius[index] = found.prediction.cpu(), found.radius.cpu()
+        prediction[index], radius[index] = certificate.prediction.cpu(), certificate.radius.cpu()
         done += len(index)
         if on_progress is not None:
             on_progress("certify", done, len(mine))
@@ -128,8 +181,15 @@ def certify(
 
 
 @dataclass(frozen=True)
-class Check:
-    """Certified points that were attacked at their certified radius, and none fell."""
+class CertificateCheck:
+    """An attack on certified points at their certified radius that changed no prediction.
+
+    Args:
+        attacked: points that were attacked.
+        certified: points that could have been.
+        passes: forward and backward passes.
+        seconds: time of the attacks.
+    """
 
     attacked: int
     certified: int
@@ -151,38 +211,38 @@ def attack_certified(
     device: torch.device | str = "cpu",
     folder: Path | None = None,
     on_progress: OnProgress | None = None,
-) -> Check:
-    """Attack certified points where their certificate ends; raises ``UnsoundError`` if one falls.
+) -> CertificateCheck:
+    """Attack certified points at their certified radius; raises ``UnsoundError`` if a prediction changes.
 
     Points of about the same radius are attacked together, at the smallest radius among them, so that every success is
-    a contradiction.  It counts if the certifier itself predicts another class there, so rounding in the attacked model
-    does not.  The label is the certified prediction, right or wrong.
+    a contradiction.  It counts only if the certifier itself predicts another class there, so that rounding in the
+    attacked model does not matter.  The label is the certified prediction, right or wrong.
 
     Args:
-        model: what is attacked; the certified model, or a copy of it in lower precision.
-        certifier: whose certificates these are.
+        model: the model to attack: the certified one, or a copy of it in lower precision.
+        certifier: certifier that issued the certificates.
         split: the points.
-        certification: of those points.
-        bounds: of the inputs.
-        points: so many at random; all if None.
-        attacks: made for each radius; those of ``made_for`` are added.
+        certification: certificates of the points.
+        bounds: valid range of inputs.
+        points: attack this many points, chosen at random (default: all).
+        attacks: attacks by name, built for each radius; those of ``special_attacks`` are added.
         batch_size: points attacked together.
-        seed: of attacks and choice of points.
-        folder: where a point that falls is kept.
+        seed: seed of the attacks and of the choice of points.
+        folder: where to write ``broken.safetensors``, the first point whose certificate is false; removed if there
+            is none.
     """
-    began, attacks = time.monotonic(), {**attacks, **made_for(model)}
+    began, attacks = time.monotonic(), {**attacks, **special_attacks(model)}
     certified = ((certification.radius > 0) & certification.radius.isfinite()).nonzero().squeeze(1)
-    chosen = certified[torch.randperm(len(certified), generator=generator(seed, "certified points"))[:points]]
+    sample = certified[torch.randperm(len(certified), generator=generator(seed, "certified points"))[:points]]
     passes = 0
-    for done, index in _groups(chosen, certification.radius, batch_size):
+    for done, index in _groups(sample, certification.radius, batch_size):
         threat = ThreatModel("l2", float(certification.radius[index].min()), bounds)
         x = to_float(split.fetch(index))
         group = MemorySplit(x, certification.prediction[index])
-        made = {name: make(threat) for name, make in attacks.items()}
-        found = evaluate(
+        evaluation = evaluate(
             model,
             group,
-            made,
+            {name: make(threat) for name, make in attacks.items()},
             cascade=True,
             batch_size=batch_size,
             seed=(seed, "check"),
@@ -190,24 +250,26 @@ def attack_certified(
             check=False,
             keep=True,
         )
-        passes += sum(attack.forward + attack.backward for attack in found.attacks)
-        _confirm(found, certifier, x, index, certification, list(attacks), folder, device)
+        passes += sum(attack.forward + attack.backward for attack in evaluation.attacks)
+        _confirm(evaluation, certifier, x, index, certification, list(attacks), folder, device)
         if on_progress is not None:
-            on_progress("attack certified points", done, len(chosen))
-    return Check(len(chosen), len(certified), passes, time.monotonic() - began)
+            on_progress("attack certified points", done, len(sample))
+    if folder is not None and is_main():
+        (folder / BROKEN).unlink(missing_ok=True)
+    return CertificateCheck(len(sample), len(certified), passes, time.monotonic() - began)
 
 
-def _groups(chosen: Tensor, radius: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
-    """Points in order of their radius, a few at a time, and how many have come so far."""
+def _groups(sample: Tensor, radius: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    """Points in order of their radius, a few at a time, and the number of points so far."""
     done = 0
-    for index in torch.split(chosen[radius[chosen].argsort(stable=True)], size):
+    for index in torch.split(sample[radius[sample].argsort(stable=True)], size):
         done += len(index)
         if len(index):
             yield done, index
 
 
 def _confirm(
-    found: Evaluation,
+    evaluation: Evaluation,
     certifier: Certifier,
     x: Tensor,
     index: Tensor,
@@ -216,29 +278,46 @@ def _confirm(
     folder: Path | None,
     device: torch.device | str,
 ) -> None:
-    assert found.adversarial is not None
-    fallen = (found.broken_by >= 0).nonzero().squeeze(1)
-    if not len(fallen):
+    """Raise ``UnsoundError`` if a successful attack contradicts a certificate."""
+    assert evaluation.adversarial is not None
+    rows = (evaluation.broken_by >= 0).nonzero().squeeze(1)
+    if not len(rows):
         return
-    x_adv = found.adversarial[fallen]
-    distance = (x_adv.double() - x[fallen].double()).flatten(1).norm(dim=1)
-    radius, prediction = certification.radius[index[fallen]], certification.prediction[index[fallen]]
+    x_adv = evaluation.adversarial[rows]
+    distance = (x_adv.double() - x[rows].double()).flatten(1).norm(dim=1)
+    radius, prediction = certification.radius[index[rows]], certification.prediction[index[rows]]
     broken = (certifier(x_adv.to(device)).prediction.cpu() != prediction) & (distance <= radius)
     if not broken.any():
         return
     first = int(broken.nonzero()[0])
-    kept = ""
+    row = rows[first]
+    message = (
+        f"a certificate is false: point {int(index[row])} was certified to {float(radius[first]):.6g}, and"
+        f" {names[int(evaluation.broken_by[row])]} changed its class at {float(distance[first]):.6g}"
+    )
     if folder is not None:
         barrier()
         if is_main():
-            point = {"x": x[fallen[first]], "x_adv": x_adv[first], "radius": radius[first].clone()}
-            write_atomic(folder / "broken.safetensors", save(point))
-        kept = f"; it is kept in {folder / 'broken.safetensors'}"
-    raise UnsoundError(
-        f"a certificate is false: point {int(index[fallen[first]])} was certified to {float(radius[first]):.6g}, and"
-        f" {names[int(found.broken_by[fallen[first]])]} changed its class at {float(distance[first]):.6g}{kept};"
-        " please report this"
-    )
+            point = {"x": x[row], "x_adv": x_adv[first], "radius": radius[first].clone()}
+            write_atomic(folder / BROKEN, save(point, metadata={"message": message}))
+        message += f"; the point is saved in {folder / BROKEN}"
+    raise UnsoundError(f"{message}; please report this")
+
+
+def broken_certificates(results: Path) -> dict[Path, str]:
+    """Certificates below a folder that an attack broke: the file of each point, and what happened.
+
+    A measurement that finds one fails and stores no result, so this is the only trace of it.
+    """
+    messages = {}
+    for path in sorted(results.rglob(BROKEN)):
+        try:
+            with safe_open(path, "pt") as file:
+                message = (file.metadata() or {}).get("message")
+        except (OSError, SafetensorError):
+            message = None
+        messages[path] = message or "a certificate is false: an attack changed a certified prediction"
+    return messages
 
 
 def empirical(
@@ -253,16 +332,16 @@ def empirical(
     device: torch.device | str = "cpu",
     on_progress: OnProgress | None = None,
 ) -> Accuracy:
-    """Robust accuracy under attacks in l2, such as ``attacks_on``; points that are certified at that eps need none."""
+    """Robust accuracy under l2 attacks (``parse_attacks_for``); points that are certified at eps are not attacked."""
     safe = certification.holds(eps)
     rest = certification.correct & ~safe
     if not rest.any():
         return Accuracy(int(safe.sum()), len(split))
-    # A point with a wrong label is not attacked, and the others keep their place, and with it their random streams.
+    # A misclassified point is not attacked, and the others keep their index and with it their random numbers.
     wrong = torch.where(certification.prediction == 0, 1, 0)
-    found = evaluate(
+    evaluation = evaluate(
         model,
-        _Relabelled(split, split.labels.where(rest, wrong)),
+        _RelabeledSplit(split, split.labels.where(rest, wrong)),
         attacks,
         cascade=True,
         batch_size=batch_size,
@@ -271,21 +350,21 @@ def empirical(
         check=False,
         on_progress=on_progress,
     )
-    return Accuracy(int((safe | rest & (found.broken_by == ROBUST)).sum()), len(split))
+    return Accuracy(int((safe | rest & (evaluation.broken_by == ROBUST)).sum()), len(split))
 
 
 @dataclass(frozen=True)
-class _Relabelled:
+class _RelabeledSplit:
     """A split with other labels."""
 
-    whole: Split
+    split: Split
     labels: Tensor
 
     def __len__(self) -> int:
-        return len(self.whole)
+        return len(self.split)
 
     def fetch(self, index: Tensor) -> Tensor:
-        return self.whole.fetch(index)
+        return self.split.fetch(index)
 
 
 def relative_cost(certifier: Certifier, model: nn.Module, x: Tensor, rounds: int = 7) -> float:

@@ -1,4 +1,4 @@
-"""Certified classifiers as ONNX files that say, for every input, a class or that they abstain, and the radius."""
+"""Certified classifiers as ONNX files that give every input a class, or abstain, and a certified radius."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.certify.certificate import Certificate, Certifier
-from atoll.certify.families import Proof
+from atoll.certify.certificate import Certificate, Certifier, Proof
 from atoll.certify.gloro import GloRo, PairwiseLipschitz, radius
 from atoll.certify.layers import channel_scale
 from atoll.errors import InputError, UnsoundError
@@ -65,8 +64,8 @@ class Graph(nn.Module):
         logits = self.model(x)
         size = torch.linalg.vector_norm(x.flatten(1), dim=1)
         constants = PairwiseLipschitz(self.lipschitz, self.relative, self.absolute)
-        found = Certificate(logits.argmax(1), radius(logits, size, constants))
-        return found.answer(self.eps), found.radius
+        certificate = Certificate(logits.argmax(1), radius(logits, size, constants))
+        return certificate.answer(self.eps), certificate.radius
 
 
 class MatrixConv(nn.Module):
@@ -85,7 +84,7 @@ class MatrixConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         conv = self.conv
         kernel, stride = conv.kernel_size, conv.stride
-        assert not isinstance(conv.padding, str)  # certified layers say how much
+        assert not isinstance(conv.padding, str)  # certified layers have numbers
         out = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(x.shape[2:], conv.padding, kernel, stride, strict=True)]
         patches = F.unfold(x, kernel, padding=conv.padding, stride=stride)
         y = conv.weight.flatten(1) @ patches
@@ -126,8 +125,8 @@ def _residual(module: LinearResidual) -> nn.Module:
     return exact_in_onnx(module)
 
 
-# Layers that ONNX or its runtime does not have in float64, and what says the same.
-REPLACED: dict[type[nn.Module], Callable[..., nn.Module]] = {
+# Layers that ONNX or its runtime does not have in float64, and equivalents that they have.
+REPLACEMENTS: dict[type[nn.Module], Callable[..., nn.Module]] = {
     nn.Conv2d: MatrixConv,
     nn.BatchNorm1d: Affine,
     nn.BatchNorm2d: Affine,
@@ -138,8 +137,8 @@ REPLACED: dict[type[nn.Module], Callable[..., nn.Module]] = {
 def exact_in_onnx(module: nn.Module) -> nn.Module:
     """The same network of layers that stay in float64 all the way, in place."""
     for name, child in module.named_children():
-        replaced = REPLACED[type(child)](child) if type(child) in REPLACED else exact_in_onnx(child)
-        setattr(module, name, replaced)
+        layer = REPLACEMENTS[type(child)](child) if type(child) in REPLACEMENTS else exact_in_onnx(child)
+        setattr(module, name, layer)
     return module
 
 
@@ -196,17 +195,17 @@ def to_onnx(graph: nn.Module, shape: tuple[int, ...]) -> bytes:
 
 def compare(content: bytes, certifier: Certifier, x: Tensor, eps: float) -> tuple[int, float]:
     """How many points the file abstains on, and its largest difference; an error if the two do not agree."""
-    prediction, found = run(content, x)
+    prediction, radii = run(content, x)
     original = certifier(x.to(torch.float64))
     answer, truth = original.answer(eps).cpu(), original.radius.cpu()
     finite = truth.isfinite()
     # Radii come out of a difference of logits, so tiny ones are less accurate relative to themselves.
     allowed = TOLERANCE * truth[finite] + 1e-3 * TOLERANCE * truth[finite].amax() if finite.any() else truth[finite]
-    same = torch.equal(prediction, answer) and torch.equal(found[~finite], truth[~finite])
-    if not same or ((found - truth)[finite].abs() > allowed).any():
-        raise UnsoundError(f"the exported file does not do what the model does on {len(x)} points; it was not written")
+    same = torch.equal(prediction, answer) and torch.equal(radii[~finite], truth[~finite])
+    if not same or ((radii - truth)[finite].abs() > allowed).any():
+        raise UnsoundError(f"the exported file does not agree with the model on {len(x)} points; it was not written")
     positive = finite & (truth > 0)
-    relative = (found - truth)[positive].abs() / truth[positive]
+    relative = (radii - truth)[positive].abs() / truth[positive]
     return int((answer < 0).sum()), float(relative.max()) if len(relative) else 0.0
 
 
@@ -221,8 +220,8 @@ def run(content: bytes, x: Tensor) -> tuple[Tensor, Tensor]:
     except Missing as error:
         operation = str(error).partition("implementation for ")[2].split("(")[0] or "one of its layers"
         raise InputError(f"the model cannot be exported: ONNX Runtime has no {operation} in float64") from None
-    found: list[Any] = session.run(["prediction", "radius"], {"x": x.cpu().numpy()})
-    return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+    outputs: list[Any] = session.run(["prediction", "radius"], {"x": x.cpu().numpy()})
+    return torch.from_numpy(outputs[0]), torch.from_numpy(outputs[1])
 
 
 def _expect_onnx() -> None:

@@ -60,15 +60,15 @@ def radius(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor
     >>> radius(torch.tensor([[3.0, 1.0]]), torch.ones(1), constants)
     tensor([1.], dtype=torch.float64)
     """
-    found: Tensor = ratios(logits, size, constants).amin(1)
-    return found
+    smallest: Tensor = radius_per_class(logits, size, constants).amin(1)
+    return smallest
 
 
-def ratios(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor:
-    """What ``radius`` is the minimum of: how far the prediction is proven against each class, infinity for its own.
+def radius_per_class(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor:
+    """The radius within which the prediction is proven against each class, infinity for its own; see ``radius``.
 
     >>> constants = PairwiseLipschitz.estimated(torch.tensor([[0.0, 2.0, 1.0], [2.0, 0.0, 1.0], [1.0, 1.0, 0.0]]))
-    >>> ratios(torch.tensor([[3.0, 1.0, 0.0]]), torch.ones(1), constants)
+    >>> radius_per_class(torch.tensor([[3.0, 1.0, 0.0]]), torch.ones(1), constants)
     tensor([[inf, 1., 3.]], dtype=torch.float64)
     """
     f = logits.double()
@@ -114,12 +114,12 @@ class GloRo:
     def proven(
         model: Classifier, *, budget: float = BUDGET, on_layer: Callable[[LayerBound], None] | None = None
     ) -> GloRo:
-        """With proven constants; a sentence names the layer if there is one without."""
+        """With proven constants; an InputError names a layer that has none."""
         if linear_map(model.head) is None:
             raise InputError(f"head ({type(model.head).__name__}) cannot be certified: expected a linear layer")
         dtype = compute_dtype(model)
-        found = lipschitz(body_of(model), model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
-        return GloRo(model, _pairs(model, found.bound, UNIT_ROUNDOFF[dtype]), found.layers)
+        body = lipschitz(body_of(model), model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
+        return GloRo(model, _pairs(model, body.bound, UNIT_ROUNDOFF[dtype]), body.layers)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Certificate:
@@ -138,7 +138,7 @@ def _pairs(model: Classifier, body: Bound, unit: float) -> PairwiseLipschitz:
     assert linear is not None
     w, bias = linear.weight, torch.as_tensor(head.bias if head.bias is not None else 0.0).double()
     distance = UP * torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist")
-    # One logit is a sum of products, at most |w| |z| large; a normalised head rounds its weights, too.
+    # One logit is a sum of products, at most |w| |z| large; a normalized head also rounds its weights.
     rounding = gamma(linear.terms + 8, unit)
     length, offset = (rounding * v.expand(len(w)) for v in (w.norm(dim=1), bias.abs()))
     lengths, offsets = length[:, None] + length, offset[:, None] + offset

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
-from atoll.certify.norms import BUDGET, Norm, Pair, conv_norm, dense_norm
+from atoll.certify.norms import BUDGET, Pair, SpectralNormBound, conv_norm, dense_norm
 from atoll.distributed import SyncBatchNorm
 from atoll.errors import InputError
 from atoll.models.activations import MinMax
@@ -27,12 +27,12 @@ class ByKind(Generic[Result]):
     """A function of a layer that depends on the layer's class, None for classes nobody has registered.
 
     Unlike ``functools.singledispatch`` it knows a subclass only if that has not changed ``forward``: a convolution that
-    normalises its weights first is no longer the convolution a bound was proven for.
+    normalizes its weights first is no longer the convolution a bound was proven for.
 
-    >>> known = ByKind[int]()
-    >>> known.register(nn.Linear)(lambda layer: layer.in_features)(nn.Linear(3, 2))
+    >>> width = ByKind[int]()
+    >>> width.register(nn.Linear)(lambda layer: layer.in_features)(nn.Linear(3, 2))
     3
-    >>> known(nn.Linear(3, 2)), known(UnitLinear(3, 2)), known(nn.ReLU())
+    >>> width(nn.Linear(3, 2)), width(UnitLinear(3, 2)), width(nn.ReLU())
     (3, None, None)
     """
 
@@ -82,7 +82,7 @@ class LinearMap:
         back: Tensor = conv2d_input([len(y), *shape], self.weight, y, self.stride, self.padding)  # type: ignore[no-untyped-call]
         return back
 
-    def norm(self, shape: Shape, budget: float = BUDGET) -> Norm:
+    def norm(self, shape: Shape, budget: float = BUDGET) -> SpectralNormBound:
         """A proven upper bound."""
         if self.dense:
             return dense_norm(self.weight)

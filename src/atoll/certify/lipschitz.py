@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from atoll.certify.layers import Shape, channel_scale, linear_map, nonlinear
-from atoll.certify.norms import BUDGET, Norm
+from atoll.certify.norms import BUDGET, SpectralNormBound
 from atoll.errors import InputError
 from atoll.models.base import Classifier
 from atoll.models.liresnet import Residual
@@ -49,11 +49,11 @@ def unfold(module: nn.Module, shape: Shape, name: str = "") -> tuple[tuple[Node,
     ([('0', (1, 5, 5)), ('1', (2, 3, 3)), ('2', (2, 3, 3))], (18,))
     """
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        found: list[Node] = []
+        layers: list[Node] = []
         for child, layer in module.named_children():
             nodes, shape = unfold(layer, shape, f"{name}.{child}" if name else child)
-            found += nodes
-        return tuple(found), shape
+            layers += nodes
+        return tuple(layers), shape
     if type(module) is Residual:
         nodes, _ = unfold(module.branch, shape, f"{name}.branch" if name else "branch")
         return (Branch(nodes),), shape
@@ -71,7 +71,7 @@ def body_of(model: Classifier) -> nn.Sequential:
 
 
 def compute_dtype(model: nn.Module) -> torch.dtype:
-    """The precision that the rounding of a network is counted in, or a sentence if it cannot be."""
+    """The precision that the rounding of a network is counted in, or an InputError if it cannot be."""
     parameter = next(model.parameters())
     full = parameter.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
     if parameter.dtype == torch.float32 and not full:
@@ -124,7 +124,7 @@ class LayerBound:
     name: str
     kind: str
     lipschitz: float
-    how: str
+    method: str
     seconds: float
 
 
@@ -151,7 +151,7 @@ def lipschitz(
         shape: of one input.
         budget: operations that the proof of one layer may take; more makes bounds of large convolutions tighter.
         dtype: in which the network computes, for the error of rounding; its own if not given.
-        on_layer: told of every layer that is done.
+        on_layer: called after each layer's proof.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> _ = net[0].weight.data.copy_(torch.diag(torch.tensor([3.0, 4.0])))
@@ -173,11 +173,11 @@ def lipschitz(
             if isinstance(node, Branch):
                 bound = bound.then(follow(node.inner).residual(UNIT_ROUNDOFF[dtype]))
             else:
-                layer, proven = _layer(node, UNIT_ROUNDOFF[dtype], budget)
-                layers.append(proven)
+                bound_of_layer, layer = _layer(node, UNIT_ROUNDOFF[dtype], budget)
+                layers.append(layer)
                 if on_layer is not None:
-                    on_layer(proven)
-                bound = bound.then(layer)
+                    on_layer(layer)
+                bound = bound.then(bound_of_layer)
         return bound
 
     return Lipschitz(follow(nodes), tuple(layers))
@@ -197,12 +197,12 @@ def _layer(leaf: Leaf, unit: float, budget: float) -> tuple[Bound, LayerBound]:
             spread = gamma(linear.terms + 4, unit) * linear.spread
             bound = Bound(norm.value, offset, spread, gamma(linear.terms + 4, unit) * offset)
         elif scale is not None:
-            norm = Norm(float(scale.abs().max()) * (1 + 1e-15), "exact")
+            norm = SpectralNormBound(float(scale.abs().max()) * (1 + 1e-15), "exact")
             # Mean, variance, factor and shift, in whatever order; shift and mean may be large and cancel.
             shifts = offset + 2 * _mean(module) * norm.value * math.sqrt(zero.numel())
             bound = Bound(norm.value, offset, gamma(8, unit) * norm.value, gamma(8, unit) * shifts)
         elif other is not None:
-            norm = Norm(other.constant, "known")
+            norm = SpectralNormBound(other.constant, "known")
             rounding = gamma(other.roundings, unit)
             jump = other.jump * math.sqrt(zero.numel())
             bound = Bound(norm.value, offset, rounding * norm.value, rounding * offset + jump)
@@ -210,7 +210,7 @@ def _layer(leaf: Leaf, unit: float, budget: float) -> tuple[Bound, LayerBound]:
             raise InputError("no Lipschitz constant is known for this kind of layer")
     except InputError as error:
         raise InputError(f"{leaf.name or 'network'} ({kind}) cannot be certified: {error}") from None
-    return bound, LayerBound(leaf.name, kind, norm.value, norm.how, time.monotonic() - began)
+    return bound, LayerBound(leaf.name, kind, norm.value, norm.method, time.monotonic() - began)
 
 
 def _mean(module: nn.Module) -> float:

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from safetensors.torch import save
+from torch import nn
 
+from atoll.attacks.measure import AttackSettings, MeasureAttack
+from atoll.certify.certificate import Proof
 from atoll.certify.evaluate import (
+    CertificateCheck,
     Certification,
-    Check,
     attack_certified,
-    attacks_on,
+    certifier_for,
     certify,
     empirical,
-    made_for,
+    parse_attacks_for,
     relative_cost,
+    special_attacks,
 )
-from atoll.certify.families import certifier_for
-from atoll.certify.kept import Kept
 from atoll.certify.lipschitz import LayerBound
 from atoll.certify.norms import BUDGET
-from atoll.certify.rejection import noise, share_rejected
-from atoll.certify.smoothing import Smoothed
+from atoll.certify.rejection import noise
+from atoll.certify.smoothing import ResumableCertifier, Smoothed
 from atoll.config import build_part, parse_yaml
 from atoll.data.base import Data, Split, SubSplit, to_float
 from atoll.distributed import is_main
 from atoll.errors import InputError
 from atoll.files import write_atomic
-from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, execution, select
-from atoll.models.base import Classifier
+from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, execution, select, split_digest
 from atoll.plots import plot_certified
 from atoll.stats import Accuracy
 from atoll.subject import Subject
@@ -74,7 +75,9 @@ class CertifySettings(Settings):
     batch_size: int = execution(256)
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, check=1, batch_size=1, samples=1)
+        self.at_least(points=1, check=1, batch_size=1, samples=1, eta=0)
+        if self.smooth is not None and not self.smooth > 0:
+            raise InputError(f"smooth: expected a number > 0, got {self.smooth:g}")
         if self.smooth is not None and (self.reject or self.eta):
             raise InputError("smooth: cannot be combined with reject or eta")
 
@@ -85,14 +88,25 @@ class CertifySettings(Settings):
                 raise InputError(f"eps: the model was trained against {subject.threat.norm}; give an l2 radius")
             eps = str(subject.threat.eps)
         settings = dataclasses.replace(self, eps=eps)
-        for radius in settings.radii:
-            attacks_on(subject.model, self.attacks, ThreatModel("l2", radius, subject.data.bounds))
-        return dataclasses.replace(
-            settings, precision=self.precision or ("float64" if self.smooth is None else "float32")
-        )
+        for radius in settings.radii:  # a wrong name is an error before any work
+            parse_attacks_for(subject.model, self.attacks, ThreatModel("l2", radius, subject.data.bounds))
+        return dataclasses.replace(settings, **self._unused)
+
+    @property
+    def _unused(self) -> dict[str, Any]:
+        """Defaults for what the measurement does not look at, so that equal questions have equal settings."""
+        if self.smooth is None:
+            values: dict[str, Any] = {"samples": type(self).samples, "alpha": type(self).alpha}
+            values["precision"] = self.precision or "float64"
+        else:
+            values = {"attack": False, "budget": type(self).budget, "precision": self.precision or "float32"}
+        if not values.get("attack", self.attack):
+            values |= {"attacks": type(self).attacks, "check": type(self).check}
+        return values
 
     @property
     def radii(self) -> list[float]:
+        """The radii as numbers."""
         return [ThreatModel("l2", part).radius for part in (self.eps or "").split(",")]
 
 
@@ -135,7 +149,7 @@ class CertifyResult(Result):
         layers: bounds of the layers and how each was proven.
         rejected: shares of other data that are rejected.
         relative_cost: time of certifying relative to predicting.
-        attacked: certified points that were attacked at their radius.
+        check: the attack on certified points at their radius.
         empirical: accuracy under attack at each radius.
     """
 
@@ -149,7 +163,7 @@ class CertifyResult(Result):
     layers: tuple[LayerBound, ...] = ()
     rejected: tuple[Rejection, ...] = ()
     relative_cost: float | None = None
-    attacked: Check | None = None
+    check: CertificateCheck | None = None
     empirical: tuple[EmpiricalAccuracy, ...] = ()
 
     @property
@@ -157,29 +171,35 @@ class CertifyResult(Result):
         """Whether the certificates hold with a probability instead of for certain."""
         return self.settings.smooth is not None
 
-    @property
-    def is_test(self) -> bool:
-        """Whether this is the test at the end of training."""
-        settings = self.settings
-        plain = dataclasses.replace(settings, eps=None, precision=None) == CertifySettings(attack=False)
-        return plain and settings.precision == "float64"
-
 
 @MEASUREMENTS.register("certify")
 class MeasureCertify(Measurement):
-    """Provable robustness of a model."""
+    """Provable robustness of a model.
+
+    If an attack breaks a certificate, the measurement fails with an ``UnsoundError`` and stores no result, only the
+    point (``evaluate.broken_certificates`` lists them).
+    """
 
     settings = CertifySettings
     result = CertifyResult
 
+    def depends_on(self, subject: Subject, settings: CertifySettings, context: Context) -> tuple[str, ...]:
+        """The data to reject, and the code of attacks from outside Atoll."""
+        digests = [split_digest(other) for other in _rejection_data(subject, settings).values()]
+        if settings.attack:
+            attacks = AttackSettings(attacks=settings.attacks, norm="l2", eps=str(settings.radii[0]))
+            digests += MeasureAttack().depends_on(subject, attacks, context)
+        return tuple(digests)
+
     def measure(self, subject: Subject, settings: CertifySettings, context: Context) -> dict[str, Any]:
-        model, split = subject.model, select(subject.data, settings.split, settings.points)
-        # What is certified, and what is attacked: the model in its own precision is faster.
-        certified = copy.deepcopy(model).double() if settings.precision == "float64" else model
+        # The model in its own precision is what gets attacked; it is faster.
+        dtype, model = getattr(torch, settings.precision or "float64"), subject.model
+        certified = model if subject.precision == dtype else copy.deepcopy(model).to(dtype)
+        split = select(subject.data, settings.split, settings.points)
         if settings.smooth is None:
             return _prove(subject, certified, split, settings, context)
         smoothed = Smoothed(certified, settings.smooth, n=settings.samples, alpha=settings.alpha, seed=settings.seed)
-        certifier = smoothed if context.folder is None else Kept(smoothed, context.folder / "points")
+        certifier = smoothed if context.folder is None else ResumableCertifier(smoothed, context.folder / "points")
         certification = certify(certifier, split, batch_size=1, device=context.device, on_progress=context.on_progress)
         _save(certification, subject, settings, context)
         return _accuracies(certification, settings.radii)
@@ -187,83 +207,101 @@ class MeasureCertify(Measurement):
 
 def _accuracies(certification: Certification, radii: list[float]) -> dict[str, Any]:
     radius, accuracy = certification.curve()
-    known = certification.radius[certification.correct & certification.radius.isfinite()]
     return {
         "clean": certification.clean,
         "verified": tuple(Verified(eps=eps, accuracy=certification.verified(eps)) for eps in radii),
-        "median_radius": float(known.median()) if len(known) else 0.0,
+        "median_radius": certification.median_radius,
         "curve": {"radius": tuple(radius.tolist()), "verified": tuple(accuracy.tolist())},
     }
 
 
 def _prove(
-    subject: Subject, certified: Any, split: Split, settings: CertifySettings, context: Context
+    subject: Subject, certified: nn.Module, split: Split, settings: CertifySettings, context: Context
 ) -> dict[str, Any]:
     """Certificates that are proofs, and attacks that try to refute them."""
-    device, progress, model = context.device, context.on_progress, subject.model
-    if not isinstance(certified, Classifier):
-        raise InputError(f"certify: expected a Classifier with a linear head, got {type(certified).__name__}")
     certifier = certifier_for(
         certified,
         budget=settings.budget,
-        on_layer=lambda layer: progress(f"norm of {layer.name}", 0, 1),
+        on_layer=lambda layer: context.on_progress(f"norm of {layer.name}", 0, 1),
         radii=settings.radii,
         eta=settings.eta,
     )
-    # Before the work: a data set that is missing or of another shape is an error at once.
-    others = {name: _other_data(name, certified.input_shape, len(split), settings, subject) for name in settings.reject}
-    certification = certify(certifier, split, batch_size=settings.batch_size, device=device, on_progress=progress)
-    fields = _accuracies(certification, settings.radii)
-    fields |= {"lipschitz": certifier.lipschitz, "layers": tuple(certifier.layers)}
-    if others:
-        certifications = {f"{settings.split} points": certification}
-        for name, other in others.items():
-            certifications[name] = certify(
-                certifier, other, batch_size=settings.batch_size, device=device, on_progress=progress
-            )
-        fields["rejected"] = tuple(
-            Rejection(data=name, eps=eps, share=share_rejected(each, eps))
-            for name, each in certifications.items()
-            for eps in settings.radii
-        )
-    x = to_float(split.fetch(torch.arange(min(settings.batch_size, len(split))))).to(device)
-    fields["relative_cost"] = relative_cost(certifier, certified, x.to(next(certified.parameters()).dtype))
+    splits = {f"{settings.split} points": split, **_rejection_data(subject, settings)}
+    certifications = {name: _certify(certifier, each, settings, context) for name, each in splits.items()}
+    certification = next(iter(certifications.values()))
     _save(certification, subject, settings, context)  # before the attacks, which take longest
-    if not settings.attack:
-        return fields
-    fields["attacked"] = attack_certified(
-        model, certifier, split, certification, bounds=subject.data.bounds, points=settings.check, seed=settings.seed,
-        device=device, folder=context.folder, on_progress=progress,
+    x = to_float(split.fetch(torch.arange(min(settings.batch_size, len(split))))).to(context.device)
+    fields = {
+        **_accuracies(certification, settings.radii),
+        "lipschitz": certifier.lipschitz,
+        "layers": tuple(certifier.layers),
+        "rejected": _rejections(certifications, settings) if settings.reject else (),
+        "relative_cost": relative_cost(certifier, certified, x.to(next(certified.parameters()).dtype)),
+    }
+    return fields | _attack(subject, certifier, split, certification, settings, context) if settings.attack else fields
+
+
+def _certify(certifier: Proof, split: Split, settings: CertifySettings, context: Context) -> Certification:
+    return certify(
+        certifier, split, batch_size=settings.batch_size, device=context.device, on_progress=context.on_progress
+    )
+
+
+def _rejections(certifications: Mapping[str, Certification], settings: CertifySettings) -> tuple[Rejection, ...]:
+    return tuple(
+        Rejection(data=name, eps=eps, share=certification.rejected(eps))
+        for name, certification in certifications.items()
+        for eps in settings.radii
+    )
+
+
+def _attack(
+    subject: Subject,
+    certifier: Proof,
+    split: Split,
+    certification: Certification,
+    settings: CertifySettings,
+    context: Context,
+) -> dict[str, Any]:
+    """Attacks on certified points at their radius, and robust accuracy under attack at the radii of the settings."""
+    model, bounds, seed = subject.model, subject.data.bounds, settings.seed
+    device, progress = context.device, context.on_progress
+    check = attack_certified(
+        model, certifier, split, certification, bounds=bounds, points=settings.check, seed=seed, device=device,
+        folder=context.folder, on_progress=progress,
     )  # fmt: skip
-    names = ", ".join([settings.attacks, *made_for(model)])
-    rows = []
+    names, rows = ", ".join([settings.attacks, *special_attacks(model)]), []
     for eps in settings.radii:
-        attacks = attacks_on(model, settings.attacks, ThreatModel("l2", eps, subject.data.bounds))
+        attacks = parse_attacks_for(model, settings.attacks, ThreatModel("l2", eps, bounds))
         accuracy = empirical(
-            model, split, certification, attacks, eps, batch_size=settings.batch_size, seed=settings.seed,
-            device=device, on_progress=progress,
+            model, split, certification, attacks, eps, batch_size=settings.batch_size, seed=seed, device=device,
+            on_progress=progress,
         )  # fmt: skip
         rows.append(EmpiricalAccuracy(eps=eps, attacks=names, accuracy=accuracy))
-    return fields | {"empirical": tuple(rows)}
+    return {"check": check, "empirical": tuple(rows)}
 
 
-def _other_data(name: str, shape: tuple[int, ...], count: int, settings: CertifySettings, subject: Subject) -> Split:
-    """Inputs of another kind: ``noise``, or the first test points of a data set named as in a recipe."""
-    if name == "noise":
-        return noise(shape, count, seed=settings.seed)
-    data: Data = build_part(Data, parse_yaml(name, "reject"), "reject", trust=True)
-    if data.shape != shape:
-        expected, got = ("x".join(map(str, each)) for each in (shape, data.shape))
-        raise InputError(f"reject: expected inputs of {expected}, got {got} from {name}")
-    return SubSplit(data.test, torch.arange(min(count, len(data.test))))
+def _rejection_data(subject: Subject, settings: CertifySettings) -> dict[str, Split]:
+    """Inputs of other kinds by name: ``noise``, or the first test points of a data set named as in a recipe."""
+    shape, count = subject.data.shape, len(select(subject.data, settings.split, settings.points))
+    splits: dict[str, Split] = {}
+    for name in settings.reject:
+        if name == "noise":
+            splits[name] = noise(shape, count, seed=settings.seed)
+            continue
+        data: Data = build_part(Data, parse_yaml(name, "reject"), "reject", trust=True)
+        if data.shape != shape:
+            expected, got = ("x".join(map(str, each)) for each in (shape, data.shape))
+            raise InputError(f"reject: expected inputs of {expected}, got {got} from {name}")
+        splits[name] = SubSplit(data.test, torch.arange(min(count, len(data.test))))
+    return splits
 
 
 def _save(certification: Certification, subject: Subject, settings: CertifySettings, context: Context) -> None:
     """The certificates of all points, and the curve as a picture."""
-    folder: Path | None = context.folder
-    if folder is None or not is_main():
+    if context.folder is None or not is_main():
         return
     tensors = {name: getattr(certification, name) for name in ("prediction", "radius", "label")}
-    write_atomic(folder / "certificates.safetensors", save(tensors))
+    write_atomic(context.folder / "certificates.safetensors", save(tensors))
     figure = plot_certified({subject.origin.run or "model": certification.curve()}, settings.radii)
-    figure.savefig(folder / "curve.png", dpi=120)
+    figure.savefig(context.folder / "curve.png", dpi=120)

@@ -19,25 +19,25 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Norm:
+class SpectralNormBound:
     """An upper bound and how it was proven: ``exact`` (to a thousandth), ``strip`` or ``torus``."""
 
     value: float
-    how: str
+    method: str
 
 
-def dense_norm(weight: Tensor) -> Norm:
+def dense_norm(weight: Tensor) -> SpectralNormBound:
     """The largest singular value of a matrix.
 
     >>> round(dense_norm(torch.diag(torch.tensor([3.0, 4.0]))).value, 2)
     4.0
     """
-    return Norm(BlockBandedOperator(_exact(weight)[None, None]).norm(), "exact")
+    return SpectralNormBound(BlockBandedOperator(_exact(weight)[None, None]).norm(), "exact")
 
 
 def conv_norm(
     weight: Tensor, size: Pair, stride: Pair = (1, 1), padding: Pair = (0, 0), *, budget: float = BUDGET
-) -> Norm:
+) -> SpectralNormBound:
     """The norm of a convolution with zero padding, for inputs of a known size; the tightest bound within the budget.
 
     Where kernels do not overlap it is the norm of the kernel as one matrix.  Otherwise one of ``OPERATORS``: the
@@ -59,10 +59,10 @@ def conv_norm(
     if all(k <= s for k, s in zip(weight.shape[2:], stride, strict=True)):
         return dense_norm(weight.flatten(1))
     layout = Layout(size, stride, padding)
-    for how, operator in OPERATORS.items():
+    for method, operator in OPERATORS.items():
         # Without memory first: the exact operator of a wide layer would take gigabytes.
-        if operator(weight.to("meta"), layout).flops <= budget or how == "torus":
-            return Norm(operator(weight, layout).norm(), how)
+        if operator(weight.to("meta"), layout).flops <= budget or method == "torus":
+            return SpectralNormBound(operator(weight, layout).norm(), method)
     raise AssertionError
 
 
@@ -116,7 +116,7 @@ def torus(weight: Tensor, layout: Layout) -> BlockBandedOperator:
     return BlockBandedOperator(parts[:, None].contiguous(), terms=rows * columns)
 
 
-# From the tightest to the minimal_moves.
+# From the tightest to the cheapest.
 OPERATORS: dict[str, Callable[[Tensor, Layout], BlockBandedOperator]] = {"exact": exact, "strip": strip, "torus": torus}
 
 

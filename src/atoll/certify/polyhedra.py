@@ -12,7 +12,7 @@ from atoll.certify.lipschitz import UNIT_ROUNDOFF, gamma
 from atoll.models.stretch_distance import minimal_moves, multiplier
 
 STEPS = 200  # of ascent at most,
-CHECK = 20  # and after so many, a look whether it is enough
+CHECK = 20  # between checks whether the goal is reached
 
 
 def distance_bounds(
@@ -30,7 +30,7 @@ def distance_bounds(
 
     With :math:`s_p = \|z - c\|^2 - \|z - p\|^2` these are the moves with :math:`2 (p - c) \cdot \Delta + s_p \le 0`
     for all p, where :math:`\Delta` is what the move :math:`\delta` changes: the move itself, or, of stretched inputs,
-    what ``crossing`` says.  For any :math:`\lambda \ge 0`, and :math:`v = 2 \sum_p \lambda_p (p - c)`,
+    what ``stretch_distance`` describes.  For any :math:`\lambda \ge 0`, and :math:`v = 2 \sum_p \lambda_p (p - c)`,
 
     .. math:: \tfrac12 \|\delta\|^2 \ge q(\lambda) = \lambda \cdot s
               + \sum_i \min_{\delta_i} \tfrac12 \delta_i^2 + v_i \Delta_i.
@@ -109,11 +109,11 @@ class Dual:
     def best_single(self) -> Tensor:
         """Multipliers of the p whose plane alone is furthest away; the others are 0."""
         between = torch.cdist(self.other, self.own).clamp_min(torch.finfo(self.own.dtype).tiny)
-        chosen = (self.margin / between).argmax(2, keepdim=True)
-        p = self.own.gather(1, chosen.expand(-1, -1, self.own.shape[2]))
-        margin = self.margin.gather(2, chosen)
-        found = multiplier(2 * (p - self.other), margin.squeeze(2).clamp_min(0), self.low, self.high, self.gain)
-        return torch.zeros_like(self.margin).scatter(2, chosen, found[:, :, None])
+        best = (self.margin / between).argmax(2, keepdim=True)
+        p = self.own.gather(1, best.expand(-1, -1, self.own.shape[2]))
+        margin = self.margin.gather(2, best)
+        value = multiplier(2 * (p - self.other), margin.squeeze(2).clamp_min(0), self.low, self.high, self.gain)
+        return torch.zeros_like(self.margin).scatter(2, best, value[:, :, None])
 
     def slope(self, multipliers: Tensor) -> Tensor:
         """v."""
@@ -141,5 +141,5 @@ class Dual:
         terms = count + features + 16
         size = (multipliers * self.margin.abs()).sum(2) + 3 * reach.square() + ends
         error = gamma(terms, UNIT_ROUNDOFF[torch.float64]) * size
-        found: Tensor = (2 * (value - 2 * error).clamp_min(0)).sqrt() * (1 - 1e-12)
-        return found
+        distance: Tensor = (2 * (value - 2 * error).clamp_min(0)).sqrt() * (1 - 1e-12)
+        return distance

@@ -16,11 +16,11 @@ from atoll.modules import evaluation_mode
 from atoll.rng import generator
 
 
-class LipschitzEstimate(nn.Module):
+class LipschitzEstimator(nn.Module):
     r"""Estimates of :math:`K_{ji}`, the Lipschitz constant of logit j minus logit i, for all pairs of classes.
 
     :math:`K_{ji} = \|w_j - w_i\| \prod_l \sigma_l` with the rows w of a linear head and :math:`\sigma = \|A v\|` for
-    every linear layer of the body; v moves a few power iterations further at every call, starting where the last one
+    every linear layer of the body; every call runs a few more power iterations on v, starting where the last call
     ended.  Only the last product has a gradient.  With ``Centroids`` as head every logit has one constant, mostly 1,
     and the difference of two of them twice that.
 
@@ -36,7 +36,7 @@ class LipschitzEstimate(nn.Module):
     >>> from atoll.models import MLP
     >>> model = MLP((2,), 2, hidden=())
     >>> _ = model.head.weight.data.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
-    >>> pairs, whole = LipschitzEstimate(model, iterations=50)()
+    >>> pairs, whole = LipschitzEstimator(model, iterations=50)()
     >>> pairs.detach(), whole.detach()
     (tensor([[0., 5.],
             [5., 0.]]), tensor(4.))
@@ -57,29 +57,29 @@ class LipschitzEstimate(nn.Module):
         self._constants: dict[str, float] = {}
         for leaf in _leaves(self._nodes if isinstance(model.head, Centroids) else (*self._nodes, *self._head)):
             try:
-                known = linear_map(leaf.module)
-                if known is None and channel_scale(leaf.module) is None:
+                linear = linear_map(leaf.module)
+                if linear is None and channel_scale(leaf.module) is None:
                     self._constants[leaf.name] = _constant(leaf)
             except InputError as error:
                 name = f"{leaf.name} ({type(leaf.module).__name__})"
                 raise InputError(f"{name} cannot be trained with a Lipschitz bound: {error}") from None
-            if known is not None:
+            if linear is not None:
                 v = torch.randn(1, *leaf.shape, generator=generator("power iteration", leaf.name))
-                self.register_buffer(_buffer(leaf), (v / v.norm()).to(device, known.weight.dtype))
+                self.register_buffer(_buffer(leaf), (v / v.norm()).to(device, linear.weight.dtype))
 
-    def forward(self, move: bool = True) -> tuple[Tensor, Tensor]:
-        """All pairs, and the whole; the vectors stay where they are without ``move``."""
+    def forward(self, update: bool = True) -> tuple[Tensor, Tensor]:
+        """The constants of all pairs, and of the vector of logits; ``update`` runs power iterations first."""
         (head,) = self._head
         with torch.autocast(self._device_type, enabled=False):
             linear = linear_map(head.module)
-            body = self._product(self._nodes, move)
+            body = self._product(self._nodes, update)
             if isinstance(head.module, Centroids):
                 body = body * head.module.lipschitz
                 one = next(head.module.parameters()).new_ones(())
                 differ = 1 - torch.eye(self._num_classes, dtype=one.dtype, device=one.device)
                 return body * 2 * differ, body * math.sqrt(self._num_classes) * one
             assert linear is not None
-            return body * pair_distances(linear.weight), body * self._norm(linear, head, move)
+            return body * pair_distances(linear.weight), body * self._norm(linear, head, update)
 
     @property
     def exact(self) -> bool:
@@ -88,7 +88,7 @@ class LipschitzEstimate(nn.Module):
 
     @torch.no_grad()
     def converged(self, calls: int = 20) -> Tensor:
-        """The matrix after more iterations, which leave no trace: for looking, not for training."""
+        """The matrix after more iterations, with the vectors restored afterwards: for measuring, not for training."""
         before = {name: vector.clone() for name, vector in self.named_buffers()}
         for _ in range(calls - 1):
             self()
@@ -97,32 +97,32 @@ class LipschitzEstimate(nn.Module):
             vector.copy_(before[name])
         return pairs
 
-    def _product(self, nodes: tuple[Node, ...], move: bool) -> Tensor | float:
+    def _product(self, nodes: tuple[Node, ...], update: bool) -> Tensor | float:
         total: Tensor | float = 1.0
         for node in nodes:
-            factor = 1 + self._product(node.inner, move) if isinstance(node, Branch) else self._layer(node, move)
+            factor = 1 + self._product(node.inner, update) if isinstance(node, Branch) else self._layer(node, update)
             total = total * factor
         return total
 
-    def _layer(self, leaf: Leaf, move: bool) -> Tensor | float:
+    def _layer(self, leaf: Leaf, update: bool) -> Tensor | float:
         linear, scale = linear_map(leaf.module), channel_scale(leaf.module)
         if linear is not None:
-            return self._norm(linear, leaf, move)
+            return self._norm(linear, leaf, update)
         if scale is not None:
             largest: Tensor = scale.abs().max()
             return largest
         return self._constants[leaf.name]
 
-    def _norm(self, linear: LinearMap, leaf: Leaf, move: bool) -> Tensor:
+    def _norm(self, linear: LinearMap, leaf: Leaf, update: bool) -> Tensor:
         v = self.get_buffer(_buffer(leaf))
-        if move:
-            v.copy_(self._moved(linear, v, leaf))
-        # A copy, because the buffer moves on before everybody has gone backward through it.
+        if update:
+            v.copy_(self._iterate(linear, v, leaf))
+        # A copy, because the next update would change the buffer before the backward pass.
         norm: Tensor = linear.apply(v.clone()).norm()
         return norm
 
     @torch.no_grad()
-    def _moved(self, linear: LinearMap, v: Tensor, leaf: Leaf) -> Tensor:
+    def _iterate(self, linear: LinearMap, v: Tensor, leaf: Leaf) -> Tensor:
         for _ in range(self.iterations):
             v = linear.transposed(linear.apply(v), leaf.shape)
             v = v / v.norm().clamp_min(1e-30)
@@ -144,17 +144,17 @@ def pair_distances(weight: Tensor) -> Tensor:
 
 
 def _leaves(nodes: tuple[Node, ...]) -> list[Leaf]:
-    found: list[Leaf] = []
+    leaves: list[Leaf] = []
     for node in nodes:
-        found += _leaves(node.inner) if isinstance(node, Branch) else [node]
-    return found
+        leaves += _leaves(node.inner) if isinstance(node, Branch) else [node]
+    return leaves
 
 
 def _constant(leaf: Leaf) -> float:
-    known = nonlinear(leaf.module, leaf.shape)
-    if known is None:
+    layer = nonlinear(leaf.module, leaf.shape)
+    if layer is None:
         raise InputError("no Lipschitz constant is known for this kind of layer")
-    return known.constant
+    return layer.constant
 
 
 def _buffer(leaf: Leaf) -> str:

@@ -56,23 +56,23 @@ class PrototypeAttack(Attack):
         assert isinstance(model, CentroidNet)
         result = x.clone()
         for steps in (0, self.steps):  # most points fall to single planes, which cost little
-            standing = (model(result).argmax(1) == y).nonzero().squeeze(1)
-            for rows in standing.split(POINTS):
-                result[rows] = self._moved(model, x[rows], y[rows], steps)
+            robust = (model(result).argmax(1) == y).nonzero().squeeze(1)
+            for rows in robust.split(POINTS):
+                result[rows] = self._move(model, x[rows], y[rows], steps)
         return result
 
-    def _moved(self, model: CentroidNet, x: Tensor, y: Tensor, steps: int) -> Tensor:
-        """The first of the moves that changes the class; the inputs themselves where none does."""
+    def _move(self, model: CentroidNet, x: Tensor, y: Tensor, steps: int) -> Tensor:
+        """The first of the moves that changes the class; the inputs themselves if none does."""
         problem = self._problem(model, x.flatten(1).double(), y)
         endless = torch.full_like(problem.margin[:, :, 0], math.inf)
         _, multipliers = ascend(problem, endless, steps=steps)
         moves = self._of_length(problem, problem.slope(multipliers))
-        result, standing = x.clone(), torch.ones_like(y, dtype=torch.bool)
+        result, robust = x.clone(), torch.ones_like(y, dtype=torch.bool)
         for move in moves.unbind(1):
             x_adv = self.threat.project((x.double() + move.view_as(x)).to(x.dtype), x)
-            changed = standing & (model(x_adv).argmax(1) != y)
+            changed = robust & (model(x_adv).argmax(1) != y)
             result[changed] = x_adv[changed]
-            standing &= ~changed
+            robust &= ~changed
         return result
 
     def _problem(self, model: CentroidNet, z: Tensor, y: Tensor) -> Dual:

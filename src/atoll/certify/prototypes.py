@@ -1,4 +1,4 @@
-"""What a Centroid Net compares an input with: its prototype, and the training examples closest to that."""
+"""Prototypes of Centroid Nets, and the training examples closest to them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prototypes(model: CentroidNet, x: Tensor, *, steps: int = 300, lr: float = 0
     .. math:: \arg\min_{x'} \|f(x') - c\|, \quad c = \arg\min_c \|f(x) - c\|
 
     Without an encoder that is the centroid itself, moved into the bounds of inputs; otherwise Adam looks for it, from
-    x on, and the best input on its way is kept.
+    x on, and the best input on its way is returned.
 
     Args:
         model: in any mode; it is looked at in evaluation mode.
@@ -90,7 +90,7 @@ def nearest_examples(model: CentroidNet, features: Tensor, split: Split, count: 
 
 def explained(model: CentroidNet, x: Tensor, split: Split, count: int = 5) -> tuple[Prototypes, Tensor]:
     """Prototypes and the nearest training examples themselves, as ``plots.plot_prototypes`` draws them."""
-    found = prototypes(model, x)
-    rows = nearest_examples(model, found.centroid, split, count)
+    result = prototypes(model, x)
+    rows = nearest_examples(model, result.centroid, split, count)
     examples = to_float(split.fetch(rows.flatten().cpu()))
-    return found, examples.view(*rows.shape, *x.shape[1:])
+    return result, examples.view(*rows.shape, *x.shape[1:])

@@ -1,13 +1,17 @@
-"""Randomized smoothing (Cohen et al., 2019): certificates for any classifier, by sampling, and so only probable."""
+"""Randomized smoothing (Cohen et al., 2019): probabilistic certificates for any classifier, by sampling."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from atoll.certify.certificate import Certificate
+from atoll.certify.certificate import Certificate, Certifier
+from atoll.distributed import rank
 from atoll.errors import InputError
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, content_hash
@@ -23,11 +27,11 @@ class Smoothed:
     :math:`\overline{p_B} = 1 - \underline p`).  ``n0`` draws choose the class, ``n`` others bound its probability.
 
     **This is no proof.**  The radius of a point is too large with a probability of at most ``alpha``: of a thousand
-    certificates with the default, about one may be false.  And theorem and bound are about real numbers: that inputs
-    and noise are rounded to the model's precision is not counted.
+    certificates with the default, about one may be false.  Theorem and bound are about real numbers and do not cover
+    the rounding of inputs and noise to the model's precision.
 
-    The noise depends on the seed, the point's own numbers and the number of the draw, so the certificate is a function
-    of the point: no batch size, order or number of processes changes it.
+    The noise depends on the seed, the values of the point and the index of the draw.  The certificate is a function of
+    the point: it does not depend on the batch size, the order of points or the number of processes.
 
     Args:
         model: any module from inputs to logits; noise takes the inputs out of [0, 1].
@@ -38,14 +42,14 @@ class Smoothed:
         batch_size: draws that go through the model together.
         seed: of the noise.
 
-    A call certifies: prediction -1 and radius 0 where it abstains.
+    A call certifies; if it abstains, the prediction is -1 and the radius 0.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))  # the plane x_0 = 0
     >>> smoothed = Smoothed(model, 1.0, n=10_000)
     >>> x = torch.tensor([[0.5, 3.0], [0.0, 0.0]])
-    >>> found = smoothed(x)
-    >>> found.prediction, [round(float(r), 1) for r in found.radius]
+    >>> certificate = smoothed(x)
+    >>> certificate.prediction, [round(float(r), 1) for r in certificate.radius]
     (tensor([ 0, -1]), [0.5, 0.0])
     >>> smoothed.predict(x)
     tensor([ 0, -1])
@@ -92,12 +96,12 @@ class Smoothed:
         """Cohen's PREDICT: the class of g, or -1 if the two most frequent classes are too close to tell."""
         from scipy.stats import binomtest  # half a second to import
 
-        found = torch.full((len(x),), ABSTAIN, device=x.device)
+        prediction = torch.full((len(x),), ABSTAIN, device=x.device)
         for row, point in enumerate(x):
             (first, second), classes = self.counts(point, self.n, "predict").topk(2)
             if binomtest(int(first), int(first + second), 0.5).pvalue <= self.alpha:
-                found[row] = classes[0]
-        return found
+                prediction[row] = classes[0]
+        return prediction
 
     @torch.no_grad()
     def counts(self, point: Tensor, n: int, purpose: str) -> Tensor:
@@ -112,6 +116,56 @@ class Smoothed:
                 logits = self.model(noise.mul_(self.sigma).add_(point))
                 total = total + torch.bincount(logits.argmax(1), minlength=logits.shape[1])
         return total
+
+
+class ResumableCertifier:
+    """A certifier that stores every certificate as soon as it is computed, so that an interrupted run can resume.
+
+    Each line of a file is a JSON list of a checksum, the key of a point, its prediction and its radius.  A line that
+    does not match its checksum, such as one that a kill cut short, is ignored and its point computed again.
+
+    Args:
+        certifier: computes the certificates that are not stored yet.
+        folder: belongs to this certifier alone; every process writes a file of its own and reads all of them.
+    """
+
+    def __init__(self, certifier: Certifier, folder: Path) -> None:
+        self.certifier = certifier
+        self.certificates: dict[int, tuple[int, float]] = {}
+        for path in sorted(folder.glob("points-*.jsonl")):
+            for line in path.read_bytes().splitlines():
+                if (record := _read_record(line)) is not None:
+                    self.certificates[record[0]] = record[1:]
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"points-{rank()}.jsonl"
+
+    def __call__(self, x: Tensor) -> Certificate:
+        keys = [content_hash(point) for point in x]
+        for key, point in zip(keys, x, strict=True):
+            if key not in self.certificates:
+                certificate = self.certifier(point[None])
+                self.certificates[key] = (int(certificate.prediction), float(certificate.radius))
+                record = [key, *self.certificates[key]]
+                with self.path.open("a") as file:  # the line break first: the line before may have been cut short
+                    file.write(f"\n{json.dumps([_checksum(record), *record])}")
+        predictions, radii = ([self.certificates[key][part] for key in keys] for part in (0, 1))
+        return Certificate(
+            torch.tensor(predictions, dtype=torch.int64, device=x.device),
+            torch.tensor(radii, dtype=torch.float64, device=x.device),
+        )
+
+
+def _read_record(line: bytes) -> tuple[int, int, float] | None:
+    """Key, prediction and radius of a line; None if the line is damaged."""
+    try:
+        checksum, key, prediction, radius = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return (key, prediction, radius) if checksum == _checksum([key, prediction, radius]) else None
+
+
+def _checksum(record: list[int | float]) -> str:
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()[:16]
 
 
 def clopper_pearson(count: int, total: int, alpha: float) -> float:

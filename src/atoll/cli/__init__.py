@@ -3,74 +3,77 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from atoll.cli import attack, certify, curvature, explain, export, ls, report, study, train
-from atoll.cli.output import error_console
-from atoll.distributed import is_main
 from atoll.errors import AtollError, TrainingError
 
+# One module each, imported when its verb is used: PyTorch takes seconds to import, and `atoll --help` does without.
 VERBS = {
-    "train": train,
-    "attack": attack,
-    "certify": certify,
-    "export": export,
-    "curvature": curvature,
-    "explain": explain,
-    "study": study,
-    "report": report,
-    "ls": ls,
+    "train": "train a recipe",
+    "attack": "measure robust accuracy",
+    "certify": "prove robustness",
+    "export": "write certified models as ONNX files",
+    "curvature": "measure flatness, layer by layer",
+    "explain": "show what models look at, and whether that is faithful",
+    "study": "reproduce a table or figure of a paper",
+    "report": "write one page about one or several runs",
+    "ls": "list recipes, components and runs",
 }
 
 DESCRIPTION = """\
 Train, attack, certify and explain adversarially robust image classifiers.
 
-  atoll ls                                     what there is: recipes, models, data, attacks, methods
+  atoll ls                                     list recipes, models, data sets, attacks, methods
+  atoll ls runs                                list runs with their main numbers
   atoll train digits-at                        train a recipe into runs/digits-at
-  atoll train digits-at trainer.epochs=5       ... with another value
-  atoll train --resume --out runs/digits-at    go on where a run was stopped or killed
-  atoll attack runs/digits-at                  robust accuracy of its best checkpoint
-  atoll certify runs/digits-gloro              radii within which predictions provably cannot change
-  atoll export runs/digits-gloro -o net.onnx   the same as a file that other programs can run
-  atoll curvature runs/digits-at               how flat it is, layer by layer
-  atoll explain runs/digits-at                 what it looks at, and whether that is faithful
-  atoll study trh-two-moons                    a figure of a paper, and whether its claim held
-  atoll report runs/digits-at                  all of that as a page to read
+  atoll train digits-at trainer.epochs=5       the same with another value
+  atoll train --resume --out runs/digits-at    resume a run that was stopped or killed
+  atoll attack runs/digits-at                  measure robust accuracy of the best checkpoint
+  atoll certify runs/digits-gloro              prove radii within which predictions cannot change
+  atoll export runs/digits-gloro -o net.onnx   write the certified model for other programs
+  atoll curvature runs/digits-at               measure flatness, layer by layer
+  atoll explain runs/digits-at                 show what the model looks at
+  atoll study trh-two-moons                    reproduce a figure of a paper and check its claim
+  atoll report runs/digits-at                  write one page with all results
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    whole = argparse.ArgumentParser(
+def parser(verb: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command; only the named verb knows its options, because the others are not imported."""
+    base = argparse.ArgumentParser(
         prog="atoll", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    verbs = whole.add_subparsers(dest="verb", metavar="COMMAND", required=True)
-    for name, module in VERBS.items():
-        verb = verbs.add_parser(
+    verbs = base.add_subparsers(dest="verb", metavar="COMMAND", required=True)
+    for name, text in VERBS.items():
+        module = importlib.import_module(f"atoll.cli.{name}") if name == verb else None
+        sub = verbs.add_parser(
             name,
-            help=module.HELP,
-            description=module.__doc__,
+            help=text,
+            description=module.__doc__ if module else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        verb.add_argument("--json", action="store_true", help="print JSON for machines instead of tables for people")
-        verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        module.arguments(verb)
-    return whole
+        sub.add_argument("--json", action="store_true", help="print JSON for machines instead of tables for people")
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        if module:
+            module.arguments(sub)
+    return base
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The words of a command; leaves with argparse's message if they are not understood.
+    """Parse a command line; exits with argparse's message if it is wrong.
 
     >>> parse(["train", "digits-at", "--data.root", "here", "trainer.epochs=5"]).overrides
     ['data.root=here', 'trainer.epochs=5']
     """
-    whole = parser()
-    # Overrides may stand anywhere; argparse would only take them directly behind the recipe.
-    options, rest = whole.parse_known_args(_dotted_flags(argv))
+    full = parser(next((word for word in argv if word in VERBS), None))
+    # Overrides may stand anywhere; argparse would only take them directly after the recipe.
+    options, rest = full.parse_known_args(_dotted_flags(argv))
     stray = [word for word in rest if not hasattr(options, "overrides") or word.startswith("-") or "=" not in word]
     if stray:
-        whole.error(f"unrecognized arguments: {' '.join(stray)}")
+        full.error(f"unrecognized arguments: {' '.join(stray)}")
     if rest:
         options.overrides += rest
     return options
@@ -80,11 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
-        code: int = VERBS[options.verb].run(options)
+        code: int = importlib.import_module(f"atoll.cli.{options.verb}").run(options)
         return code
     except AtollError as error:
         if options.debug:
             raise
+        from atoll.cli.output import error_console
+        from atoll.distributed import is_main
+
         # Under torchrun all processes find the same fault in a recipe; a broken run may show in any of them.
         if is_main() or isinstance(error, TrainingError):
             error_console.print(f"atoll {options.verb}: {error}", style="red", markup=False, soft_wrap=True)

@@ -19,7 +19,6 @@ from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import console, interval, percent, print_table
 
-HELP = "measure robust accuracy"
 SETTINGS = AttackSettings
 
 

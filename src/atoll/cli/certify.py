@@ -6,7 +6,7 @@ atoll certify runs/mnist-gloro --no-attack
 atoll certify runs/mnist-centroid --eta 0.1 --reject noise --reject FashionMNIST
 atoll certify runs/digits-smoothing --smooth 0.25 --samples 10000
 
-Certified points are attacked at their radius.  If one falls, the command fails.
+The command attacks certified points at their radius and fails if a prediction changes.
 
 --smooth certifies any model by randomized smoothing: it predicts the class that the model assigns most often under
 Gaussian noise.  Each of these certificates is false with probability alpha at most, so they are not attacked.
@@ -26,7 +26,6 @@ from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import console, interval, percent, print_table
 
-HELP = "prove robustness"
 SETTINGS = CertifySettings
 
 
@@ -40,9 +39,9 @@ def run(options: argparse.Namespace) -> int:
 
 def show(results: Mapping[str, CertifyResult]) -> None:
     for folder, result in results.items():
-        layers = [layer for layer in result.layers if layer.how != "known"]
+        layers = [layer for layer in result.layers if layer.method != "known"]
         if layers:
-            rows = [[layer.name, layer.kind, f"{layer.lipschitz:.4f}", layer.how] for layer in layers]
+            rows = [[layer.name, layer.kind, f"{layer.lipschitz:.4f}", layer.method] for layer in layers]
             print_table(f"{folder}: Lipschitz constants", ["layer", "kind", "at most", "proof"], rows)
         rows = [["clean", "-", percent(result.clean), interval(result.clean)]]
         kind = "verified, probabilistic" if result.is_probabilistic else "verified"
@@ -69,10 +68,9 @@ def _lines(result: CertifyResult) -> list[str]:
         )
     if result.relative_cost is not None:
         lines.append(f"certifying takes {result.relative_cost:.2f} times as long as predicting")
-    if result.attacked is not None:
-        check = result.attacked
+    if (check := result.check) is not None:
         lines.append(
             f"{check.attacked:,} of {check.certified:,} certified points were attacked at their radius"
-            f" ({check.passes:,} passes, {check.seconds:.0f} s): none fell"
+            f" ({check.passes:,} passes, {check.seconds:.0f} s): no prediction changed"
         )
     return [*lines, f"certificates and results: {result.folder}"]

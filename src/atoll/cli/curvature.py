@@ -19,7 +19,6 @@ from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import console, print_table
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 
-HELP = "measure flatness, layer by layer"
 SETTINGS = CurvatureSettings
 
 
@@ -68,7 +67,7 @@ def _lines(result: CurvatureResult) -> list[str]:
         lines.append(
             f"PAC-Bayes, {bound.posterior} posterior: loss {bound.risk:.4g}; with noise {bound.expansion:.4g} to second"
             f" order, {bound.noisy} by Monte Carlo; KL {bound.kl:.4g}; bounds: linear {bound.linear:.4g}, Catoni"
-            f" {bound.catoni:.4g}, square root {bound.square_root:.4g}; {bound.words}"
+            f" {bound.catoni:.4g}, square root {bound.square_root:.4g}; {bound.message}"
         )
     if result.gap is not None:
         lines.append(f"robust gap, test minus train: error {result.gap.error}, loss {result.gap.loss}")

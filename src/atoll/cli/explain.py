@@ -19,10 +19,9 @@ from pathlib import Path
 from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import console, print_table
 from atoll.errors import InputError
-from atoll.explain.measure import ExplainResult, ExplainSettings, MethodResult, side_by_side
+from atoll.explain.measure import ExplainResult, ExplainSettings, MethodResult, short_names, side_by_side
 from atoll.stats import Estimate
 
-HELP = "show what models look at, and whether that is faithful"
 SETTINGS = ExplainSettings
 
 
@@ -46,11 +45,11 @@ def show(results: Mapping[str, ExplainResult]) -> None:
         [folder, str(r.distance), f"{100 * r.success:.1f}", *(_number(r.pairs.get(p)) for p in ("SM-BSM", "IG-BIG"))]
         for folder, r in results.items()
     ]
-    columns = ["", f"distance ({first.settings.norm})", "found %", "SM-BSM", "IG-BIG"]
+    columns = ["", f"distance ({first.settings.norm})", "success %", "SM-BSM", "IG-BIG"]
     print_table(f"decision boundary, {points}", columns, rows)
     methods = {
-        name if len(results) == 1 else f"{name}, {Path(folder).name}": results[folder].methods[name]
-        for name in first.methods
+        label if len(results) == 1 else f"{label}, {Path(folder).name}": results[folder].methods[name]
+        for name, label in short_names(first.methods).items()
         for folder in results
     }
     _tables(methods, first.settings)

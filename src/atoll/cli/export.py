@@ -1,10 +1,10 @@
-"""Write a certified classifier to an ONNX file that answers with a class and the radius (l2) it is proven for.
+"""Write a certified classifier to an ONNX file that returns a class and the l2 radius it is certified for.
 
 atoll export runs/digits-gloro -o digits.onnx
 atoll export runs/mnist-gloro -o mnist.onnx --eps 1.58
 
-The file takes `x` (float32, any batch size, in the range of the data) and gives `prediction`, -1 where it cannot
-promise the class within eps, and `radius`.  It is compared with the original on test points before it is written.
+The file takes `x` (float32, any batch size, in the range of the data) and returns `prediction`, -1 if the class is not
+certified at eps, and `radius`.  It is compared with the model on test points before it is written.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from atoll.cli.measure import parse_checkpoint
 from atoll.cli.output import console, print_json, progress_bar
 from atoll.runs.run import open_run
 
-HELP = "certified models as ONNX files"
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="such as model.onnx")
-    parser.add_argument("--eps", help="l2 radius below which it abstains (default: as trained)")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="file, such as model.onnx")
+    parser.add_argument("--eps", help="l2 radius below which the file abstains (default: as trained)")
     parser.add_argument("--points", type=int, default=1000, help="test points to compare on (default: 1000)")
     parser.add_argument("--budget", type=float, default=BUDGET, help=f"operations per layer's proof ({BUDGET:g})")
     parser.add_argument("--checkpoint", default="best", help="best, last, or a step (default: best)")
@@ -48,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     lines = [
         f"{exported.path}: {exported.bytes:,} bytes; input x, outputs prediction (-1: abstains) and radius (l2)",
-        f"the same as the model on {exported.checked:,} test points, radii to a relative {exported.difference:.1g};"
+        f"agrees with the model on {exported.checked:,} test points, radii to a relative {exported.difference:.1g};"
         f" it abstains on {exported.abstained:,} of them at eps {exported.eps:.4g}",
     ]
     for line in lines:

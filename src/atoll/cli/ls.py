@@ -3,29 +3,35 @@
 atoll ls
 atoll ls models
 atoll ls attack APGD
+atoll ls runs
+atoll ls runs DIR
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from atoll.attacks.suites import SUITES
 from atoll.cli.output import print_json, print_table
 from atoll.config import parameters
 from atoll.errors import InputError
 from atoll.registry import REGISTRIES, registry, suggest
+from atoll.runs.collect import find_runs, main_numbers
 from atoll.runs.recipe import recipes, rows
-
-HELP = "list recipes, models, data sets, attacks, methods"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", help="list one kind only")
-    parser.add_argument("name", nargs="?", help="show the parameters and defaults of this component")
+    parser.add_argument(
+        "name", nargs="?", help="show the parameters and defaults of this component; with `runs`, a folder"
+    )
     parser.add_argument("--rows", action="store_true", help="list every variant of a recipe grid")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.kind == "runs":
+        return _list_runs(Path(options.name or "runs"), options.json)
     tables = {"recipes": None, "suites": None} | {registry(kind).title: kind for kind in REGISTRIES}
     plural = {registry(kind).kind.split()[0]: registry(kind).title for kind in REGISTRIES}
     title = plural.get(options.kind, options.kind)
@@ -55,6 +61,21 @@ def entries(title: str, kind: str | None, every_row: bool = False) -> dict[str, 
         if not every_row and names != [name]:
             lines[name] = f"{text} ({len(names)} variants, such as {names[0]})"
     return lines
+
+
+def _list_runs(root: Path, as_json: bool) -> int:
+    """All runs below a folder with their main numbers."""
+    runs = {str(run.folder): run for run in find_runs(root)}
+    numbers = {name: main_numbers(run) for name, run in runs.items()}
+    if as_json:
+        print_json(numbers)
+        return 0
+    columns = ["run", "training", "clean %", "robust %", "verified %", "WCI"]
+    rows = [
+        [name, "finished" if runs[name].is_finished else "not finished", *row.values()] for name, row in numbers.items()
+    ]
+    print_table(f"runs in {root}", columns, rows)
+    return 0
 
 
 def _show(title: str, kind: str | None, options: argparse.Namespace) -> int:

@@ -81,16 +81,17 @@ def run_measurement(options: argparse.Namespace, view: View, **more: Any) -> int
     """Measure every run, print the results."""
     settings = settings_from(options, view.SETTINGS, **more)
     checkpoint = parse_checkpoint(options.checkpoint)
+    runs = {str(folder): open_run(folder, trust=options.trust) for folder in options.runs}  # all, before any work
     results: dict[str, Result] = {}
     with process_group(), progress_bar("") as bar:
         bar.disable = bar.disable or not is_main()
-        for folder in options.runs:
-            task = bar.add_task(str(folder), total=None, note="")
+        for name, run in runs.items():
+            task = bar.add_task(name, total=None, note="")
 
             def on_progress(what: str, done: float, total: int, task: Any = task) -> None:
                 bar.update(task, completed=int(done), total=total, note=what)
 
-            results[str(folder)] = open_run(folder, trust=options.trust).measure(
+            results[name] = run.measure(
                 settings,
                 checkpoint=checkpoint,
                 weights=options.weights,

@@ -7,15 +7,17 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from atoll.stats import Accuracy
 from atoll.training.observers import Observer, Record
-from atoll.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from atoll.stats import Accuracy
+    from atoll.training.trainer import Trainer
 
 console = Console()
 error_console = Console(stderr=True)

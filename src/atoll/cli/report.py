@@ -1,10 +1,10 @@
-"""One page about trained models: what the other commands have kept in the folders of their runs.
+"""Write one page about trained models from the results in the folders of their runs.
 
 atoll report runs/digits-at
 atoll report runs/digits-standard runs/digits-at -o report.html --title "Standard and robust"
 
-The page is one file that needs no network.  Nothing is measured for it: what is missing is named on it, with the
-command that would make it.
+The page is one file that needs no network.  Nothing is measured: the page lists what is missing, with the command that
+measures it.  Numbers of several runs share a row only if they were measured with the same settings on the same points.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from pathlib import Path
 from atoll.cli.output import console, print_json
 from atoll.report import write_report
 
-HELP = "a page to read about one run or several"
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs; several are compared")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: report.html in the first run's folder")
-    parser.add_argument("--title", help="of the page (default: the names of the runs)")
+    parser.add_argument("--title", help="title of the page (default: the names of the runs)")
 
 
 def run(options: argparse.Namespace) -> int:

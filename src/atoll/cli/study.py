@@ -24,8 +24,6 @@ from atoll.studies.base import SCALES, Study
 from atoll.studies.engine import CellOutcome, Engine, run_sequentially, run_study
 from atoll.studies.ray import RayEngine
 
-HELP = "reproduce a table or figure of a paper"
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

@@ -26,14 +26,13 @@ from atoll.runs.run import Run, TestRow
 from atoll.runs.train import train
 from atoll.training.trainer import Trainer
 
-HELP = "train a recipe"
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="name or YAML file; not needed with --resume")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="values to use instead of the recipe's")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/RECIPE)")
     parser.add_argument("--resume", action="store_true", help="go on where the run in --out was stopped or killed")
+    parser.add_argument("--trust", action="store_true", help="import classes from outside Atoll when resuming")
     parser.add_argument("--dry-run", action="store_true", help="check the recipe, print it resolved, and stop")
 
 
@@ -46,14 +45,21 @@ def run(options: argparse.Namespace) -> int:
     if recipe is None and overrides:
         raise RecipeError(f"a resumed run keeps its recipe; it cannot take {overrides[0]!r}")
     if options.dry_run:
-        tree = build_recipe(recipe or options.out / "recipe.yaml", *overrides).tree
+        trust = options.trust or recipe is not None
+        tree = build_recipe(options.out / "recipe.yaml" if recipe is None else recipe, *overrides, trust=trust).tree
         print_json(tree) if options.json else sys.stdout.write(yaml.safe_dump(dict(tree), sort_keys=False))
         return 0
     name = recipe.removesuffix(".yaml") if recipe is not None else ""
     out = options.out or Path("runs") / (name if name.partition("/")[0] in recipes() else Path(name).name)
     observers = [] if options.json else [TrainingProgress()]
     finished = train(
-        recipe, *overrides, out=out, resume=options.resume, observers=observers, on_trainer=stop_on_signals
+        recipe,
+        *overrides,
+        out=out,
+        resume=options.resume,
+        trust=options.trust,
+        observers=observers,
+        on_trainer=stop_on_signals,
     )
     if not is_main():
         return 0

@@ -70,21 +70,16 @@ def _measure(
     if not len(x) or len(x) != len(y):
         raise InputError(f"expected points with one label each, got {len(x)} points and {len(y)} labels")
     like = next(model.parameters())
-    found = torch.zeros(2, len(x), dtype=torch.float64, device=like.device)
+    results = torch.zeros(2, len(x), dtype=torch.float64, device=like.device)
     for index in shared(len(x), batch_size):
         here, labels = index.to(like.device), y[index].to(like.device)
         x_adv = attack(model, x[index].to(like), labels, seed=seed, index=here)
         with torch.no_grad(), evaluation_mode(model):
             logits = model(x_adv)
-        found[0, here] = (logits.argmax(1) != labels).double()
-        found[1, here] = F.cross_entropy(logits, labels, reduction="none").double()
-    wrong, loss = all_sum(found)
-    return _mean(wrong), _mean(loss)
-
-
-def _mean(values: Tensor) -> Estimate:
-    spread = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-    return Estimate(float(values.mean()), spread)
+        results[0, here] = (logits.argmax(1) != labels).double()
+        results[1, here] = F.cross_entropy(logits, labels, reduction="none").double()
+    wrong, loss = all_sum(results)
+    return Estimate.mean_of(wrong), Estimate.mean_of(loss)
 
 
 def _difference(a: Estimate, b: Estimate) -> Estimate:

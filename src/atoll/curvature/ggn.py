@@ -2,7 +2,7 @@ r"""Traces of the generalized Gauss-Newton matrix, layer by layer, by ordinary b
 
 With the Jacobian J of a point's logits and the Hessian :math:`\Phi` of its loss in logit space, the matrix is the mean
 of :math:`J^T \Phi J` over the points (Schraudolph, "Fast curvature matrix-vector products for second-order gradient
-descent", 2002).  A layer's own block is the Hessian's where the logits are piecewise linear in it (``linearity.py``).
+descent", 2002).  A layer's own block is the Hessian's if the logits are piecewise linear in it (``risk.nonlinearity``).
 """
 
 from __future__ import annotations
@@ -12,38 +12,37 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from atoll.curvature.linearity import nonlinearity
-from atoll.curvature.risk import EmpiricalRisk, Vector, derivative, flatten, shared
+from atoll.curvature.risk import EmpiricalRisk, Vector, derivative, flatten, nonlinearity, shared
 from atoll.distributed import all_sum
 from atoll.losses.base import Loss, Outputs
 from atoll.rng import PointRNG
 
 
-def sketch(problem: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Tensor:
+def ggn_trace_samples(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Tensor:
     r"""For each probe one unbiased estimate of every layer's trace, summed over some points: ``(probes, layers)``.
 
     With :math:`\Phi_n = B_n B_n^T` and a vector of random signs :math:`s_n` for each point,
 
     .. math:: E\,\Big\|\sum_n J_{n,k}^T B_n s_n\Big\|^2 = \sum_n \mathrm{Tr}\, J_{n,k}^T \Phi_n J_{n,k},
 
-    and one backward pass gives the sum for all layers k.  Where :math:`\Phi` has negative eigenvalues (losses that
+    and one backward pass gives the sum for all layers k.  If :math:`\Phi` has negative eigenvalues (losses that
     compare clean and adversarial logits), they get a pass of their own, whose result is subtracted.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
     >>> _ = model.weight.data.zero_()
-    >>> problem = EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0]))
-    >>> sketch(problem, torch.tensor([0]), range(2), 0)  # with two classes B has one column: exact
+    >>> risk = EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0]))
+    >>> ggn_trace_samples(risk, torch.tensor([0]), range(2), 0)  # with two classes B has one column: exact
     tensor([[0.5000],
             [0.5000]], dtype=torch.float64)
     """
-    total = torch.zeros(len(probes), len(problem.names), dtype=torch.float64, device=problem.device)
-    for row, sign, pulled in _pulled(problem, index, probes, seed):
-        total[row] += sign * _squared_norms(pulled)
+    total = torch.zeros(len(probes), len(risk.names), dtype=torch.float64, device=risk.device)
+    for row, sign, product in _vjps(risk, index, probes, seed):
+        total[row] += sign * _squared_norms(product)
     return total
 
 
-def diagonal(problem: EmpiricalRisk, *, probes: int = 8, group: int = 8, seed: object = 0) -> Vector:
+def diagonal(risk: EmpiricalRisk, *, probes: int = 8, group: int = 8, seed: object = 0) -> Vector:
     r"""An unbiased estimate of the matrix's diagonal, from the same passes: squares instead of squared norms.
 
     >>> from atoll.losses import Standard
@@ -52,45 +51,45 @@ def diagonal(problem: EmpiricalRisk, *, probes: int = 8, group: int = 8, seed: o
     >>> diagonal(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0])))[0].tolist()
     [[0.25], [0.25]]
     """
-    total = torch.zeros(problem.size, dtype=problem.parameters[0].dtype, device=problem.device)
-    for index in shared(len(problem), group):
-        for _, sign, pulled in _pulled(problem, index, range(probes), seed):
-            total += sign * flatten(pulled).square()
-    return problem.split(all_sum(total) / (len(problem) * probes))
+    total = torch.zeros(risk.size, dtype=risk.parameters[0].dtype, device=risk.device)
+    for index in shared(len(risk), group):
+        for _, sign, product in _vjps(risk, index, range(probes), seed):
+            total += sign * flatten(product).square()
+    return risk.split(all_sum(total) / (len(risk) * probes))
 
 
-def exact_gauss_newton(problem: EmpiricalRisk, index: Tensor) -> Tensor:
+def exact_gauss_newton(risk: EmpiricalRisk, index: Tensor) -> Tensor:
     r"""Every layer's trace, summed over some points, without error: a backward pass for each point and class.
 
     .. math:: \mathrm{Tr}\, J_k^T \Phi J_k = \sum_j \lambda_j \|J_k^T u_j\|^2, \qquad \Phi = \sum_j \lambda_j u_j u_j^T.
     """
-    total = torch.zeros(len(problem.parameters), dtype=torch.float64, device=problem.device)
+    total = torch.zeros(len(risk.parameters), dtype=torch.float64, device=risk.device)
     for point in torch.split(index, 1):
-        logits, eigenvalues, vectors = _factors(problem, point)
+        logits, eigenvalues, vectors = _factors(risk, point)
         for j in range(eigenvalues.shape[1]):
-            total += eigenvalues[0, j] * _squared_norms(_pull(problem, logits, vectors[:, :, j]))
+            total += eigenvalues[0, j] * _squared_norms(_vjp(risk, logits, vectors[:, :, j]))
     return total
 
 
-def block_factor(problem: EmpiricalRisk, layer: int) -> tuple[Tensor, Tensor]:
+def block_factor(risk: EmpiricalRisk, layer: int) -> tuple[Tensor, Tensor]:
     r"""Rows f and signs s such that one layer's block is :math:`\frac1N \sum_a s_a f_a f_a^T`: a row for each point and
     logit, by a backward pass.  Every process makes all of them.
     """
-    parameter = problem.parameters[layer]
+    parameter = risk.parameters[layer]
     rows, signs = [], []
-    for point in torch.split(torch.arange(len(problem)), 1):
-        logits, eigenvalues, vectors = _factors(problem, point)
+    for point in torch.split(torch.arange(len(risk)), 1):
+        logits, eigenvalues, vectors = _factors(risk, point)
         for value, u in zip(eigenvalues[0], vectors[0].T, strict=True):
-            (pulled,) = derivative([logits], [parameter], [u[None].to(logits.dtype)], retain_graph=True)
-            rows.append(value.abs().sqrt() * pulled.double().flatten())
+            (product,) = derivative([logits], [parameter], [u[None].to(logits.dtype)], retain_graph=True)
+            rows.append(value.abs().sqrt() * product.double().flatten())
             signs.append(value.sign())
     return torch.stack(rows), torch.stack(signs)
 
 
 @torch.enable_grad()
-def net_nonlinearity(problem: EmpiricalRisk) -> str | None:
+def net_nonlinearity(risk: EmpiricalRisk) -> str | None:
     """The operation because of which layers' blocks may not be the Hessian's; None if they are."""
-    return nonlinearity(all_logits(problem.outputs(torch.tensor([0]))[0]))
+    return nonlinearity(all_logits(risk.outputs(torch.tensor([0]))[0]))
 
 
 def logit_hessian(loss: Loss, out: Outputs, y: Tensor) -> Tensor:
@@ -119,20 +118,18 @@ def all_logits(out: Outputs) -> Tensor:
 
 
 @torch.enable_grad()
-def _factors(problem: EmpiricalRisk, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _factors(risk: EmpiricalRisk, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Logits of some points, with their graph, and eigenvalues and vectors of the loss's Hessian in logit space."""
-    out, y = problem.outputs(index)
-    phi = logit_hessian(problem.loss, out, y)
+    out, y = risk.outputs(index)
+    phi = logit_hessian(risk.loss, out, y)
     eigenvalues, vectors = torch.linalg.eigh(phi.nan_to_num(0, 0, 0))
     # What is not finite is to show in the sum over all processes, not as an error in one of them.
     return all_logits(out), torch.where(phi.isfinite().all(2), eigenvalues, torch.nan), vectors
 
 
-def _pulled(
-    problem: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object
-) -> Iterator[tuple[int, int, Vector]]:
+def _vjps(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Iterator[tuple[int, int, Vector]]:
     """The sum over points of J^T B s for each probe, given with its row and sign."""
-    logits, eigenvalues, vectors = _factors(problem, index)
+    logits, eigenvalues, vectors = _factors(risk, index)
     # Rounding leaves eigenvalues around zero on both sides.
     signs = (1, -1) if bool((eigenvalues < -1e-9 * eigenvalues.abs().max()).any()) else (1,)
     for row, probe in enumerate(probes):
@@ -140,12 +137,12 @@ def _pulled(
         s = streams.rademacher(eigenvalues.shape[1], dtype=eigenvalues.dtype)
         for sign in signs:
             u = torch.einsum("nij,nj->ni", vectors, (sign * eigenvalues).clamp_min(0).sqrt() * s)
-            yield row, sign, _pull(problem, logits, u)
+            yield row, sign, _vjp(risk, logits, u)
 
 
-def _pull(problem: EmpiricalRisk, logits: Tensor, u: Tensor) -> Vector:
+def _vjp(risk: EmpiricalRisk, logits: Tensor, u: Tensor) -> Vector:
     """J^T u."""
-    return derivative([logits], problem.parameters, [u.to(logits.dtype)], retain_graph=True)
+    return derivative([logits], risk.parameters, [u.to(logits.dtype)], retain_graph=True)
 
 
 def _squared_norms(vector: Vector) -> Tensor:

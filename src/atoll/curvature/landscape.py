@@ -47,10 +47,10 @@ class Landscape:
         ...     Landscape.load(Path(folder, "some.npz")).axes
         ('up', 'down')
         """
-        found = read_npz(path, ("a", "b", "loss", "axes"))
+        arrays = read_npz(path, ("a", "b", "loss", "axes"))
         try:
-            a, b, loss = (torch.from_numpy(found[name].astype(np.float64)) for name in ("a", "b", "loss"))
-            first, second = (str(axis) for axis in found["axes"])
+            a, b, loss = (torch.from_numpy(arrays[name].astype(np.float64)) for name in ("a", "b", "loss"))
+            first, second = (str(axis) for axis in arrays["axes"])
         except (KeyError, ValueError, TypeError) as error:
             raise DataError(f"{path}: expected a landscape's a, b, loss and axes, got: {error}") from None
         if a.dim() != 1 or b.dim() != 1 or loss.shape != (len(a), len(b)):
@@ -89,8 +89,8 @@ def input_landscape(
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.eye(2))
-    >>> found = input_landscape(model, torch.tensor([[0.6, 0.4]]), torch.tensor([0]), radius=0.1, steps=3)
-    >>> found.loss[:, 1].round(decimals=3)  # along the gradient, through the point itself
+    >>> landscape = input_landscape(model, torch.tensor([[0.6, 0.4]]), torch.tensor([0]), radius=0.1, steps=3)
+    >>> landscape.loss[:, 1].round(decimals=3)  # along the gradient, through the point itself
     tensor([0.5130, 0.5980, 0.6930], dtype=torch.float64)
     """
     _check(radius, steps)
@@ -121,47 +121,47 @@ def input_landscape(
 
 
 def weight_landscape(
-    problem: EmpiricalRisk,
+    risk: EmpiricalRisk,
     *,
     radius: float = 1.0,
     steps: int = 21,
     seed: object = 0,
     on_progress: OnProgress | None = None,
 ) -> Landscape:
-    r"""The problem's loss at :math:`\theta + a\,d + b\,e`, with two random directions, normalised filter by filter.
+    r"""The loss at :math:`\theta + a\,d + b\,e`, with two random directions, normalized filter by filter.
 
     Every filter (row) of a direction's weight matrix is scaled to the norm of the same filter of the net; biases and
-    scales of normalisation stay as they are (Li et al., "Visualizing the loss landscape of neural nets", 2018).  The
+    scales of normalization stay as they are (Li et al., "Visualizing the loss landscape of neural nets", 2018).  The
     weights come out bit by bit as they went in.
 
     >>> from atoll.losses import Standard
-    >>> problem = EmpiricalRisk(nn.Linear(2, 2).eval(), Standard(), torch.rand(4, 2), torch.arange(4) % 2)
-    >>> found = weight_landscape(problem, steps=3)
-    >>> abs(float(found.loss[1, 1]) - problem.value()) < 1e-6
+    >>> risk = EmpiricalRisk(nn.Linear(2, 2).eval(), Standard(), torch.rand(4, 2), torch.arange(4) % 2)
+    >>> landscape = weight_landscape(risk, steps=3)
+    >>> abs(float(landscape.loss[1, 1]) - risk.value()) < 1e-6
     True
     """
     _check(radius, steps)
-    first, second = (filter_normalised(problem, (seed, number)) for number in (0, 1))
+    first, second = (filter_normalized(risk, (seed, number)) for number in (0, 1))
     grid = torch.linspace(-radius, radius, steps, dtype=torch.float64)
     loss = torch.zeros(steps, steps, dtype=torch.float64)
-    with preserve_parameters(problem.parameters):
-        start = [p.detach().clone() for p in problem.parameters]
+    with preserve_parameters(risk.parameters):
+        start = [p.detach().clone() for p in risk.parameters]
         for i, a in enumerate(grid):
             for j, b in enumerate(grid):
                 with torch.no_grad():
-                    for p, w, d, e in zip(problem.parameters, start, first, second, strict=True):
+                    for p, w, d, e in zip(risk.parameters, start, first, second, strict=True):
                         p.copy_(w + float(a) * d + float(b) * e)
-                loss[i, j] = problem.value()
+                loss[i, j] = risk.value()
             if on_progress:
                 on_progress(i + 1, steps)
     return Landscape(grid, grid, loss, ("first random direction", "second random direction"))
 
 
-def filter_normalised(problem: EmpiricalRisk, seed: object) -> list[Tensor]:
+def filter_normalized(risk: EmpiricalRisk, seed: object) -> list[Tensor]:
     """A random direction in which every filter is as long as the net's own; zero for all but weight matrices."""
     draw = generator(seed, "direction")
     direction = []
-    for p in problem.parameters:
+    for p in risk.parameters:
         if p.dim() < 2:
             direction.append(torch.zeros_like(p))
             continue

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from atoll.attacks.pgd import PGD
+from atoll.config import build_part
 from atoll.curvature.gap import Gap, robust_gap
 from atoll.curvature.ggn import diagonal
-from atoll.curvature.gibbs import Bounds, pac_bayes
 from atoll.curvature.landscape import Landscape, input_landscape, weight_landscape
+from atoll.curvature.pac_bayes import PACBayesBounds, pac_bayes
 from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.spectrum import Density, density, top_eigenvalues
 from atoll.curvature.trace import Estimator
@@ -21,13 +25,25 @@ from atoll.curvature.wci import WCI, Layer, wci
 from atoll.data.base import Split, SubSplit, sample_rows, to_float
 from atoll.distributed import is_main
 from atoll.errors import InputError
-from atoll.losses.base import LOSSES, Loss
-from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, SplitName, resolve_threat
+from atoll.losses.base import Loss
+from atoll.measure import (
+    MEASUREMENTS,
+    Context,
+    Measurement,
+    Result,
+    Settings,
+    SplitName,
+    foreign_code,
+    resolve_threat,
+    split_digest,
+)
+from atoll.registry import class_path
 from atoll.stats import Estimate
 from atoll.subject import Subject
 from atoll.threat import Norm
 
 INPUTS_SHOWN = 8  # points of an input landscape
+GAP_SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +53,8 @@ class CurvatureSettings(Settings):
     Args:
         split: points to use: train, validation or test.
         points: number of random points of the split.
-        loss: loss whose curvature is measured, by name (default: as trained).
+        loss: loss whose curvature is measured, such as AT, "TRADES(lambda_t=3)" or my_loss.py:Mine (default: as
+            trained).
         steps: steps of the PGD that makes the adversarial inputs.
         estimator: how traces are estimated.
         relative_error: relative standard error of the index.
@@ -66,11 +83,13 @@ class CurvatureSettings(Settings):
     eps: str | None = None
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, steps=1, top=0, max_probes=1)
+        self.at_least(points=1, steps=1, top=0, max_probes=2)
+        if not 0 < self.relative_error < math.inf:
+            raise InputError(f"relative_error: expected more than 0, got {self.relative_error}")
 
     def resolve(self, subject: Subject) -> Self:
         threat = resolve_threat(subject, self.norm, self.eps)
-        loss = repr(_loss(subject, self.loss))
+        loss = loss_name(resolve_loss(subject, self.loss))
         return dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps), loss=loss)
 
     @property
@@ -86,20 +105,20 @@ class CurvatureResult(Result):
     Args:
         loss: the loss, with its arguments.
         attacked: whether the loss is taken at adversarial inputs.
-        mean_loss: at the points.
+        mean_loss: mean loss at the points.
         wci: Weight-Curvature Index.
         bound: the index is at most this.
         weight_norm: of all weight matrices.
         root_trace: root of the sum of their traces.
-        negative: traces that were estimated as negative and count as zero.
+        negative: number of traces that were estimated as negative and count as zero.
         layers: one entry per weight matrix.
         trace: of the whole Hessian.
-        estimator: how traces were estimated, and why.
-        probes: random vectors used.
+        estimator: how traces were estimated.
+        reason: why this way.
+        probes: number of random vectors per group of points.
         eigenvalues: the largest ones.
-        pac_bayes: bounds by posterior.
+        pac_bayes: one entry per posterior.
         gap: robust generalization gap.
-        files: pictures and arrays in the folder of the result, by name.
     """
 
     kind: ClassVar[str] = "curvature"
@@ -108,28 +127,32 @@ class CurvatureResult(Result):
     attacked: bool
     mean_loss: float
     wci: Estimate
-    bound: float
-    weight_norm: float
-    root_trace: float
-    negative: int
-    layers: tuple[Layer, ...]
-    trace: Estimate
-    estimator: str
-    reason: str
-    probes: int
+    bound: float = math.nan
+    weight_norm: float = math.nan
+    root_trace: float = math.nan
+    negative: int = 0
+    layers: tuple[Layer, ...] = ()
+    trace: Estimate | None = None
+    estimator: str = ""
+    reason: str = ""
+    probes: int = 0
     eigenvalues: tuple[float, ...] = ()
-    pac_bayes: tuple[Bounds, ...] = ()
+    pac_bayes: tuple[PACBayesBounds, ...] = ()
     gap: Gap | None = None
 
     def landscape(self) -> Landscape | None:
         """The loss landscape that was computed, if any."""
-        path = None if self.folder is None else self.folder / f"landscape-{self.settings.landscape}.npz"
-        return Landscape.load(path) if path is not None and path.is_file() else None
+        path = self._file(f"landscape-{self.settings.landscape}.npz")
+        return None if path is None else Landscape.load(path)
 
     def density(self) -> Density | None:
         """The density of eigenvalues that was computed, if any."""
-        path = None if self.folder is None else self.folder / "density.npz"
-        return Density.load(path) if path is not None and path.is_file() else None
+        path = self._file("density.npz")
+        return None if path is None else Density.load(path)
+
+    def _file(self, name: str) -> Path | None:
+        path = None if self.folder is None else self.folder / name
+        return path if path is not None and path.is_file() else None
 
 
 @MEASUREMENTS.register("curvature")
@@ -142,10 +165,16 @@ class MeasureCurvature(Measurement):
     def inputs(self, subject: Subject, settings: CurvatureSettings) -> Split:
         return _points(subject, settings.split, settings)
 
+    def depends_on(self, subject: Subject, settings: CurvatureSettings, context: Context) -> tuple[str, ...]:
+        """The code of a loss from outside Atoll, and the points of the gap."""
+        code = foreign_code([type(resolve_loss(subject, settings.loss))])
+        gap = [split_digest(_points(subject, split, settings)) for split in GAP_SPLITS] if settings.gap else []
+        return (*code, *gap)
+
     def measure(self, subject: Subject, settings: CurvatureSettings, context: Context) -> dict[str, Any]:
         stage = _Stage(context)
         threat = resolve_threat(subject, settings.norm, settings.eps)
-        loss = _loss(subject, settings.loss)
+        loss = resolve_loss(subject, settings.loss)
         model = subject.model
         attack = PGD(threat, loss.objective or "ce", steps=settings.steps)
         x, y = _tensors(_points(subject, settings.split, settings))
@@ -163,7 +192,7 @@ class MeasureCurvature(Measurement):
             on_progress=stage("traces"),
         )
         fields = {
-            "loss": repr(loss),
+            "loss": loss_name(loss),
             "attacked": loss.objective is not None,
             "mean_loss": risk.value(),
             "wci": index.index,
@@ -183,7 +212,7 @@ class MeasureCurvature(Measurement):
         fields["pac_bayes"] = tuple(pac_bayes(risk, index.traces.total.value, curvature, seed=settings.seed))
         if settings.gap:
             stage("gap")
-            train, test = (_tensors(_points(subject, split, settings)) for split in ("train", "test"))
+            train, test = (_tensors(_points(subject, split, settings)) for split in GAP_SPLITS)
             fields["gap"] = robust_gap(model, train, test, attack, seed=settings.seed)
         self._pictures(risk, index, settings, threat.radius, context, stage)
         return fields
@@ -229,16 +258,40 @@ class _Stage:
         return lambda done, total: self.on_progress(name, done, total)
 
 
-def _loss(subject: Subject, name: str | None) -> Loss:
+def loss_name(loss: Loss) -> str:
+    """The call that makes a loss again; ``resolve_loss`` reads it.
+
+    >>> from atoll.losses import TRADES
+    >>> loss_name(TRADES(lambda_t=3))
+    'TRADES(lambda_t=3)'
+    """
+    path = class_path(type(loss))
+    return repr(loss) if path.startswith("atoll.") else f"{path}({repr(loss).partition('(')[2]}"
+
+
+def resolve_loss(subject: Subject, name: str | None) -> Loss:
+    """The loss that settings name, or the one that the subject was trained with."""
     if name is None:
         if subject.loss is None:
             raise InputError("loss: expected the name of a loss, because the model's own is not known")
         return subject.loss
-    if subject.loss is not None and name == repr(subject.loss):
+    if subject.loss is not None and name == loss_name(subject.loss):
         return subject.loss
-    member = LOSSES.resolve(name.removesuffix("()"))
-    loss: Loss = member.cls(**member.arguments)
+    path, arguments = _parse_call(name)
+    loss: Loss = build_part(Loss, {"class_path": path, "init_args": arguments}, "loss", trust=True)
     return loss
+
+
+def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
+    """``TRADES(lambda_t=3)`` as name and arguments; the arguments are literals, nothing is executed."""
+    name, parenthesis, rest = text.partition("(")
+    try:
+        call = ast.parse(f"f({rest}" if parenthesis else "f()", mode="eval").body
+        if isinstance(call, ast.Call) and not call.args:
+            return name, {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
+    except (SyntaxError, ValueError):
+        pass
+    raise InputError(f"loss: expected a name or a call such as TRADES(lambda_t=3), got {text!r}")
 
 
 def _points(subject: Subject, split: str, settings: CurvatureSettings) -> Split:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atoll.attacks.base import Attack, check_labels
-from atoll.curvature.determinism import check_deterministic
 from atoll.data.base import in_order
 from atoll.distributed import all_sum, rank, world_size
 from atoll.errors import InputError
 from atoll.losses.base import Loss, Outputs
 
 Vector = list[Tensor]  # one tensor per parameter
+
+_TOLERANCE = 1e-4  # of the largest output: rounding differs by less from one batch size to another, dropout by far more
+
+# Operations that are linear, or linear in pieces, in all their inputs together.
+_LINEAR = frozenset([
+    "AccumulateGrad", "Add", "Sub", "Neg", "Sum", "Mean", "Cat", "Stack", "View", "UnsafeView", "Reshape",
+    "ReshapeAlias", "Alias", "Permute", "Transpose", "T", "Expand", "Squeeze", "Unsqueeze", "Select", "Slice", "Split",
+    "SplitWithSizes", "Unbind", "Narrow", "Index", "IndexSelect", "Gather", "Repeat", "Clone", "ToCopy", "AsStrided",
+    "Flip", "Roll", "ConstantPadNd", "ReflectionPad2D", "ReplicationPad2D", "AvgPool1D", "AvgPool2D",
+    "AdaptiveAvgPool1D", "AdaptiveAvgPool2D", "MaxPool1DWithIndices", "MaxPool2DWithIndices", "AdaptiveMaxPool2D",
+    "UpsampleNearest2D", "Relu", "LeakyRelu", "Hardtanh", "Threshold", "Abs", "Maximum", "Minimum", "Amax", "Max",
+    "Clamp", "ClampMin", "ClampMax", "Where", "_SortPairs",
+])  # fmt: skip
+# Operations that are linear in each of their inputs while the others are held.
+_MULTILINEAR = frozenset([
+    "Mul", "Mm", "Mv", "Dot", "Bmm", "Addmm", "Addmv", "Baddbmm", "Linear", "Convolution", "NativeBatchNorm",
+    "CudnnBatchNorm",
+])  # fmt: skip
 
 
 class EmpiricalRisk:
@@ -38,10 +57,10 @@ class EmpiricalRisk:
     >>> from atoll.losses import Standard
     >>> model = nn.Linear(2, 2, bias=False).eval()
     >>> _ = model.weight.data.zero_()
-    >>> problem = EmpiricalRisk(model, Standard(), torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
-    >>> round(problem.value(), 4), problem.gradient()[0].tolist()
+    >>> risk = EmpiricalRisk(model, Standard(), torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    >>> round(risk.value(), 4), risk.gradient()[0].tolist()
     (0.6931, [[-0.5, 0.0], [0.5, 0.0]])
-    >>> problem.product([torch.eye(2)])[0].tolist()
+    >>> risk.hvp([torch.eye(2)])[0].tolist()
     [[0.25, 0.0], [-0.25, 0.0]]
     """
 
@@ -80,7 +99,7 @@ class EmpiricalRisk:
         seed: object = 0,
         micro_batch: int = 32,
     ) -> EmpiricalRisk:
-        """The problem at the adversarial inputs that ``attack`` finds now, which maximises ``loss.objective``."""
+        """The risk at the adversarial inputs that ``attack`` finds now; it maximizes ``loss.objective``."""
         like = next(model.parameters())
         x_adv = torch.zeros_like(x)
         for index in shared(len(x), micro_batch):
@@ -94,7 +113,7 @@ class EmpiricalRisk:
 
     @property
     def matrices(self) -> tuple[str, ...]:
-        """Names of the weight matrices: more than one dimension, so neither biases nor scales of normalisation."""
+        """Names of the weight matrices: more than one dimension, so neither biases nor scales of normalization."""
         return tuple(name for name, p in zip(self.names, self.parameters, strict=True) if p.dim() > 1)
 
     @property
@@ -125,28 +144,28 @@ class EmpiricalRisk:
 
     def values(self) -> Tensor:
         """The loss of every point."""
-        found = torch.zeros(len(self), dtype=torch.float64, device=self.device)
+        values = torch.zeros(len(self), dtype=torch.float64, device=self.device)
         for index in shared(len(self), self.micro_batch):
             with torch.no_grad():
-                found[index] = self.losses(index).double()
-        return all_sum(found).cpu()
+                values[index] = self.losses(index).double()
+        return all_sum(values).cpu()
 
     def value(self) -> float:
         """The mean loss."""
         return float(self.values().mean())
 
     @torch.enable_grad()
-    def slope(self, index: Tensor, *, create_graph: bool = True) -> Vector:
+    def gradient_graph(self, index: Tensor, *, create_graph: bool = True) -> Vector:
         """Gradient of the summed loss of some points, to be differentiated again."""
         return derivative([self.losses(index).sum()], self.parameters, create_graph=create_graph)
 
     def gradient(self) -> Vector:
         """Gradient of the mean loss."""
-        return self._mean(lambda index: self.slope(index, create_graph=False))
+        return self._mean(lambda index: self.gradient_graph(index, create_graph=False))
 
-    def product(self, vector: Sequence[Tensor]) -> Vector:
-        """Hessian of the mean loss times a vector."""
-        return self._mean(lambda index: derivative(self.slope(index), self.parameters, vector))
+    def hvp(self, vector: Sequence[Tensor]) -> Vector:
+        """Hessian-vector product: the Hessian of the mean loss times a vector."""
+        return self._mean(lambda index: derivative(self.gradient_graph(index), self.parameters, vector))
 
     def split(self, flat: Tensor) -> Vector:
         """One long vector as one tensor per parameter."""
@@ -182,16 +201,120 @@ def derivative(
     retain_graph: bool | None = None,
 ) -> Vector:
     """Derivative of the values (times vectors), zero with respect to parameters that they do not depend on."""
-    chosen = [i for i, value in enumerate(values) if value.requires_grad]
-    if not chosen:
+    rows = [i for i, value in enumerate(values) if value.requires_grad]
+    if not rows:
         return [torch.zeros_like(p) for p in parameters]
     return list(
         torch.autograd.grad(
-            [values[i] for i in chosen],
+            [values[i] for i in rows],
             parameters,
-            None if vectors is None else [vectors[i] for i in chosen],
+            None if vectors is None else [vectors[i] for i in rows],
             create_graph=create_graph,
             retain_graph=retain_graph,
             materialize_grads=True,
         )
     )
+
+
+def check_deterministic(model: nn.Module, x: Tensor) -> None:
+    """Refuse a model in training mode, and one whose output is random or depends on the other points of a batch.
+
+    >>> check_deterministic(nn.Linear(2, 2).eval(), torch.zeros(3, 2))
+    >>> check_deterministic(nn.BatchNorm1d(2, track_running_stats=False).eval(), torch.eye(2))
+    Traceback (most recent call last):
+    atoll.errors.InputError: model: BatchNorm1d gives a point another output in another batch
+    """
+    for name, module in model.named_modules():
+        if module.training:
+            raise InputError(f"model: expected evaluation mode, but {_title(name, module)} is in training mode")
+    with torch.no_grad():
+        first = model(x)
+        if not first.isfinite().all():
+            raise InputError("model: expected finite logits, got NaN or infinity")
+        half = (len(x) + 1) // 2
+        others = torch.cat([x[:half], x[:1].expand_as(x[half:])])
+        for inputs, same, fault in ((x, len(x), "in every pass"), (others, half, "in another batch")):
+            if not _close(first, model(inputs), same):
+                raise InputError(f"model: {_culprit(model, x, inputs, same)} gives a point another output {fault}")
+
+
+def _culprit(model: nn.Module, x: Tensor, inputs: Tensor, same: int) -> str:
+    """The module that was the first to give the first points something else in two more passes."""
+    for (name, module, before), (_, _, after) in zip(_outputs(model, x), _outputs(model, inputs), strict=True):
+        if not _close(before, after, same):
+            return _title(name, module)
+    return _title("", model)
+
+
+def _outputs(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
+    """What every module gives, in the order in which they finish: the first that differs has had equal inputs."""
+    outputs: list[tuple[str, nn.Module, Tensor]] = []
+
+    def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.numel() and output.dim():
+                outputs.append((name, module, output.clone()))
+
+        return record
+
+    hooks = [module.register_forward_hook(recorder(name)) for name, module in model.named_modules()]
+    try:
+        model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return outputs
+
+
+def _close(a: Tensor, b: Tensor, rows: int) -> bool:
+    return bool((a - b)[:rows].abs().max() <= _TOLERANCE * a.abs().max())
+
+
+def _title(name: str, module: nn.Module) -> str:
+    return f"{name} ({type(module).__name__})" if name else type(module).__name__
+
+
+def nonlinearity(logits: Tensor) -> str | None:
+    r"""The operation because of which the logits may not be piecewise linear in each parameter; None if they are.
+
+    Walks the graph of a forward pass, so it sees functions as well as modules.  If the logits g are piecewise linear in
+    a parameter w, then :math:`\partial^2 g / \partial w^2 = 0` and for any loss of the logits
+
+    .. math:: \nabla^2_w\, \ell(g(w)) = J_w^T\, \nabla^2_g \ell\, J_w.
+
+    Products are linear in a parameter as long as it does not stand on both sides, as in attention or in a layer
+    that is used twice.
+
+    >>> import torch
+    >>> layers = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    >>> x = torch.ones(1, 2)
+    >>> print(nonlinearity(layers[1](layers[0](x).relu())), nonlinearity(layers[1](layers[0](x).tanh())))
+    None Tanh
+    >>> nonlinearity(layers[0](layers[0](x).relu()))
+    'Addmm'
+    """
+    below: dict[Any, frozenset[int]] = {}  # the parameters that a node depends on
+    stack = [logits.grad_fn]
+    while stack:
+        node = stack[-1]
+        sources = [source for source, _ in node.next_functions if source is not None] if node is not None else []
+        waiting = [source for source in sources if source not in below]
+        if waiting:
+            stack += waiting
+            continue
+        stack.pop()
+        if node is None or node in below:
+            continue
+        name = re.sub(r"^.*::|Backward\d*$", "", node.name())
+        parts = [below[source] for source in sources]
+        together = frozenset().union(*parts)
+        if name in _MULTILINEAR:
+            if sum(map(len, parts)) > len(together):
+                return name
+        elif name == "Div":  # by a constant
+            if node.next_functions[1][0] is not None:
+                return name
+        elif name not in _LINEAR:
+            return name
+        below[node] = together | {id(node)} if name == "AccumulateGrad" else together
+    return None

@@ -22,41 +22,41 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 
-def top_eigenvalues(problem: EmpiricalRisk, count: int = 5, *, tolerance: float = 1e-3, seed: object = 0) -> Array:
+def top_eigenvalues(risk: EmpiricalRisk, count: int = 5, *, tolerance: float = 1e-3, seed: object = 0) -> Array:
     """The largest eigenvalues, in falling order, to a relative accuracy, by Lanczos with restarts (ARPACK).
 
-    Each iteration is one product with the Hessian; ``max(2 count + 1, 12)`` vectors as long as the parameters are kept.
+    Each iteration is one product with the Hessian.  ARPACK stores ``max(2 count + 1, 12)`` vectors.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(2, 2, bias=False).eval()
     >>> _ = model.weight.data.zero_()
-    >>> problem = EmpiricalRisk(model, Standard(), torch.diag(torch.tensor([2.0, 1.0])), torch.tensor([0, 1]))
-    >>> top_eigenvalues(problem, 2).round(3).tolist()
+    >>> risk = EmpiricalRisk(model, Standard(), torch.diag(torch.tensor([2.0, 1.0])), torch.tensor([0, 1]))
+    >>> top_eigenvalues(risk, 2).round(3).tolist()
     [1.0, 0.25]
     """
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh  # slow to import
 
-    if not 1 <= count < problem.size:
-        raise InputError(f"count: expected between 1 and {problem.size - 1} eigenvalues, got {count}")
-    like = problem.parameters[0].detach()
+    if not 1 <= count < risk.size:
+        raise InputError(f"count: expected between 1 and {risk.size - 1} eigenvalues, got {count}")
+    like = risk.parameters[0].detach()
 
     def product(v: NDArray[np.floating]) -> NDArray[np.floating]:
         vector = torch.from_numpy(np.array(v).ravel()).to(like)
-        return flatten(problem.product(problem.split(vector))).cpu().numpy()
+        return flatten(risk.hvp(risk.split(vector))).cpu().numpy()
 
-    operator = LinearOperator((problem.size, problem.size), matvec=product, dtype=like.cpu().numpy().dtype)
-    start = torch.randn(problem.size, generator=generator(seed, "eigenvalues"), dtype=like.dtype).numpy()
-    kept = min(problem.size, max(2 * count + 1, 12))
+    operator = LinearOperator((risk.size, risk.size), matvec=product, dtype=like.cpu().numpy().dtype)
+    start = torch.randn(risk.size, generator=generator(seed, "eigenvalues"), dtype=like.dtype).numpy()
+    ncv = min(risk.size, max(2 * count + 1, 12))
     try:
-        found = eigsh(
-            operator, count, which="LA", v0=start, ncv=kept, tol=tolerance, maxiter=100, return_eigenvectors=False
+        values = eigsh(
+            operator, count, which="LA", v0=start, ncv=ncv, tol=tolerance, maxiter=100, return_eigenvectors=False
         )
     except ArpackNoConvergence as error:
         done = len(error.eigenvalues)
         raise AtollError(
             f"only {done} of {count} eigenvalues converged; ask for fewer or allow more tolerance"
         ) from None
-    return np.sort(found.astype(np.float64))[::-1]
+    return np.sort(values.astype(np.float64))[::-1]
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,13 @@ class Density:
         ...     Density.load(Path(folder, "some.npz")).weights
         array([[0.5, 0.5]])
         """
-        found = read_npz(path, ("eigenvalues", "weights"))
-        shapes = {name: values.shape for name, values in found.items()}
-        if len(found) < 2 or len(set(shapes.values())) > 1 or found["weights"].ndim != 2 or not found["weights"].size:
+        arrays = read_npz(path, ("eigenvalues", "weights"))
+        shapes = {name: values.shape for name, values in arrays.items()}
+        weights = arrays.get("weights")
+        if len(arrays) < 2 or len(set(shapes.values())) > 1 or weights is None or weights.ndim != 2 or not weights.size:
             raise DataError(f"{path}: expected eigenvalues and weights of one shape (vectors, steps), got {shapes}")
         try:
-            return Density(found["eigenvalues"].astype(np.float64), found["weights"].astype(np.float64))
+            return Density(arrays["eigenvalues"].astype(np.float64), weights.astype(np.float64))
         except (ValueError, TypeError) as error:
             raise DataError(f"{path}: expected numbers, got: {error}") from None
 
@@ -114,40 +115,40 @@ class Density:
         return figure
 
 
-def density(problem: EmpiricalRisk, *, vectors: int = 4, steps: int = 40, seed: object = 0) -> Density:
+def density(risk: EmpiricalRisk, *, vectors: int = 4, steps: int = 40, seed: object = 0) -> Density:
     r"""The density of all eigenvalues by stochastic Lanczos quadrature (Ubaru, Chen & Saad, 2017).
 
     For a random unit vector v, :math:`v^T f(H) v` has the mean of f over the spectrum as expectation.  ``steps``
     products make a small tridiagonal matrix, whose eigenvalues and weights give it exactly for polynomials f up to
-    degree ``2 steps - 1``.  The Lanczos vectors are kept and made orthogonal again in every step.
+    degree ``2 steps - 1``.  The Lanczos vectors are stored and orthogonalized again in every step.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
     >>> _ = model.weight.data.zero_()
-    >>> found = density(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0])), vectors=1, steps=2)
-    >>> abs(found.eigenvalues).round(3).tolist(), round(float(found.weights.sum()), 3)
+    >>> spectrum = density(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0])), vectors=1, steps=2)
+    >>> abs(spectrum.eigenvalues).round(3).tolist(), round(float(spectrum.weights.sum()), 3)
     ([[0.0, 0.5]], 1.0)
     """
     if vectors < 1 or steps < 1:
         raise InputError(f"vectors, steps: expected at least 1, got {vectors}, {steps}")
-    steps = min(steps, problem.size)
+    steps = min(steps, risk.size)
     eigenvalues, weights = np.zeros((vectors, steps)), np.zeros((vectors, steps))
     for number in range(vectors):
         draw = generator(seed, "density", number)
-        found, share = _quadrature(problem, torch.randn(problem.size, generator=draw), steps)
+        nodes, share = _quadrature(risk, torch.randn(risk.size, generator=draw), steps)
         # A spectrum of few values ends early; what is left over has no weight.
-        eigenvalues[number], weights[number, : len(share)] = np.pad(found, (0, steps - len(found)), mode="edge"), share
+        eigenvalues[number], weights[number, : len(share)] = np.pad(nodes, (0, steps - len(nodes)), mode="edge"), share
     return Density(eigenvalues, weights)
 
 
-def _quadrature(problem: EmpiricalRisk, start: Tensor, steps: int) -> tuple[Array, Array]:
+def _quadrature(risk: EmpiricalRisk, start: Tensor, steps: int) -> tuple[Array, Array]:
     """Eigenvalues and weights of the tridiagonal matrix of a Lanczos run."""
     from scipy.linalg import eigh_tridiagonal
 
-    v = start.to(problem.parameters[0])
+    v = start.to(risk.parameters[0])
     basis, diagonal, beside = [v / v.norm()], [], []
     for step in range(steps):
-        w = flatten(problem.product(problem.split(basis[-1])))
+        w = flatten(risk.hvp(risk.split(basis[-1])))
         diagonal.append(float(w @ basis[-1]))
         for _ in range(2):  # once is not enough in floating point
             for earlier in basis:

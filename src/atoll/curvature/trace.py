@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from atoll.curvature.dense import blocks, hessian
-from atoll.curvature.ggn import exact_gauss_newton, net_nonlinearity, sketch
-from atoll.curvature.hutchinson import hutchinson
-from atoll.curvature.risk import EmpiricalRisk, shared
+from atoll.curvature.ggn import exact_gauss_newton, ggn_trace_samples, net_nonlinearity
+from atoll.curvature.risk import EmpiricalRisk, derivative, flatten, shared
 from atoll.data.base import in_order
 from atoll.distributed import all_sum, rank, world_size
 from atoll.errors import InputError
+from atoll.rng import generator
 from atoll.stats import Estimate
 
 Estimator = Literal["auto", "hutchinson", "gauss_newton", "exact"]
 OnProgress = Callable[[int, int], None]  # how much is done, and of how much as far as is known
 
-_SAMPLERS = {"hutchinson": hutchinson, "gauss_newton": sketch}
-_FREEDOM = 60  # degrees of freedom of a standard error: with fewer, intervals of such skewed numbers miss too often
+LIMIT = 20_000  # parameters: in float32 the matrix takes 1.6 GB then
+_ROWS = 32  # at a time
+_FREEDOM = 60  # degrees of freedom of a standard error: with fewer, intervals of skewed numbers miss too often
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Traces:
     Args:
         names: of the parameters.
         values: their traces.
-        covariance: of the estimates, ``(layers, layers)``; zero where they are exact.
+        covariance: of the estimates, ``(layers, layers)``; zero if they are exact.
         estimator: which one was used.
         reason: why.
         probes: random vectors per group of points.
@@ -55,23 +55,14 @@ class Traces:
         """The trace of the whole Hessian."""
         return Estimate(float(self.values.sum()), float(self.covariance.sum().clamp_min(0).sqrt()), skewed=True)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "estimator": self.estimator,
-            "reason": self.reason,
-            "probes": self.probes,
-            "total": self.total.to_json(),
-            "layers": {name: self[name].to_json() for name in self.names},
-        }
-
 
 def traces(
-    problem: EmpiricalRisk,
+    risk: EmpiricalRisk,
     estimator: Estimator = "auto",
     *,
     relative_error: float = 0.05,
     max_probes: int = 1000,
-    goal: Callable[[Traces], Estimate] = lambda found: found.total,
+    goal: Callable[[Traces], Estimate] = lambda result: result.total,
     group: int | None = None,
     seed: object = 0,
     on_progress: OnProgress | None = None,
@@ -92,14 +83,15 @@ def traces(
     ..                  1 forward, P double backward    any net with few parameters P
     ==================  ==============================  ==========================================================
 
-    ``auto`` takes Gauss-Newton where it is the Hessian's own trace, and Hutchinson elsewhere.  Its pass is cheaper, and
-    it has no noise from the blocks between layers, nor from the curvature of the net itself, whose trace is zero.
+    ``auto`` uses Gauss-Newton if it gives the trace of the Hessian, otherwise Hutchinson.  A Gauss-Newton pass is
+    cheaper.  It has no noise from the blocks between layers, nor from the curvature of the net itself, whose trace
+    is zero.
 
     Args:
-        problem: the loss as a function of the weights.
+        risk: the loss as a function of the weights.
         estimator: see above.
         relative_error: stop when the standard error of ``goal`` is at most this share of it ...
-        max_probes: ... or after so many random vectors per group.
+        max_probes: ... or after this many random vectors per group.
         goal: what is to be known well; by default the trace of the whole Hessian.
         group: points in a group, all in one pass; None chooses for the estimator.
         seed: of the random vectors.
@@ -108,11 +100,11 @@ def traces(
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(2, 3, bias=False).eval()
     >>> _ = model.weight.data.zero_()
-    >>> problem = EmpiricalRisk(model, Standard(), torch.eye(2), torch.tensor([0, 1]))
-    >>> round(traces(problem, "exact").total.value, 6)  # 3 * 1/3 * 2/3 * mean ||x||^2
+    >>> risk = EmpiricalRisk(model, Standard(), torch.eye(2), torch.tensor([0, 1]))
+    >>> round(traces(risk, "exact").total.value, 6)  # 3 * 1/3 * 2/3 * mean ||x||^2
     0.666667
-    >>> found = traces(problem, relative_error=0.01)
-    >>> found.estimator, abs(found.total.value - 2 / 3) < 3 * 0.01
+    >>> result = traces(risk, relative_error=0.01)
+    >>> result.estimator, abs(result.total.value - 2 / 3) < 3 * 0.01
     ('gauss_newton', True)
     """
     if estimator not in ("auto", "exact", *_SAMPLERS):
@@ -124,33 +116,33 @@ def traces(
     if group is not None and group < 1:
         raise InputError(f"group: expected at least 1, got {group}")
     if estimator == "exact":
-        return _exact(problem, on_progress)
-    bend = net_nonlinearity(problem)
-    reason = f"{bend} is not piecewise linear" if bend else "the net is piecewise linear in each parameter"
+        return _exact(risk, on_progress)
+    nonlinear = net_nonlinearity(risk)
+    reason = f"{nonlinear} is not piecewise linear" if nonlinear else "the net is piecewise linear in each parameter"
     if estimator == "auto":
-        estimator = "hutchinson" if bend else "gauss_newton"
-    elif estimator == "gauss_newton" and bend:
+        estimator = "hutchinson" if nonlinear else "gauss_newton"
+    elif estimator == "gauss_newton" and nonlinear:
         reason += ", so these are not the Hessian's own traces"
     else:
         reason = "as asked"
-    group = group or _group_size(estimator, len(problem), relative_error)
-    groups = in_order(len(problem), group)
-    samples = torch.zeros(len(groups), 0, len(problem.names), dtype=torch.float64, device=problem.device)
+    group = group or _group_size(estimator, len(risk), relative_error)
+    groups = in_order(len(risk), group)
+    samples = torch.zeros(len(groups), 0, len(risk.names), dtype=torch.float64, device=risk.device)
     probes = min(max_probes, max(2, 1 + math.ceil(_FREEDOM / len(groups))))
     while True:
         done = samples.shape[1]
-        new = samples.new_zeros(len(groups), probes - done, len(problem.names))
+        new = samples.new_zeros(len(groups), probes - done, len(risk.names))
         for number in range(rank(), len(groups), world_size()):
-            new[number] = _SAMPLERS[estimator](problem, groups[number], range(done, probes), seed)
+            new[number] = _SAMPLERS[estimator](risk, groups[number], range(done, probes), seed)
             if on_progress:
                 on_progress(len(groups) * done + (number + 1) * (probes - done), len(groups) * probes)
         samples = torch.cat([samples, all_sum(new)], 1)
         if not samples.isfinite().all():
             raise InputError("the loss or its derivatives are not finite at these weights and points")
-        found = _summary(problem, samples.cpu(), estimator, reason)
-        error = goal(found).relative_error
+        result = _summary(risk, samples.cpu(), estimator, reason)
+        error = goal(result).relative_error
         if error <= relative_error or probes == max_probes:
-            return found
+            return result
         wanted = probes * min((error / relative_error) ** 2, max_probes)
         probes = min(max_probes, max(probes + 1, math.ceil(wanted)))
 
@@ -158,35 +150,101 @@ def traces(
 def _group_size(estimator: str, points: int, relative_error: float) -> int:
     """How many points share a random vector: small groups have less variance, large ones faster passes.
 
-    A double backward pass over eight points takes the memory of a training step over some thirty.  In the sketch, pairs
-    of points within groups of m give the index a relative variance of about m / (10 N) per vector (measured on ReLU
-    nets with and without batch norm), so that two vectors reach the error that was asked for.
+    A double backward pass over eight points takes the memory of a training step over some thirty.  With Gauss-Newton
+    samples, pairs of points within groups of m give the index a relative variance of about m / (10 N) per vector
+    (measured on ReLU nets with and without batch norm), so two vectors reach the requested error.
     """
     return 8 if estimator == "hutchinson" else max(1, min(8, round(20 * points * relative_error**2)))
 
 
-def _summary(problem: EmpiricalRisk, samples: Tensor, estimator: str, reason: str) -> Traces:
+def _summary(risk: EmpiricalRisk, samples: Tensor, estimator: str, reason: str) -> Traces:
     """Mean over the vectors of each group, summed over groups; the variance is that within the groups."""
     probes = samples.shape[1]
-    centred = samples - samples.mean(1, keepdim=True)
-    covariance = torch.einsum("gpk,gpl->kl", centred, centred) / (probes * (probes - 1) * len(problem) ** 2)
-    values = samples.mean(1).sum(0) / len(problem)
-    return Traces(problem.names, values, covariance, estimator, reason, probes)
+    centered = samples - samples.mean(1, keepdim=True)
+    covariance = torch.einsum("gpk,gpl->kl", centered, centered) / (probes * (probes - 1) * len(risk) ** 2)
+    values = samples.mean(1).sum(0) / len(risk)
+    return Traces(risk.names, values, covariance, estimator, reason, probes)
 
 
-def _exact(problem: EmpiricalRisk, on_progress: OnProgress | None) -> Traces:
-    bend = net_nonlinearity(problem)
-    if bend is None:
+def _exact(risk: EmpiricalRisk, on_progress: OnProgress | None) -> Traces:
+    nonlinear = net_nonlinearity(risk)
+    if nonlinear is None:
         name, reason = "exact_gauss_newton", "the net is piecewise linear in each parameter"
-        values = torch.zeros(len(problem.names), dtype=torch.float64, device=problem.device)
-        points = shared(len(problem), 1)
+        values = torch.zeros(len(risk.names), dtype=torch.float64, device=risk.device)
+        points = shared(len(risk), 1)
         for done, index in enumerate(points, 1):
-            values += exact_gauss_newton(problem, index)
+            values += exact_gauss_newton(risk, index)
             if on_progress:
                 on_progress(done, len(points))
-        values = all_sum(values).cpu() / len(problem)
+        values = all_sum(values).cpu() / len(risk)
     else:
-        name, reason = "exact_hessian", f"{bend} is not piecewise linear"
-        parts = blocks(problem, hessian(problem)).values()
+        name, reason = "exact_hessian", f"{nonlinear} is not piecewise linear"
+        parts = blocks(risk, hessian(risk)).values()
         values = torch.stack([part.diagonal().double().sum() for part in parts]).cpu()
-    return Traces(problem.names, values, torch.zeros(len(values), len(values), dtype=torch.float64), name, reason)
+    return Traces(risk.names, values, torch.zeros(len(values), len(values), dtype=torch.float64), name, reason)
+
+
+def hutchinson(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Tensor:
+    r"""For each probe one unbiased estimate of every layer's trace, summed over some points: ``(probes, layers)``.
+
+    One Rademacher vector v over all layers and one product with the Hessian give every layer k
+
+    .. math:: E\, v_k \cdot (H v)_k = \mathrm{Tr}\, H_{kk},
+
+    because the signs of different weights are independent; the blocks between layers only add variance (Hutchinson,
+    "A stochastic estimator of the trace of the influence matrix", 1990).  Forward and first backward pass are shared by
+    all probes.
+
+    >>> from atoll.losses import Standard
+    >>> model = torch.nn.Linear(1, 2, bias=False).eval()
+    >>> _ = model.weight.data.zero_()
+    >>> risk = EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0]))
+    >>> sorted(set(hutchinson(risk, torch.tensor([0]), range(20), 0).flatten().tolist()))  # trace 1/2, ± 1/2
+    [0.0, 1.0]
+    """
+    gradient = risk.gradient_graph(index)
+    samples = []
+    for probe in probes:
+        draw = generator(seed, "hutchinson", probe, int(index[0]), device=risk.device)
+        v = [torch.empty_like(p).bernoulli_(0.5, generator=draw).mul_(2).sub_(1) for p in risk.parameters]
+        product = derivative(gradient, risk.parameters, v, retain_graph=True)
+        samples.append(torch.stack([(a * b).sum() for a, b in zip(v, product, strict=True)]))
+    return torch.stack(samples).double()
+
+
+def hessian(risk: EmpiricalRisk, rows: Tensor | None = None) -> Tensor:
+    """All second derivatives of the mean loss, ``(parameters, parameters)``, or some rows: a product for each row.
+
+    >>> from atoll.losses import Standard
+    >>> model = torch.nn.Linear(1, 2, bias=False).eval()
+    >>> _ = model.weight.data.zero_()
+    >>> hessian(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0]))).tolist()
+    [[0.25, -0.25], [-0.25, 0.25]]
+    >>> hessian(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0])), torch.tensor([1])).tolist()
+    [[-0.25, 0.25]]
+    """
+    if risk.size > LIMIT:
+        raise InputError(f"model: a dense Hessian is for at most {LIMIT:,} parameters, this net has {risk.size:,}")
+    rows = torch.arange(risk.size) if rows is None else rows
+    total = torch.zeros(len(rows), risk.size, dtype=risk.parameters[0].dtype, device=risk.device)
+    for index in shared(len(risk), risk.micro_batch):
+        gradient = flatten(risk.gradient_graph(index))
+        for part_rows, sums in zip(torch.split(rows.to(risk.device), _ROWS), torch.split(total, _ROWS), strict=True):
+            vectors = torch.nn.functional.one_hot(part_rows, risk.size).to(gradient.dtype)
+            parts = torch.autograd.grad(
+                gradient, risk.parameters, vectors, retain_graph=True, is_grads_batched=True, materialize_grads=True
+            )
+            sums += torch.cat([part.reshape(len(part_rows), -1) for part in parts], 1)
+    return all_sum(total) / len(risk)
+
+
+def blocks(risk: EmpiricalRisk, matrix: Tensor) -> dict[str, Tensor]:
+    """The diagonal blocks of a dense Hessian, one for each parameter."""
+    parts, start = {}, 0
+    for name, p in zip(risk.names, risk.parameters, strict=True):
+        parts[name] = matrix[start : start + p.numel(), start : start + p.numel()]
+        start += p.numel()
+    return parts
+
+
+_SAMPLERS = {"hutchinson": hutchinson, "gauss_newton": ggn_trace_samples}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -69,20 +69,9 @@ class WCI:
         axis.set_xlabel(f"norm × root of the trace; WCI {self.index}")
         return figure
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "wci": self.index.to_json(),
-            "bound": self.bound,
-            "weight_norm": self.weight_norm,
-            "root_trace": self.root_trace,
-            "negative": self.negative,
-            "layers": [vars(layer) | {"trace": layer.trace.to_json()} for layer in self.layers],
-            "traces": self.traces.to_json(),
-        }
-
 
 def wci(
-    problem: EmpiricalRisk,
+    risk: EmpiricalRisk,
     estimator: Estimator = "auto",
     *,
     relative_error: float = 0.05,
@@ -95,16 +84,16 @@ def wci(
 
     >>> from atoll.models import MLP
     >>> from atoll.losses import Standard
-    >>> problem = EmpiricalRisk(MLP((2,), 2).eval(), Standard(), torch.rand(64, 2), torch.arange(64) % 2)
-    >>> found = wci(problem, relative_error=0.02)
-    >>> [layer.name for layer in found.layers], found.index.relative_error <= 0.02, found.index.value <= found.bound
+    >>> risk = EmpiricalRisk(MLP((2,), 2).eval(), Standard(), torch.rand(64, 2), torch.arange(64) % 2)
+    >>> result = wci(risk, relative_error=0.02)
+    >>> [layer.name for layer in result.layers], result.index.relative_error <= 0.02, result.index.value <= result.bound
     (['body.1.weight', 'body.3.weight', 'head.weight'], True, True)
     """
-    if not problem.matrices:
+    if not risk.matrices:
         raise InputError("model: expected at least one weight matrix")
-    norms = {n: float(p.detach().norm()) for n, p in zip(problem.names, problem.parameters, strict=True) if p.dim() > 1}
-    found = traces(
-        problem,
+    norms = {n: float(p.detach().norm()) for n, p in zip(risk.names, risk.parameters, strict=True) if p.dim() > 1}
+    estimates = traces(
+        risk,
         estimator,
         relative_error=relative_error,
         max_probes=max_probes,
@@ -113,30 +102,30 @@ def wci(
         seed=seed,
         on_progress=on_progress,
     )
-    return wci_from(norms, found)
+    return wci_from(norms, estimates)
 
 
-def wci_from(norms: Mapping[str, float], found: Traces) -> WCI:
+def wci_from(norms: Mapping[str, float], estimates: Traces) -> WCI:
     r"""The index from norms of weight matrices and traces.
 
-    Its variance is that of its linearisation, :math:`d^T C d` with :math:`d_k = \|W_k\| / (2 \sqrt{T_k})`.  Where a
-    trace is smaller than its own standard error, that stands in for it, because the square root is too steep there.
+    Its variance is that of its linearization, :math:`d^T C d` with :math:`d_k = \|W_k\| / (2 \sqrt{T_k})`.  If a
+    trace is smaller than its own standard error, the error replaces it, because the square root is too steep there.
 
     >>> both = Traces(("a", "b"), torch.tensor([4.0, -1.0]), torch.zeros(2, 2), "exact")
-    >>> found = wci_from({"a": 3.0, "b": 1.0}, both)
-    >>> found.index.value, found.negative
+    >>> result = wci_from({"a": 3.0, "b": 1.0}, both)
+    >>> result.index.value, result.negative
     (6.0, 1)
     """
     norm = torch.tensor(list(norms.values()), dtype=torch.float64)
-    chosen = [found.names.index(name) for name in norms]
-    values, covariance = found.values[chosen].double(), found.covariance[chosen][:, chosen].double()
+    rows = [estimates.names.index(name) for name in norms]
+    values, covariance = estimates.values[rows].double(), estimates.covariance[rows][:, rows].double()
     terms = norm * values.clamp_min(0).sqrt()
     known = torch.maximum(values, covariance.diagonal().clamp_min(0).sqrt())
     slope = torch.where(known > 0, norm / (2 * known.clamp_min(torch.finfo(known.dtype).tiny).sqrt()), 0)
     index = Estimate(float(terms.sum()), float((slope @ covariance @ slope).clamp_min(0).sqrt()), skewed=True)
     layers = tuple(
-        Layer(name, size, found[name], float(term), float(term) / index.value if index.value else 0.0)
+        Layer(name, size, estimates[name], float(term), float(term) / index.value if index.value else 0.0)
         for (name, size), term in zip(norms.items(), terms, strict=True)
     )
     root_trace = float(values.clamp_min(0).sum().sqrt())
-    return WCI(index, layers, float(norm.norm()), root_trace, int((values < 0).sum()), found)
+    return WCI(index, layers, float(norm.norm()), root_trace, int((values < 0).sum()), estimates)

@@ -2,6 +2,8 @@
 
 from atoll.explain.attributions import (
     STANDARD,
+    BoundaryIntegratedGradients,
+    BoundarySaliency,
     InputXGradient,
     IntegratedGradients,
     Saliency,
@@ -9,12 +11,11 @@ from atoll.explain.attributions import (
     attribution,
 )
 from atoll.explain.boundary import BoundaryPoints, boundary_search
-from atoll.explain.boundary_attributions import BoundaryIntegratedGradients, BoundarySaliency
 from atoll.explain.faithfulness import completeness_gap, infidelity
 from atoll.explain.importance import alignment, rho_importance
-from atoll.explain.lipschitz import attribution_lipschitz
 from atoll.explain.locality import Locality, locality
 from atoll.explain.sanity import sanity_check
+from atoll.explain.sensitivity import attribution_lipschitz
 
 __all__ = [
     "STANDARD",

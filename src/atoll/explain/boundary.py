@@ -1,56 +1,58 @@
-"""The closest point found with another prediction, for every input, and the two sides of the boundary there."""
+"""The closest point with another prediction for every input, and the two sides of the boundary there."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from atoll.attacks.evaluate import OnProgress
-from atoll.attacks.iterative import Points
+from atoll.attacks.fab import FAB
+from atoll.attacks.iterative import AttackState, Points, where_rows
+from atoll.attacks.rays import FAR, RayS
 from atoll.errors import InputError
-from atoll.explain.pgd_cw_search import ladder
-from atoll.explain.race import COARSE, Examples, race
-from atoll.explain.search import NONE, Found, bisect
 from atoll.modules import evaluation_mode
-from atoll.rng import content_hash
-from atoll.threat import Bounds, Norm, ThreatModel
+from atoll.rng import PointRNG, content_hash
+from atoll.threat import Bounds, Norm, ThreatModel, per_point
 
-Strategy = Literal["race", "ladder", "rungs"]
-BUDGET = 400  # model calls per point of the race
+BUDGET = 400  # model calls per point
+NONE = "none"  # the method of points for which nothing was found
+# Runs that are left in each round, by how many begin; every round gets about an equal share of the iterations.
+ROUNDS = {9: (9, 3, 1), 3: (3, 1), 1: (1,)}
+CLEAN = {9: 2, 3: 1, 1: 0}  # how many of them begin at the clean point if there are enough examples
+COARSE = 3  # halvings of the way to an example before FAB starts there: it only has to be roughly on the boundary
 
 
 @dataclass(frozen=True)
 class BoundaryPoints:
-    """Points on both sides of the decision boundary, one pair for each input, and how they were found.
+    """Points on both sides of the decision boundary, one pair for each input, and how the search got there.
 
     Args:
         x: the inputs.
         prediction: the class of each.
-        inside: a point that still has this class (by a forward pass), on the way from x to ``across``.
-        across: a point that has not, the closest one found.
-        other: the class of that one.
-        distance: of ``across`` from x, in the norm; infinite where there is none.
-        method: what found it: ``FAB from examples``, ``FAB from clean``, ``example`` (an example of another prediction,
-            no attack found anything closer), ``RayS``, ``PGD``, ``CW``, or ``none``.
-        forward: model passes spent on each point.
-        backward: the same, backward.
+        x_inside: a point that still has this class (by a forward pass), on the way from x to ``x_outside``.
+        x_outside: the closest point known that has another class.
+        other: the class of that point.
+        distance: from x to ``x_outside`` in the norm; infinite if there is none.
+        method: what led there: ``FAB from examples``, ``FAB from clean``, ``example`` (an example of another
+            prediction; no attack got closer), ``RayS``, or ``none``.
+        forward: forward passes spent on each point.
+        backward: backward passes.
         shared_forward: passes that belong to no single point: predictions of the examples.
         norm: of the distance.
-        tolerance: inside and across are apart by this share of the segment that was bisected, which ended at the point
-            that the search had found.
+        tolerance: distance between ``x_inside`` and ``x_outside`` as a share of the segment that was bisected.
 
-    Where nothing was found, inside and across are x itself, and ``words`` says so.
+    If the search failed for an input, ``x_inside`` and ``x_outside`` are the input itself, and ``notes`` says so.
     """
 
     x: Tensor
     prediction: Tensor
-    inside: Tensor
-    across: Tensor
+    x_inside: Tensor
+    x_outside: Tensor
     other: Tensor
     distance: Tensor
     method: tuple[str, ...]
@@ -74,40 +76,49 @@ class BoundaryPoints:
         return self.forward + self.backward
 
     @property
-    def words(self) -> str | None:
-        """What to tell the user if some inputs have no boundary point."""
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know: that some inputs have no boundary point."""
         missing = ~self.success
         if not missing.any():
-            return None
+            return ()
         classes = ", ".join(map(str, sorted(set(self.prediction[missing].tolist()))))
         return (
             f"boundary: no other prediction was found for {int(missing.sum())} of {len(self)} inputs (class {classes});"
-            " the model may be constant"
+            " the model may be constant",
         )
 
     def __getitem__(self, rows: slice | Tensor) -> BoundaryPoints:
-        chosen = range(len(self))[rows] if isinstance(rows, slice) else torch.arange(len(self))[rows.cpu()].tolist()
-        picked = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return BoundaryPoints(**vars(self) | picked | {"method": tuple(self.method[i] for i in chosen)})
+        index = range(len(self))[rows] if isinstance(rows, slice) else torch.arange(len(self))[rows.cpu()].tolist()
+        tensors = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return BoundaryPoints(**vars(self) | tensors | {"method": tuple(self.method[i] for i in index)})
 
-    def to_json(self) -> dict[str, Any]:
-        found = self.distance[self.success].double()
-        return {
-            "norm": self.norm,
-            "tolerance": self.tolerance,
-            "points": len(self),
-            "success": float(self.success.double().mean()),
-            "mean_distance": float(found.mean()) if len(found) else None,
-            "standard_error": float(found.std() / math.sqrt(len(found))) if len(found) > 1 else None,
-            "median_distance": float(found.median()) if len(found) else None,
-            "methods": dict(Counter(self.method)),
-            "forward": int(self.forward.sum()),
-            "backward": int(self.backward.sum()),
-            "shared_forward": self.shared_forward,
-            # JSON has no infinity.
-            "distance": [d if math.isfinite(d) else None for d in self.distance.tolist()],
-            "method": list(self.method),
-        }
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs with the model's predictions, to start from."""
+
+    x: Tensor
+    classes: Tensor
+
+
+class Strategy(Protocol):
+    """Looks for a point with another prediction for each point, within a number of model calls per point.
+
+    The model is in evaluation mode, and the labels of the points are its predictions.  ``boundary_search`` checks and
+    bisects what a strategy returns.
+    """
+
+    def __call__(
+        self,
+        model: nn.Module,
+        threat: ThreatModel,
+        points: Points,
+        examples: Examples,
+        calls: float,
+        *,
+        seed: object,
+        batch_size: int,
+    ) -> SearchState: ...
 
 
 def boundary_search(
@@ -115,8 +126,8 @@ def boundary_search(
     x: Tensor,
     *,
     norm: Norm = "l2",
-    strategy: Strategy = "race",
-    budget: int | None = None,
+    strategy: Strategy | None = None,
+    budget: float = BUDGET,
     pool: Tensor | None = None,
     seed: object = 0,
     tolerance: float = 1e-3,
@@ -124,54 +135,48 @@ def boundary_search(
     batch_size: int = 256,
     on_progress: OnProgress | None = None,
 ) -> BoundaryPoints:
-    r"""For each input the closest point found whose prediction differs from its own; then bisection onto the boundary.
+    r"""Find for each input the closest point with another prediction, then bisect onto the boundary.
 
-    ``race`` lets several runs of FAB compete, most of them started at the nearest examples of another prediction (see
-    ``race``), so every input has a boundary point if some example or any input has another prediction; where there is
-    none, and no gradient leads to one, RayS looks for one from labels alone.  ``ladder`` is the pipeline of the thesis
-    (table B.1): PGD at growing eps until a point falls, then CW on all of them, and the closer one; it may find
-    nothing.  ``rungs`` is the ladder without CW.
+    The default strategy, ``multi_start_fab``, lets several runs of FAB compete.  Most of them start at the nearest
+    examples of another prediction, so every input has a boundary point if any example or input has another prediction.
+    If there is none, and no gradient leads to one, RayS searches by labels alone.
 
-    What is found for a point depends on it, the model, the examples and the seed, not on the batch size (up to
+    The result for a point depends on the point, the model, the examples and the seed, not on the batch size (up to
     rounding).
 
     Args:
-        model: any module from inputs to logits; used in evaluation mode and left as it was.
+        model: any module from inputs to logits.  The search uses evaluation mode and restores the model's state.
         x: inputs; the model's own prediction is the class, so no labels are needed.
-        norm: that distances are measured in; the ladder knows l2 only.
-        strategy: ``race``, ``ladder`` or ``rungs``.
-        budget: model calls per point, forward and backward counted one each; never exceeded.  None for 400, or for all
-            that the ladder asks for.
-        pool: examples to start from, such as training images; the inputs themselves if None.  Their predictions are
+        norm: of the distances.
+        strategy: how to search (default: ``multi_start_fab``).
+        budget: model calls per point, forward and backward counted one each; never exceeded.
+        pool: examples to start from, such as training images (default: the inputs themselves).  Their predictions are
             made once and counted apart.
-        seed: of PGD's random starts; the race draws nothing.
-        tolerance: how far both sides of the boundary may be apart, as a share of the segment that is bisected.
+        seed: for strategies that draw random numbers; ``multi_start_fab`` draws none.
+        tolerance: distance between the two sides of the boundary as a share of the segment that is bisected.
         bounds: valid range of inputs.
-        batch_size: rows that go through the model together; the race keeps nine times as many images.
-        on_progress: called now and then with ``boundary``, how many points are done, and of how many.
+        batch_size: rows that go through the model together; the search stores nine times as many images.
+        on_progress: called with ``boundary``, how many points are done, and of how many.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-    >>> found = boundary_search(model, torch.tensor([[0.6, 0.4], [0.2, 0.5]]))
-    >>> [f"{d:.3f}" for d in found.distance], found.other.tolist(), bool((found.calls <= 400).all())
+    >>> boundary = boundary_search(model, torch.tensor([[0.6, 0.4], [0.2, 0.5]]))
+    >>> [f"{d:.3f}" for d in boundary.distance], boundary.other.tolist(), bool((boundary.calls <= 400).all())
     (['0.141', '0.212'], [1, 0], True)
     """
-    if strategy not in get_args(Strategy):
-        raise InputError(f"strategy: expected race, ladder or rungs, got {strategy!r}")
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance: expected a share between 0 and 1, got {tolerance}")
     if batch_size < 1:
         raise InputError(f"batch_size: expected at least 1, got {batch_size}")
     threat = ThreatModel(norm, 0.0, bounds)
-    if strategy != "race" and norm != "l2":
-        raise InputError(f"strategy: the ladder expects l2, got {norm}")
     for inputs in (x,) if pool is None else (x, pool):
         threat.check(inputs)
     if x.dim() < 2 or not len(x) or (pool is not None and pool.shape[1:] != x.shape[1:]):
         shapes = f"{tuple(x.shape)}" if pool is None else f"{tuple(x.shape)} and {tuple(pool.shape)}"
         raise InputError(f"inputs: expected (points, ...), and a pool of the same shape, got {shapes}")
     halvings = math.ceil(math.log2(1 / tolerance))
-    calls = _calls(strategy, budget, halvings)
+    calls = _calls(budget, halvings)
+    strategy = strategy or multi_start_fab
     parts = []
     with evaluation_mode(model), torch.no_grad():
         logits = _logits(model, x, batch_size)
@@ -182,11 +187,8 @@ def boundary_search(
             examples = Examples(pool, _logits(model, pool, batch_size).argmax(1))
         for start in range(0, len(x), batch_size):
             part = points[start : start + batch_size]
-            if strategy == "race":
-                found = race(model, threat, part, examples, int(calls), batch_size=batch_size)
-            else:
-                found = ladder(model, threat, part, calls, seed=seed, with_cw=strategy == "ladder")
-            parts.append(_both_sides(model, threat, part, found, halvings))
+            state = strategy(model, threat, part, examples, calls, seed=seed, batch_size=batch_size)
+            parts.append(_both_sides(model, threat, part, state, halvings))
             if on_progress is not None:
                 on_progress("boundary", start + len(part), len(x))
     return BoundaryPoints(
@@ -200,38 +202,35 @@ def boundary_search(
     )
 
 
-def _calls(strategy: Strategy, budget: int | None, halvings: int) -> float:
-    """What is left of a point's budget for the strategy itself."""
-    fixed = 2 + halvings  # the clean pass, one that confirms what was found, bisection
-    least = fixed + COARSE + 2  # one look of FAB, from an example
-    if budget is None:
-        budget = max(BUDGET, least)
-        return budget - fixed if strategy == "race" else math.inf
-    if budget < least:
+def _calls(budget: float, halvings: int) -> float:
+    """The part of a point's budget that the strategy itself may spend."""
+    fixed = 2 + halvings  # the clean pass, the one that confirms the strategy's point, bisection
+    least = fixed + COARSE + 2  # one step of FAB, from an example
+    if not budget >= least:
         raise InputError(f"budget: expected at least {least} calls at this tolerance, got {budget}")
     return budget - fixed
 
 
 def _logits(model: nn.Module, x: Tensor, batch_size: int) -> Tensor:
-    found = torch.cat([model(part) for part in torch.split(x.detach(), batch_size)])
-    if found.dim() != 2 or found.shape[1] < 2:
-        raise InputError(f"model: expected logits of shape (batch, classes), got {tuple(found.shape)}")
-    if not found.isfinite().all():
+    logits = torch.cat([model(part) for part in torch.split(x.detach(), batch_size)])
+    if logits.dim() != 2 or logits.shape[1] < 2:
+        raise InputError(f"model: expected logits of shape (batch, classes), got {tuple(logits.shape)}")
+    if not logits.isfinite().all():
         raise InputError("model: expected finite logits, got NaN or infinity")
-    return found
+    return logits
 
 
 def _index(x: Tensor) -> Tensor:
-    """Points are known by their numbers, not by their places."""
+    """Points are identified by their content, not by their place in the batch."""
     return torch.tensor([content_hash(point) for point in x], device=x.device)
 
 
 @dataclass(frozen=True)
 class _Sides:
-    """A part of what ``BoundaryPoints`` holds."""
+    """The fields of ``BoundaryPoints`` for some of the points."""
 
-    inside: Tensor
-    across: Tensor
+    x_inside: Tensor
+    x_outside: Tensor
     other: Tensor
     distance: Tensor
     forward: Tensor
@@ -242,25 +241,254 @@ class _Sides:
 TENSORS = [field.name for field in fields(_Sides) if field.name != "method"]
 
 
-def _both_sides(model: nn.Module, threat: ThreatModel, points: Points, found: Found, halvings: int) -> _Sides:
-    """Bisection; no claim is believed: what is found has to have another prediction in a plain pass first."""
+def _both_sides(model: nn.Module, threat: ThreatModel, points: Points, state: SearchState, halvings: int) -> _Sides:
+    """Bisect; a strategy's point counts only if a plain pass confirms that it has another prediction."""
     x, y = points.x, points.y
-    inside, across, other = x.clone(), x.clone(), y.clone()
-    rows = torch.tensor([row for row, name in enumerate(found.method) if name != NONE], device=x.device, dtype=y.dtype)
+    x_inside, x_outside, other = x.clone(), x.clone(), y.clone()
+    rows = torch.tensor([row for row, name in enumerate(state.method) if name != NONE], device=x.device, dtype=y.dtype)
     if len(rows):
-        classes = model(found.adv[rows]).argmax(1)
+        classes = model(state.x_adv[rows]).argmax(1)
         holds = classes != y[rows]
-        sides = bisect(model, x[rows], y[rows], found.adv[rows], classes, halvings)
-        for whole, part in zip((inside, across, other), sides, strict=True):
+        sides = bisect(model, x[rows], y[rows], state.x_adv[rows], classes, halvings)
+        for whole, part in zip((x_inside, x_outside, other), sides, strict=True):
             whole[rows[holds]] = part[holds]
-        found.spend(rows, 1 + halvings)
+        state.count(rows, 1 + halvings)
     success = other != y
     return _Sides(
-        inside,
-        across,
+        x_inside,
+        x_outside,
         other,
-        torch.where(success, threat.distance(across, x), math.inf),
-        found.forward + 1,  # the clean pass
-        found.backward,
-        tuple(name if holds else NONE for name, holds in zip(found.method, success.tolist(), strict=True)),
+        torch.where(success, threat.distance(x_outside, x), math.inf),
+        state.forward + 1,  # the clean pass
+        state.backward,
+        tuple(name if holds else NONE for name, holds in zip(state.method, success.tolist(), strict=True)),
     )
+
+
+@dataclass
+class SearchState:
+    """The closest points with another prediction so far, how they came about, and what they cost.
+
+    Args:
+        x_adv: one for each point; the point itself if there is none yet.
+        method: what led there, ``none`` if nothing did.
+        forward: forward passes.
+        backward: backward passes.
+    """
+
+    x_adv: Tensor
+    method: list[str]
+    forward: Tensor
+    backward: Tensor
+
+    @staticmethod
+    def start(points: Points) -> SearchState:
+        zeros = torch.zeros_like(points.y)
+        return SearchState(points.x.clone(), [NONE] * len(points), zeros, zeros.clone())
+
+    def record(self, rows: Tensor, x_adv: Tensor, method: str | Sequence[str]) -> None:
+        """Store the points that a method gives for some rows."""
+        self.x_adv[rows] = x_adv
+        for number, row in enumerate(rows.tolist()):
+            self.method[row] = method if isinstance(method, str) else method[number]
+
+    def count(self, rows: Tensor, forward: int | Tensor, backward: int = 0) -> None:
+        """Add model passes of some rows."""
+        self.forward[rows] += forward
+        self.backward[rows] += backward
+
+
+def bisect(
+    model: nn.Module, x: Tensor, y: Tensor, ends: Tensor, classes: Tensor, halvings: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Both sides of the boundary on the way from each point to an end of another class, and the class there.
+
+    Every point that is returned has gone through the model as it is.  Costs ``halvings`` forward passes.
+
+    >>> model = nn.Linear(1, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[0.0], [1.0]]))  # the boundary is at 0
+    >>> bisect(model, torch.tensor([[-1.0]]), torch.tensor([0]), torch.tensor([[2.0]]), torch.tensor([1]), 2)
+    (tensor([[-0.2500]]), tensor([[0.5000]]), tensor([1]))
+    """
+    x_inside, x_outside = x, ends
+    low = x.new_zeros(len(x))
+    high = torch.ones_like(low)
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        candidate = x + per_point(middle, x) * (ends - x)
+        with torch.no_grad():
+            predicted = model(candidate).argmax(1)
+        over = predicted != y
+        x_inside, x_outside = where_rows(over, x_inside, candidate), where_rows(over, candidate, x_outside)
+        classes = torch.where(over, predicted, classes)
+        low, high = torch.where(over, low, middle), torch.where(over, middle, high)
+    return x_inside, x_outside, classes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the model calls for a point are spent.
+
+    Args:
+        rounds: for each round how many runs there are, and how many iterations each of them makes.
+        examples: how many of the runs begin at examples; the others begin at the clean point.
+    """
+
+    rounds: tuple[tuple[int, int], ...]
+    examples: int
+
+    @property
+    def runs(self) -> int:
+        return self.rounds[0][0]
+
+    @property
+    def iterations(self) -> int:
+        """Of all runs together; each is a forward and a backward pass."""
+        return sum(runs * length for runs, length in self.rounds)
+
+    @property
+    def forward(self) -> int:
+        return COARSE * self.examples + self.iterations
+
+
+def plan(calls: int, examples: int, others: int) -> Plan:
+    """The rounds for a number of calls, given how many examples and how many other classes there are.
+
+    >>> plan(388, 1000, 9)
+    Plan(rounds=((9, 6), (3, 20), (1, 69)), examples=7)
+    >>> plan(60, 1000, 9)
+    Plan(rounds=((3, 4), (1, 15)), examples=2)
+    >>> plan(388, 0, 1)  # two classes and no example: there is one run
+    Plan(rounds=((1, 194),), examples=0)
+    """
+    for most, shape in ROUNDS.items():
+        starts = min(examples, most - min(CLEAN[most], others))
+        iterations = (calls - COARSE * starts) // 2
+        if iterations >= 2 * most * len(shape):  # with fewer than two steps a round would select at random
+            break
+    runs = min(most, starts + others)
+    counts = sorted({min(runs, count) for count in shape}, reverse=True)
+    lengths = [iterations // len(counts) // count for count in counts[:-1]]
+    left = iterations - sum(count * length for count, length in zip(counts, lengths, strict=False))
+    return Plan(tuple(zip(counts, [*lengths, left // counts[-1]], strict=True)), starts)
+
+
+def multi_start_fab(
+    model: nn.Module,
+    threat: ThreatModel,
+    points: Points,
+    examples: Examples,
+    calls: float,
+    *,
+    seed: object = 0,
+    batch_size: int,
+) -> SearchState:
+    """The closest points with another prediction that FAB finds from several starts, the best runs longest.
+
+    FAB from the clean point follows the gradients it meets there, and on robust models these mislead.  A run that
+    starts across the boundary, at an example of another prediction, has found something before it begins, and leads to
+    parts of the boundary that the gradient does not point to (Brendel et al., 2019, also start there).  After each
+    round the runs with the closest points continue with all their state (successive halving, Jamieson & Talwalkar,
+    2016).
+
+    If no example has another prediction, half of the calls are reserved for RayS, which needs no gradient.
+
+    Args:
+        model: in evaluation mode.
+        threat: norm and bounds.
+        points: with the model's predictions as labels.
+        examples: the nearest of another prediction are used, seven if there are more than two classes.
+        calls: for each point.
+        seed: not used; nothing is drawn.
+        batch_size: rows at a time.
+    """
+    if not math.isfinite(calls):
+        raise InputError(f"budget: expected a finite number of calls, got {calls}")
+    state = SearchState.start(points)
+    logits, y = points.logits, points.y
+    apart = _distances(threat, points.x, examples.x).masked_fill(examples.classes[None] == y[:, None], math.inf)
+    order = logits.scatter(1, y[:, None], -math.inf).argsort(dim=1, descending=True)
+    available = apart.isfinite().sum(1).clamp_max(max(ROUNDS))
+    # Points with as many examples have the same plan, and no point has another one because of its company.
+    for count in sorted(set(available.tolist())):
+        rows = (available == count).nonzero().squeeze(1)
+        schedule = plan(int(calls if count else calls // 2), count, logits.shape[1] - 1)
+        part, clean = points[rows], schedule.runs - schedule.examples
+        near = apart[rows].topk(schedule.examples, dim=1, largest=False).indices
+        starts = [
+            bisect(model, part.x, part.y, examples.x[column], examples.classes[column], COARSE)[1]
+            for column in near.unbind(1)
+        ]
+        targets = torch.cat([examples.classes[near], order[rows, :clean]], 1)
+        begin = torch.stack([*starts, *[part.x] * clean], 1)
+        adv, distance, run = _compete(model, threat, part, begin, targets, schedule, batch_size)
+        state.count(rows, schedule.forward, schedule.iterations)
+        hit = distance.isfinite()
+        still = torch.eq(adv, begin[torch.arange(len(run), device=run.device), run]).flatten(1).all(1)
+        names = [
+            "FAB from clean" if number >= schedule.examples else "example" if same else "FAB from examples"
+            for number, same in zip(run[hit].tolist(), still[hit].tolist(), strict=True)
+        ]
+        state.record(rows[hit], adv[hit], names)
+        if not count and not hit.all():
+            _rays(model, threat, points, state, rows[~hit], int(calls) - 2 * schedule.iterations)
+    return state
+
+
+def _distances(threat: ThreatModel, x: Tensor, examples: Tensor) -> Tensor:
+    # The quick way to l2 distances, by a matrix product, rounds by the size of the batch.
+    p = {"linf": math.inf, "l2": 2.0, "l1": 1.0}[threat.norm]
+    return torch.cdist(x.flatten(1), examples.flatten(1), p=p, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _compete(
+    model: nn.Module,
+    threat: ThreatModel,
+    points: Points,
+    starts: Tensor,
+    targets: Tensor,
+    schedule: Plan,
+    batch_size: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All runs of all points; for each point the closest place, its distance (infinite if there is none), the run."""
+    attack = FAB(threat, targets=1, steps=schedule.iterations + 1, minimum_norm=True)
+    count, runs = targets.shape
+    origin = torch.arange(count, device=targets.device).repeat_interleave(runs)
+    every = points[origin]
+    # FAB takes its target from the logits.
+    every.logits = torch.zeros_like(every.logits).scatter(1, targets.reshape(-1, 1), 1.0)
+    rows = attack.init_state(every, PointRNG("FAB", index=every.index))  # one run each: nothing is drawn
+    rows.state["iterate"] = starts.flatten(0, 1)
+    rows.state["run"] = torch.arange(runs, device=targets.device).repeat(count)
+    for left, length in schedule.rounds:
+        rows = _best(rows, count, left)
+        parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+        for part in parts:
+            for _ in range(length):
+                attack.step(model, part)
+        rows = AttackState.cat(parts)
+    rows = _best(rows, count, 1)
+    return rows.x_adv, rows.state["closest"], rows.state["run"]
+
+
+def _best(rows: AttackState, points: int, left: int) -> AttackState:
+    """The ``left`` rows of each point with the closest points; of equal ones the first."""
+    runs = len(rows) // points
+    if runs == left:
+        return rows
+    order = rows.state["closest"].view(points, runs).argsort(dim=1, stable=True)[:, :left].sort(1).values
+    first = torch.arange(points, device=order.device)[:, None] * runs
+    return rows[(first + order).flatten()]
+
+
+def _rays(
+    model: nn.Module, threat: ThreatModel, points: Points, state: SearchState, rows: Tensor, queries: int
+) -> None:
+    """Labels alone, along rays to corners of the bounds: any point with another prediction will do."""
+    reach = FAR if threat.bounds is None else threat.bounds[1] - threat.bounds[0]
+    attack, part = RayS(ThreatModel("linf", reach, threat.bounds), queries=queries), points[rows]
+    under = attack.init_state(part, PointRNG("RayS", index=part.index))  # draws nothing
+    while (active := ~under.success & (under.iteration < queries)).any():
+        attack.step(model, under)
+        state.count(rows, active.long())
+    state.record(rows[under.success], under.x_adv[under.success], "RayS")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from atoll.errors import InputError
+from atoll.explain.attributions import BoundaryAttribution, PointAttribution, Target, checked, checked_target, logit
 from atoll.explain.boundary import BoundaryPoints, boundary_search
-from atoll.explain.boundary_attributions import BoundaryAttribution
-from atoll.explain.gradients import PointAttribution, Target, checked, checked_target, logit
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, content_hash
-from atoll.stats import Estimate
 from atoll.threat import dot
 
 
@@ -37,9 +34,6 @@ class Infidelity:
     scaled: Tensor
     scaled_standard_error: Tensor
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: Estimate.mean_of(getattr(self, name)).to_json() for name in ("value", "scaled", "scale")}
-
 
 def infidelity(
     model: nn.Module,
@@ -57,7 +51,7 @@ def infidelity(
     .. math:: E_\epsilon\big[A \cdot \epsilon - (f_y(x + \epsilon) - f_y(x))\big]^2, \epsilon \sim N(0, \sigma^2 I)
 
     Attributions that are not gradients (IG, BIG, IxG) have another unit, so the smallest INFD that a multiple of the
-    attribution has is given, too; it is fitted to the same draws, and corrected for that.
+    attribution has is also given.  It is fitted to the same draws, and corrected for that.
 
     Args:
         model: any module from inputs to logits.
@@ -72,8 +66,8 @@ def infidelity(
     >>> model = nn.Linear(3, 2).double()
     >>> x = torch.rand(2, 3, dtype=torch.float64)
     >>> weights = model.weight.detach()[1].expand(2, 3)
-    >>> found = infidelity(model, x, 2 * weights, 1)
-    >>> bool((found.value > 0).all()), bool((found.scaled < 1e-20).all()), found.scale.round(decimals=6)
+    >>> result = infidelity(model, x, 2 * weights, 1)
+    >>> bool((result.value > 0).all()), bool((result.scaled < 1e-20).all()), result.scale.round(decimals=6)
     (True, True, tensor([0.5000, 0.5000], dtype=torch.float64))
     """
     x = checked(inputs)
@@ -134,8 +128,8 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     tensor([5.])
     """
     _same_shape(a, b)
-    found: Tensor = torch.linalg.vector_norm((a - b).flatten(1), dim=1)
-    return found
+    norms: Tensor = torch.linalg.vector_norm((a - b).flatten(1), dim=1)
+    return norms
 
 
 def explain_where_possible(
@@ -147,8 +141,8 @@ def explain_where_possible(
 ) -> Tensor:
     """Attributions, NaN at inputs that have no boundary point where the method needs one."""
     if not isinstance(method, BoundaryAttribution):
-        found: Tensor = method.attribute(x, target, internal_batch_size=batch_size)
-        return found
+        maps: Tensor = method.attribute(x, target, internal_batch_size=batch_size)
+        return maps
     if boundary is None:
         boundary = boundary_search(method.model, x, **method.search)
     possible, whole = boundary.success, torch.full_like(x, math.nan)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import InputError
-from atoll.explain.gradients import Target, checked, checked_target
+from atoll.explain.attributions import Target, checked, checked_target
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, content_hash
 from atoll.stats import Estimate
@@ -40,7 +40,7 @@ class Importance:
         return self.value >= rho
 
     def uncertain(self, rho: float, errors: float = 2.0) -> Tensor:
-        """Which of them might change sides: within so many standard errors of rho."""
+        """Which of them might change sides: within this many standard errors of rho."""
         return (self.value - rho).abs() < errors * self.standard_error
 
 
@@ -68,7 +68,7 @@ def rho_importance(
         inputs: ``(points, ...)``.
         target: y; the predicted classes if None.
         neighbourhood: the distribution N: ``pointwise``, no noise at all, which is exact; ``local``, normal with
-            standard deviation sigma; ``global``, such that the feature is uniform within the bounds.
+            standard deviation sigma; ``global``, which makes the feature uniform within the bounds.
         sigma: of the local one.
         output: f is the probability of y, by which models compare, or its logit.
         samples: draws of the noise for each feature.
@@ -115,13 +115,13 @@ def rho_importance(
 def _outputs(model: nn.Module, point: Tensor, drawn: Tensor, y: int, output: Output, batch_size: int) -> Tensor:
     """The output for every feature and every value that it takes on."""
     number = torch.arange(drawn.numel(), device=point.device)
-    found = []
+    outputs = []
     for chunk in torch.split(number, batch_size):
         feature = chunk // drawn.shape[1]
         rows = point.flatten().repeat(len(chunk), 1).scatter(1, feature[:, None], drawn.flatten()[chunk, None])
         logits = model(rows.view(-1, *point.shape))
-        found.append((logits if output == "logit" else logits.softmax(1))[:, y])
-    return torch.cat(found).view_as(drawn)
+        outputs.append((logits if output == "logit" else logits.softmax(1))[:, y])
+    return torch.cat(outputs).view_as(drawn)
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -31,12 +30,6 @@ class Locality:
         """How many points the means leave out."""
         return {name: int(values.isnan().sum()) for name, values in vars(self).items()}
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            name: mean.to_json() | {"points": len(self.f1), "undefined": self.undefined[name]}
-            for name, mean in self.means.items()
-        }
-
 
 def locality(attributions: Tensor, boxes: Tensor, *, rho: float = 0.0) -> Locality:
     """How well attributions agree with the boxes of the objects.
@@ -59,8 +52,8 @@ def locality(attributions: Tensor, boxes: Tensor, *, rho: float = 0.0) -> Locali
 
     >>> import torch
     >>> maps = torch.tensor([[[3.0, 1.0], [0.0, -1.0]], [[0.0, 0.0], [0.0, 0.0]]])
-    >>> found = locality(maps, torch.tensor([[0, 0, 0, 1], [0, 0, 0, 1]]))  # the left half of each image
-    >>> found.precision, found.recall, found.undefined["f1"]
+    >>> result = locality(maps, torch.tensor([[0, 0, 0, 1], [0, 0, 0, 1]]))  # the left half of each image
+    >>> result.precision, result.recall, result.undefined["f1"]
     (tensor([0.7500,    nan], dtype=torch.float64), tensor([1., nan], dtype=torch.float64), 1)
     """
     if attributions.dim() not in (3, 4) or not attributions.is_floating_point():

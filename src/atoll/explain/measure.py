@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from atoll.data.base import MemorySplit, Split, SubSplit, sample, sample_rows, to_float
+from atoll.data.base import MemorySplit, Split, SubSplit, sample_rows, to_float
 from atoll.data.boxes import boxes_of
 from atoll.data.decode import decode, image_size
 from atoll.distributed import is_main
-from atoll.errors import InputError
-from atoll.explain.attributions import STANDARD
-from atoll.explain.gradients import ATTRIBUTIONS
-from atoll.explain.report import AttributionMetrics, Explanation, explain
+from atoll.errors import InputError, ResultError
+from atoll.explain.attributions import ATTRIBUTIONS, STANDARD
+from atoll.explain.explanation import AttributionMetrics, Explanation, explain
 from atoll.files import write_atomic
-from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, execution
+from atoll.graph import tensors_digest
+from atoll.measure import (
+    MEASUREMENTS,
+    Context,
+    Measurement,
+    Result,
+    Settings,
+    execution,
+    foreign_code,
+    split_digest,
+)
 from atoll.plots import plot_attributions
 from atoll.stats import Estimate
 from atoll.subject import Subject
@@ -35,7 +48,7 @@ class ExplainSettings(Settings):
 
     Args:
         points: number of random points of the split.
-        methods: attributions by name.
+        methods: attributions by name, such as SM or my_map.py:Mine.
         norm: norm of boundary distances.
         budget: model calls per point of the boundary search (default: 400).
         pool: training examples that the search may start from.
@@ -43,7 +56,7 @@ class ExplainSettings(Settings):
         radius: l2 radius of the local sensitivity.
         checks: points for the sanity check and the local sensitivity, which cost most (0: skip both).
         images: image files to explain instead of points of the data set.
-        batch_size: rows per batch.
+        batch_size: rows per batch (default: chosen to fit memory).
     """
 
     kind: ClassVar[str] = "explain"
@@ -56,25 +69,31 @@ class ExplainSettings(Settings):
     radius: float = 0.1
     checks: int = 16
     images: tuple[str, ...] = ()
-    batch_size: int = execution(256)
+    batch_size: int | None = execution(None)
 
     def __post_init__(self) -> None:
         self.at_least(points=1, pool=0, checks=0, batch_size=1, budget=1)
+        for name in ("sigma", "radius"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name}: expected more than 0, got {getattr(self, name)}")
+        if not self.methods:
+            raise InputError("methods: expected at least one attribution, got none")
 
     def resolve(self, subject: Subject) -> Self:
-        for name in self.methods:
-            ATTRIBUTIONS.resolve(name)
-        return self
+        names = {ATTRIBUTIONS.resolve(name).cls: name for name in STANDARD}  # Saliency is SM
+        methods = dict.fromkeys(names.get(ATTRIBUTIONS.resolve(name).cls, name) for name in self.methods)
+        return dataclasses.replace(self, methods=tuple(methods))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodResult:
-    """One attribution: what is known about it, means over the points.
+    """One attribution; means over the points.
 
     Args:
-        undefined: points without an attribution, because no boundary point was found for them.
+        undefined: points without an attribution, because the boundary search failed.
         infidelity: INFD.
         scaled_infidelity: INFD at the best scale.
+        scale: the factor that makes INFD smallest.
         completeness_gap: for attributions along paths.
         sanity_passed: whether the attribution depends on the weights.
         sanity_layers: rank correlation after the layers down to each one were randomized.
@@ -82,11 +101,13 @@ class MethodResult:
         precision: locality: share of the positive attribution that lies on the object.
         recall: share of what lies on the object that is positive.
         f1: their harmonic mean.
+        boxes: points whose box is known and small enough for locality.
     """
 
     undefined: int
     infidelity: Estimate
     scaled_infidelity: Estimate
+    scale: Estimate | None = None
     completeness_gap: Estimate | None = None
     sanity_passed: bool | None = None
     sanity_layers: tuple[tuple[str, Estimate], ...] = ()
@@ -94,19 +115,23 @@ class MethodResult:
     precision: Estimate | None = None
     recall: Estimate | None = None
     f1: Estimate | None = None
+    boxes: int = 0
 
     @staticmethod
     def of(metrics: AttributionMetrics) -> MethodResult:
+        """The numbers of one attribution."""
         sanity, locality = metrics.sanity, metrics.locality
         return MethodResult(
             undefined=int(metrics.attributions.flatten(1).isnan().any(1).sum()),
             infidelity=Estimate.mean_of(metrics.infidelity.value),
             scaled_infidelity=Estimate.mean_of(metrics.infidelity.scaled),
+            scale=Estimate.mean_of(metrics.infidelity.scale),
             completeness_gap=None if metrics.gap is None else Estimate.mean_of(metrics.gap.abs()),
             sanity_passed=None if sanity is None else bool(sanity.passed),
             sanity_layers=() if sanity is None else tuple(zip(sanity.layers, sanity.means, strict=True)),
-            sensitivity=None if metrics.lipschitz is None else Estimate.mean_of(metrics.lipschitz),
-            **({} if locality is None else {name: locality.means[name] for name in ("precision", "recall", "f1")}),
+            sensitivity=None if metrics.sensitivity is None else Estimate.mean_of(metrics.sensitivity),
+            **({} if locality is None else locality.means),
+            boxes=0 if locality is None else len(locality.f1),
         )
 
 
@@ -118,10 +143,10 @@ class ExplainResult(Result):
         predictions: predicted class of every point.
         titles: what each point is: its class, or the name of its file.
         distance: to the decision boundary.
-        success: share of points for which a boundary point was found.
-        distances: distance of every point, None where no boundary point was found.
+        success: share of points for which the boundary search succeeded.
+        distances: distance of every point, None if the search failed.
         others: the class on the other side.
-        searches: how many boundary points each search found.
+        searches: number of boundary points by search method.
         calls: model calls per point of the boundary search.
         methods: by name of the attribution.
         pairs: mean distance of attributions to their counterparts at the boundary.
@@ -134,19 +159,23 @@ class ExplainResult(Result):
     titles: tuple[str, ...]
     distance: Estimate
     success: float
-    distances: tuple[float | None, ...]
-    others: tuple[str, ...]
-    searches: dict[str, int]
-    calls: float
     methods: dict[str, MethodResult]
-    pairs: dict[str, Estimate]
+    distances: tuple[float | None, ...] = ()
+    others: tuple[str, ...] = ()
+    searches: dict[str, int] = field(default_factory=dict)
+    calls: float = math.nan
+    pairs: dict[str, Estimate] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def tensors(self) -> dict[str, Tensor]:
         """Inputs, attributions and boundary points, from the folder of the result."""
         if self.folder is None:
-            raise InputError("this result was not stored")
-        return load_file(self.folder / "attributions.safetensors")
+            raise ResultError("the attributions of this result were not stored")
+        path = self.folder / "attributions.safetensors"
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise ResultError(f"{path} cannot be read: {error}") from None
 
 
 @MEASUREMENTS.register("explain")
@@ -158,34 +187,36 @@ class MeasureExplanation(Measurement):
 
     def inputs(self, subject: Subject, settings: ExplainSettings) -> Split:
         if settings.images:
-            x, _ = read_images([Path(path) for path in settings.images], subject.data.shape)
+            x, _ = read_images(settings.images, subject.data.shape)
             return MemorySplit(x, torch.zeros(len(x), dtype=torch.int64))
-        whole = subject.data.split(settings.split)
-        if not len(whole):
-            raise InputError(f"split: the run holds out no {settings.split} points")
-        rows = sample_rows(whole, settings.points or len(whole), "explain", settings.split, settings.seed)
-        return SubSplit(whole, rows)
+        return _sample(subject, settings.split, settings.points, settings.split, settings.seed)
+
+    def depends_on(self, subject: Subject, settings: ExplainSettings, context: Context) -> tuple[str, ...]:
+        """The training examples of the search, the boxes, and the code of attributions from outside Atoll."""
+        pool, boxes = _pool(subject, settings), boxes_of(self.inputs(subject, settings))
+        return (
+            "" if pool is None else split_digest(pool),
+            "" if boxes is None else tensors_digest(boxes),
+            *foreign_code(ATTRIBUTIONS.resolve(name).cls for name in settings.methods),
+        )
 
     def measure(self, subject: Subject, settings: ExplainSettings, context: Context) -> dict[str, Any]:
-        split, device = self.inputs(subject, settings), context.device
-        notes: list[str] = []
-        x = to_float(split.fetch(torch.arange(len(split))))
+        split, pool, device = self.inputs(subject, settings), _pool(subject, settings), context.device
+        x = _tensor(split)
         names = [str(name) for name in subject.data.classes]
         labels, boxes = None, None
+        notes: list[str] = []
         if settings.images:
-            _, notes = read_images([Path(path) for path in settings.images], subject.data.shape)
+            _, notes = read_images(settings.images, subject.data.shape)
             titles = [Path(path).name for path in settings.images]
         else:
             labels, boxes = split.labels, boxes_of(split)
             titles = [names[label] for label in labels]
-        pool = None
-        if settings.pool:
-            pool = sample(subject.data.split("train"), settings.pool, "explain", "pool", settings.seed)[0].to(device)
         explanation = explain(
             subject.model,
             x.to(device),
             methods=settings.methods,
-            pool=pool,
+            pool=None if pool is None else _tensor(pool).to(device),
             boxes=boxes,
             norm=settings.norm,
             budget=settings.budget,
@@ -202,7 +233,8 @@ class MeasureExplanation(Measurement):
         if context.folder is not None and is_main():
             _save(explanation, labels, context.folder)
             if x.dim() == 4:
-                maps = {name: method.attributions.cpu() for name, method in explanation.methods.items()}
+                short = short_names(explanation.methods)
+                maps = {short[name]: method.attributions.cpu() for name, method in explanation.methods.items()}
                 shown = [f"{a}, seen as {b}" for a, b in zip(titles, predictions, strict=True)]
                 picture(context.folder / "attributions.png", x, maps, shown, boxes)
         distances = boundary.distance.tolist()
@@ -217,17 +249,34 @@ class MeasureExplanation(Measurement):
             "calls": float(boundary.forward.sum() + boundary.backward.sum()) / len(boundary),
             "methods": {name: MethodResult.of(metrics) for name, metrics in explanation.methods.items()},
             "pairs": {name: Estimate.mean_of(values.cpu()) for name, values in explanation.distances.items()},
-            "notes": (*notes, *([boundary.words] if boundary.words else [])),
+            "notes": (*notes, *boundary.notes),
         }
 
 
-def read_images(paths: list[Path], shape: tuple[int, ...]) -> tuple[Tensor, list[str]]:
-    """Image files as the model wants them, and what was done to them."""
+def _sample(subject: Subject, name: str, points: int | None, *seed: object) -> Split:
+    """Random points of a split."""
+    whole = subject.data.split(name)
+    if not len(whole):
+        raise InputError(f"split: the run holds out no {name} points")
+    return SubSplit(whole, sample_rows(whole, points or len(whole), "explain", *seed))
+
+
+def _pool(subject: Subject, settings: ExplainSettings) -> Split | None:
+    """Training examples that the boundary search may start from."""
+    return _sample(subject, "train", settings.pool, "pool", settings.seed) if settings.pool else None
+
+
+def _tensor(split: Split) -> Tensor:
+    return to_float(split.fetch(torch.arange(len(split))))
+
+
+def read_images(files: Sequence[str], shape: tuple[int, ...]) -> tuple[Tensor, list[str]]:
+    """Image files as inputs of the model, and what was done to them."""
     if len(shape) != 3 or shape[0] not in (1, 3) or shape[1] != shape[2]:
         raise InputError(f"images: the model takes inputs of {shape}, not square images")
     channels, size = shape[0], shape[1]
     rows, notes = [], []
-    for path in paths:
+    for path in map(Path, files):
         width, height = image_size(path)
         if (width, height) != (size, size):
             notes.append(f"{path.name}: {width} x {height} pixels, resized and cropped to {size} x {size}")
@@ -240,12 +289,22 @@ def read_images(paths: list[Path], shape: tuple[int, ...]) -> tuple[Tensor, list
 
 def _save(explanation: Explanation, labels: Tensor | None, folder: Path) -> None:
     tensors = {f"attributions/{name}": method.attributions for name, method in explanation.methods.items()}
-    names = ("x", "inside", "across", "distance", "prediction")
+    names = ("x", "x_inside", "x_outside", "distance", "prediction")
     tensors |= {name: getattr(explanation.boundary, name) for name in names}
     if labels is not None:
         tensors["label"] = labels
     content = {name: values.cpu().contiguous() for name, values in tensors.items()}
     write_atomic(folder / "attributions.safetensors", save(content))
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Short names of attributions for tables and pictures: the class of a file or module, if that is unique.
+
+    >>> short_names(["SM", "maps/my_map.py:Mine"])
+    {'SM': 'SM', 'maps/my_map.py:Mine': 'Mine'}
+    """
+    short = {name: name.rpartition(":")[2].rpartition(".")[2] for name in names}
+    return {name: label if list(short.values()).count(label) == 1 else name for name, label in short.items()}
 
 
 def picture(path: Path, x: Tensor, maps: dict[str, Tensor], titles: list[str], boxes: Tensor | None = None) -> bool:
@@ -268,8 +327,8 @@ def side_by_side(results: dict[str, ExplainResult]) -> Path | None:
     if x.dim() != 4 or any(t["x"].shape != x.shape or not torch.equal(t["x"], x) for t in tensors.values()):
         return None
     maps = {
-        f"{method}, {name}": tensors[name][f"attributions/{method}"]
-        for method in results[first].methods
+        f"{label}, {name}": tensors[name][f"attributions/{method}"]
+        for method, label in short_names(results[first].methods).items()
         for name in results
         if method in results[name].methods
     }

@@ -1,4 +1,4 @@
-"""Do attributions change when the model does?  Layers are made random one after the other, from the top down."""
+"""Whether attributions change with the model: layers are randomized one after the other, from the top down."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import InputError
+from atoll.explain.attributions import PointAttribution, Target, checked, checked_target
 from atoll.explain.faithfulness import explain_where_possible
-from atoll.explain.gradients import PointAttribution, Target, checked, checked_target
 from atoll.modules import evaluation_mode
 from atoll.rng import generator
 from atoll.stats import Estimate
@@ -46,15 +46,6 @@ class SanityCheck:
         """
         return self.means[-1].value < PASSES_BELOW
 
-    def to_json(self) -> dict[str, Any]:
-        after = [mean.to_json() for mean in self.means]
-        undefined = self.correlation.isnan().sum(1).tolist()
-        layers = [
-            {"layer": name, "correlation": mean, "undefined": count}
-            for name, mean, count in zip(self.layers, after, undefined, strict=True)
-        ]
-        return {"passed": self.passed, "layers": layers}
-
 
 def sanity_check(
     make: Callable[[nn.Module], PointAttribution],
@@ -67,7 +58,7 @@ def sanity_check(
 ) -> SanityCheck:
     """Compare attributions with those after all layers down to some depth were made random (Adebayo et al., 2018).
 
-    Parameters become normal numbers of the same norm as before (thesis, 2.2.3); what is normalised by statistics of the
+    Parameters become normal numbers of the same norm as before (thesis, 2.2.3); what is normalized by statistics of the
     data keeps these.  Layers count in the order in which the model runs them.  Compared are absolute values, by
     Spearman's rank correlation, over the features that are not zero in both attributions: what equals the baseline of
     IG is zero whatever the model is, and the black background of MNIST alone would make a correlation of 0.99.
@@ -90,9 +81,9 @@ def sanity_check(
     damaged = copy.deepcopy(model)
     rows = []
     for done, name in enumerate(reversed(order)):
-        randomise(damaged.get_submodule(name), seed, name)
-        found = explain_where_possible(make(damaged), x, classes).abs()
-        rows.append(rank_correlation(trained, found))
+        randomize(damaged.get_submodule(name), seed, name)
+        maps = explain_where_possible(make(damaged), x, classes).abs()
+        rows.append(rank_correlation(trained, maps))
         if on_progress is not None:
             on_progress(done + 1, len(order))
     return SanityCheck(tuple(reversed(order)), torch.stack(rows))
@@ -124,10 +115,10 @@ def layers(model: nn.Module, x: Tensor) -> list[str]:
 
 
 @torch.no_grad()
-def randomise(module: nn.Module, seed: object, name: str) -> None:
+def randomize(module: nn.Module, seed: object, name: str) -> None:
     """Replace a module's own parameters by normal numbers of the same norm, in place."""
     for part, parameter in module.named_parameters(recurse=False):
-        draw = generator(seed, "randomise", name, part)
+        draw = generator(seed, "randomise", name, part)  # the spelling is part of the seed
         noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float64).to(parameter)
         parameter.copy_(noise * (parameter.norm() / noise.norm().clamp_min(1e-30)))
 
@@ -142,11 +133,11 @@ def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
     """
     from scipy.stats import rankdata  # half a second to import
 
-    found = []
+    correlations = []
     for pair in zip(*(values.flatten(1).double().cpu().numpy() for values in (a, b)), strict=True):
         shown = (pair[0] != 0) | (pair[1] != 0)
         ranks = np.stack([rankdata(values[shown], nan_policy="propagate") for values in pair])
-        centred = ranks - ranks.mean(1, keepdims=True) if shown.any() else ranks
-        size = float(np.sqrt((centred**2).sum(1).prod()))
-        found.append(float((centred[0] * centred[1]).sum()) / size if size else np.nan)
-    return torch.tensor(found, dtype=torch.float64)
+        centered = ranks - ranks.mean(1, keepdims=True) if shown.any() else ranks
+        size = float(np.sqrt((centered**2).sum(1).prod()))
+        correlations.append(float((centered[0] * centered[1]).sum()) / size if size else np.nan)
+    return torch.tensor(correlations, dtype=torch.float64)

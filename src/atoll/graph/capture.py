@@ -5,7 +5,7 @@ regions are all in the graph.  Operations are those of core ATen, except for a f
 Sub-graphs that depend on weights only are computed once and become constants.
 
 Gradients are those of the graph: `detach` is part of it, but a custom backward formula (`torch.autograd.Function`)
-and `torch.no_grad` regions are not.
+and `torch.no_grad` regions are not.  Like `torch.export`, `capture` is not safe to call from several threads at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, fx, nn
@@ -66,7 +66,7 @@ def capture(module: nn.Module, shape: tuple[int, ...], *, dtype: torch.dtype = t
         raise InputError(f"module: expected an nn.Module, got {type(module).__name__}")
     if not dtype.is_floating_point:
         raise InputError(f"dtype: expected a floating-point type, got {dtype}")
-    with _evaluation(module):
+    with torch.inference_mode(False), _evaluation(module):
         structure = Structure.trace(module, tuple(shape), dtype)
         model = structure.freeze(module)
         model.exact = _compare(model, module)
@@ -107,6 +107,9 @@ class CapturedModel(nn.Module):
         """How often each operation occurs."""
         nodes = self.graph_module.graph.nodes
         return Counter(_operation_name(node) for node in nodes if node.op == "call_function")
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise InputError("a captured model is frozen; load the weights into the module and capture it again")
 
     def _logits(self, x: Tensor) -> Tensor:
         logits: Tensor = self.graph_module(x)
@@ -180,7 +183,7 @@ class Structure:
 def _export(module: nn.Module, example: Tensor) -> ExportedProgram:
     batch = Dim("batch", min=1, max=_MAX_BATCH)
     try:
-        with _quiet(), _slow_attention(), torch.inference_mode(False), torch.enable_grad():
+        with _quiet(), _slow_attention(), torch.enable_grad():
             program = export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
             decomposed: ExportedProgram = program.run_decompositions(_decompositions())
             return decomposed
@@ -208,8 +211,8 @@ def _zeros(size: Any, *_: Any, dtype: torch.dtype | None = None, device: Any = N
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Drop the warnings, log records and printed graphs of torch.export; its errors become one sentence."""
-    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
-    loggers = [logger for logger in map(logging.getLogger, names) if not logger.disabled]
+    known = logging.root.manager.loggerDict.values()  # includes placeholders, which are no loggers yet
+    loggers = [x for x in known if isinstance(x, logging.Logger) and x.name.startswith("torch.") and not x.disabled]
     sink = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
         warnings.simplefilter("ignore")
@@ -340,7 +343,7 @@ class _Folder:
     def constant(self, node: fx.Node, value: Tensor) -> fx.Node:
         name = f"constant_{len(list(self.root.buffers()))}"
         value = value.detach().clone()  # keeps strides, so that the same kernels run
-        self.root.register_buffer(name, value, persistent=False)
+        self.root.register_buffer(name, value)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the attribute exists, but the graph has no owner yet
             result = self.graph.get_attr(name)
@@ -431,7 +434,7 @@ def _compare(model: CapturedModel, module: nn.Module) -> bool:
     for batch in _BATCHES:
         for grad in (False, True):
             x = _example(module, model.shape, model.dtype, batch).requires_grad_(grad)
-            with torch.inference_mode(False), torch.set_grad_enabled(grad):
+            with torch.set_grad_enabled(grad):
                 expected, logits = _outputs(module, model, x)
             if not _close(logits.detach(), expected.detach()):
                 raise CaptureError(

@@ -70,7 +70,8 @@ class _Writer:
             if shared == name:
                 yield from self.module_lines(name, module)
         for name, tensor in all_tensors(self.root).items():
-            yield f"tensor {name} {first.setdefault(id(tensor), name)} {tensor.dtype} {tuple(tensor.shape)}"
+            shape = "lazy" if nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
+            yield f"tensor {name} {first.setdefault(id(tensor), name)} {tensor.dtype} {shape}"
 
     def module_lines(self, name: str, module: nn.Module) -> Iterator[str]:
         for key in sorted(vars(module).keys() - _INTERNAL):

@@ -23,16 +23,17 @@ from atoll.registry import Registry
 class Outputs:
     """What one training pass computed; parts that nobody asked for are None.
 
-    ``reach`` is eps K, for every pair (j, i) of classes: the most by which logit j minus logit i can fall within eps;
-    ``reach_all`` is the same for all logits together, as a vector in l2.  ``head`` is that of a Centroid Net.
+    ``certified_margin`` is eps K, for every pair (j, i) of classes: the most by which logit j minus logit i can fall
+    within eps.  ``certified_margin_all`` is the same for all logits together, as a vector in l2.  ``head`` is that of a
+    Centroid Net.
     """
 
     logits: Tensor | None = None
     features: Tensor | None = None
     adv_logits: Tensor | None = None
     adv_features: Tensor | None = None
-    reach: Tensor | None = None
-    reach_all: Tensor | None = None
+    certified_margin: Tensor | None = None
+    certified_margin_all: Tensor | None = None
     head: Centroids | None = None
 
     @property
@@ -48,16 +49,6 @@ class Outputs:
         return self.adv_logits
 
     @property
-    def eps_k(self) -> Tensor:
-        """eps K for all pairs of classes."""
-        return _known(self.reach)
-
-    @property
-    def eps_k_all(self) -> Tensor:
-        """eps K for the vector of all logits."""
-        return _known(self.reach_all)
-
-    @property
     def latent(self) -> tuple[Tensor, Centroids]:
         """Clean features and the centroids they are compared with."""
         if self.features is None or self.head is None:
@@ -65,10 +56,11 @@ class Outputs:
         return self.features, self.head
 
 
-def _known(reach: Tensor | None) -> Tensor:
-    if reach is None:  # methods and measurements that make outputs of their own
+def require_margin(margin: Tensor | None) -> Tensor:
+    """A certified margin; an error for methods and measurements that make outputs without one."""
+    if margin is None:
         raise InputError("this loss needs Lipschitz constants, which only the plain training pass computes")
-    return reach
+    return margin
 
 
 @dataclass

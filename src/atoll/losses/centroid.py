@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.errors import InputError
-from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels
+from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels, require_margin
 from atoll.models.stretch_distance import stretch_distance
 
 
@@ -39,8 +39,8 @@ class PlaneDistance(Term):
         p, c = (head.centroids.flatten(0, 1)[rows] for rows in chosen)
         distance = plane_distance(z, p, c) if head.stretch is None else stretch_distance(z, p, c, head.stretch)
         # Logits have the constant of the encoder times that of the head, differences of two of them twice that.
-        reach = out.eps_k[0, 1] / (2 * head.lipschitz)
-        return self.tau * F.softplus((self.target - distance / reach) / self.tau)
+        margin = require_margin(out.certified_margin)[0, 1] / (2 * head.lipschitz)
+        return self.tau * F.softplus((self.target - distance / margin) / self.tau)
 
     @torch.no_grad()
     def choose(self, z: Tensor, centroids: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

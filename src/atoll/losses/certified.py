@@ -8,22 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels, nonnegative
+from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels, nonnegative, require_margin
 from atoll.losses.terms import CrossEntropy
 
 
-def abstain_logit(logits: Tensor, reach: Tensor) -> Tensor:
+def abstain_logit(logits: Tensor, certified_margin: Tensor) -> Tensor:
     r"""The largest :math:`f_i + \epsilon K_{ji}` of a class i other than the top class j.
 
     Args:
         logits: f.
-        reach: :math:`\epsilon K`, ``(classes, classes)``.
+        certified_margin: :math:`\epsilon K`, ``(classes, classes)``.
 
     >>> abstain_logit(torch.tensor([[3.0, 1.0, 0.0]]), torch.full((3, 3), 0.5))
     tensor([1.5000])
     """
     top = logits.argmax(1)
-    threat = (logits + reach[top]).scatter(1, top[:, None], -torch.inf)
+    threat = (logits + certified_margin[top]).scatter(1, top[:, None], -torch.inf)
     return threat.amax(1)
 
 
@@ -31,7 +31,7 @@ class AbstainCrossEntropy(Term):
     """Cross-entropy over [f, f_abstain], the abstain logit as one more class that is never right."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
-        logits = torch.cat([out.g, abstain_logit(out.g, out.eps_k)[:, None]], 1)
+        logits = torch.cat([out.g, abstain_logit(out.g, require_margin(out.certified_margin))[:, None]], 1)
         return F.cross_entropy(logits, hard_labels(y, "GloRo"), reduction="none")
 
 
@@ -40,25 +40,26 @@ class Abstention(Term):
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
         # 1 - q_abstain = sum exp f / (sum exp f + exp f_abstain), without the difference.
-        return F.softplus(abstain_logit(out.g, out.eps_k) - out.g.logsumexp(1))
+        return F.softplus(abstain_logit(out.g, require_margin(out.certified_margin)) - out.g.logsumexp(1))
 
 
 class FixedMargin(Term):
     """Cross-entropy after every wrong logit i has gained eps K_yi on the right one, y."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
-        return F.cross_entropy(out.g + out.eps_k[hard_labels(y, "FixedMargin")], y, reduction="none")
+        margin = require_margin(out.certified_margin)[hard_labels(y, "FixedMargin")]
+        return F.cross_entropy(out.g + margin, y, reduction="none")
 
 
 class DynamicMargin(Term):
     """The same with e_i K_yi, e_i = clip((f_y - f_i) / K_yi, 0, eps) without gradient: what is certified already."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
-        reach = out.eps_k[hard_labels(y, "EMMA")]
+        margin = require_margin(out.certified_margin)[hard_labels(y, "EMMA")]
         with torch.no_grad():
-            margin = out.g.gather(1, y[:, None]) - out.g
-            share = (margin / reach.clamp_min(torch.finfo(reach.dtype).tiny)).clamp(0, 1)  # e_i / eps
-        return F.cross_entropy(out.g + share * reach, y, reduction="none")
+            lead = out.g.gather(1, y[:, None]) - out.g
+            share = (lead / margin.clamp_min(torch.finfo(margin.dtype).tiny)).clamp(0, 1)  # e_i / eps
+        return F.cross_entropy(out.g + share * margin, y, reduction="none")
 
 
 class GlobalMargin(Term):
@@ -66,7 +67,9 @@ class GlobalMargin(Term):
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
         wrong = 1 - F.one_hot(hard_labels(y, "LipschitzMargin"), out.g.shape[1])
-        return F.cross_entropy(out.g + math.sqrt(2) * out.eps_k_all * wrong, y, reduction="none")
+        return F.cross_entropy(
+            out.g + math.sqrt(2) * require_margin(out.certified_margin_all) * wrong, y, reduction="none"
+        )
 
 
 @LOSSES.register()

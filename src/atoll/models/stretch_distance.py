@@ -16,7 +16,7 @@ DOUBLINGS = 10  # after these a plane counts as out of reach
 
 
 def minimal_moves(v: Tensor, low: Tensor, high: Tensor, gain: float) -> tuple[Tensor, Tensor]:
-    r"""The moves that minimise :math:`\tfrac12 \delta^2 + v\, (\phi(x + \delta) - \phi(x))`, and the change of phi.
+    r"""The moves that minimize :math:`\tfrac12 \delta^2 + v\, (\phi(x + \delta) - \phi(x))`, and the change of phi.
 
     On the slope that is a parabola, whose lowest point there is :math:`\mathrm{clip}(-gain \cdot v, low, high)`; off
     the slope the best move is none.
@@ -34,7 +34,7 @@ def minimal_moves(v: Tensor, low: Tensor, high: Tensor, gain: float) -> tuple[Te
 def multiplier(a: Tensor, margin: Tensor, low: Tensor, high: Tensor, gain: float, *, steps: int = 20) -> Tensor:
     r"""The :math:`\lambda` whose ``minimal_moves`` of :math:`\lambda a` just lower :math:`a \cdot \phi` enough.
 
-    By bisection, from below; where no move is enough, it is large.  The distance is :math:`\sqrt{2 q(\lambda)}`,
+    By bisection, from below; large if no move is enough.  The distance is :math:`\sqrt{2 q(\lambda)}`,
 
     .. math:: q(\lambda) = \lambda \cdot margin + \sum_i \min_{\delta_i} \tfrac12 \delta_i^2
               + \lambda a_i (\phi(x_i + \delta_i) - \phi(x_i)),

@@ -1,6 +1,6 @@
-"""One page, in one file, about one run or several: what other commands have kept in their folders, and nothing else."""
+"""One page, in one file, about one run or several: what was measured of them, and what was not."""
 
 from atoll.report.page import render, write_report
-from atoll.report.read import Reading, read_runs
+from atoll.report.run_summary import RunSummary, read_runs
 
-__all__ = ["Reading", "read_runs", "render", "write_report"]
+__all__ = ["RunSummary", "read_runs", "render", "write_report"]

@@ -1,28 +1,30 @@
-"""What a page is made of; ``page.html`` has one macro for each."""
+"""What a page is made of; ``page.html`` has one macro for each class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value, a smaller line below it, and whether it stands out (``absent``, ``alarm``, ``different``)."""
+    """A value, a smaller line below it, and a mark: ``absent``, ``warning`` or ``different``."""
 
     text: str
     note: str = ""
     mark: str = ""
 
 
+Row = Sequence[str | Cell]
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of cells or plain texts; the first column names the row, ``runs`` says which columns belong to which run."""
 
-    kind: ClassVar[str] = "table"
     columns: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
+    rows: Sequence[Row]
     runs: Sequence[int | None] = ()
     marks: Sequence[str] = ()  # a class for each row
 
@@ -31,7 +33,6 @@ class Table:
 class Plot:
     """A Plotly figure (data and layout as plain data) with an id of its own."""
 
-    kind: ClassVar[str] = "plot"
     id: str
     title: str
     figure: Mapping[str, Any]
@@ -43,7 +44,6 @@ class Plot:
 class Picture:
     """An image as a data URI, and what it shows."""
 
-    kind: ClassVar[str] = "picture"
     source: str
     title: str
     note: str = ""
@@ -52,27 +52,24 @@ class Picture:
 
 @dataclass(frozen=True)
 class Title:
-    """A heading inside a section; with a run's colour if it is about one."""
+    """A heading inside a section, with a run's color if it is about one."""
 
-    kind: ClassVar[str] = "title"
     text: str
     note: str = ""
     run: int | None = None
 
 
 @dataclass(frozen=True)
-class Words:
+class Paragraphs:
     """Sentences, one paragraph each."""
 
-    kind: ClassVar[str] = "words"
     lines: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Alarm:
-    """Something that a reader of the numbers of a tab (``about``) must know."""
+class Callout:
+    """A warning about the numbers of a section (``about`` is its id)."""
 
-    kind: ClassVar[str] = "alarm"
     about: str
     what: str
     message: str
@@ -81,9 +78,9 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Missing:
-    """What is not there, why, and the command that would make it."""
+    """Something that was not measured or cannot be read: why, and the command that makes it."""
 
-    kind: ClassVar[str] = "missing"
+    about: str
     what: str
     reason: str
     command: str = ""
@@ -94,28 +91,25 @@ class Missing:
 class Code:
     """Lines for a shell."""
 
-    kind: ClassVar[str] = "code"
     lines: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Fold:
+class Collapsible:
     """Blocks that open on a click."""
 
-    kind: ClassVar[str] = "fold"
     title: str
     blocks: Sequence[Block]
 
 
 @dataclass(frozen=True)
-class Side:
-    """Blocks side by side, where there is room."""
+class Columns:
+    """Blocks side by side if there is room."""
 
-    kind: ClassVar[str] = "side"
     blocks: Sequence[Block]
 
 
-Block = Table | Plot | Picture | Title | Words | Alarm | Missing | Code | Fold | Side
+Block = Table | Plot | Picture | Title | Paragraphs | Callout | Missing | Code | Collapsible | Columns
 
 
 @dataclass(frozen=True)
@@ -130,13 +124,14 @@ class Section:
 def plots(blocks: Sequence[Block]) -> list[Plot]:
     """All plots among blocks, in order.
 
-    >>> [plot.id for plot in plots([Words(["text"]), Side([Plot("a", "", {}), Fold("more", [Plot("b", "", {})])])])]
+    >>> nested = [Paragraphs(["text"]), Columns([Plot("a", "", {}), Collapsible("more", [Plot("b", "", {})])])]
+    >>> [plot.id for plot in plots(nested)]
     ['a', 'b']
     """
-    found = []
+    result = []
     for block in blocks:
         if isinstance(block, Plot):
-            found.append(block)
-        elif isinstance(block, Fold | Side):
-            found += plots(block.blocks)
-    return found
+            result.append(block)
+        elif isinstance(block, Collapsible | Columns):
+            result += plots(block.blocks)
+    return result

@@ -1,44 +1,28 @@
-"""The commands that make a part of a run, or make it again."""
+"""The commands that measure something, or repeat what was measured."""
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.attacks.suites import SUITES
-from atoll.report.values import entries, get, number, plain, step, whole
+from atoll.measure import Result
+
+VERBS = ("attack", "certify", "curvature", "explain")  # measurements with a command of their own
+
+
+def command(verb: str, run: Path, *flags: str) -> str:
+    return shlex.join(["atoll", verb, str(run), *flags])
 
 
 def resume(run: Path) -> str:
     return shlex.join(["atoll", "train", "--resume", "--out", str(run)])
 
 
-def attack(run: Path) -> str:
-    return shlex.join(["atoll", "attack", str(run)])
-
-
-def certify(run: Path, *, proven: bool) -> str:
-    """Proofs where the network was trained for them, and otherwise smoothing, which any model takes."""
-    return shlex.join(["atoll", "certify", str(run), *([] if proven else ["--smooth", "0.25", "--eps", "0.25"])])
-
-
-def curvature(run: Path) -> str:
-    return shlex.join(["atoll", "curvature", str(run)])
-
-
-def explain(run: Path) -> str:
-    return shlex.join(["atoll", "explain", str(run)])
-
-
-def threat(tree: Mapping[str, Any]) -> str:
-    """``linf 8/255`` from a result's JSON."""
-    return f"{plain(get(tree, 'threat', 'norm'))} {plain(get(tree, 'threat', 'eps'))}"
-
-
 def train_again(run: Path, environment: Mapping[str, Any]) -> list[str]:
-    """What was typed, if it was this command, and the resolved recipe, which gives the same bits whatever was typed."""
+    """The command as typed, if it is known, and the resolved recipe, which gives the same bits in any case."""
     typed = environment.get("command")
     lines = []
     if isinstance(typed, list) and typed[1:2] == ["train"] and all(isinstance(word, str) for word in typed):
@@ -46,52 +30,31 @@ def train_again(run: Path, environment: Mapping[str, Any]) -> list[str]:
     return [*lines, shlex.join(["atoll", "train", str(run / "recipe.yaml"), "--out", f"{run}-again"])]
 
 
-def attack_again(run: Path, tree: Mapping[str, Any]) -> str | None:
-    """None if an older version did not keep the name of the suite."""
-    suite = get(tree, "suite")
-    if not isinstance(suite, str):
+def repeat(run: Path, result: Result) -> str | None:
+    """The command that measures a result again: one flag for every setting that is not the default.
+
+    None if its kind has no command.
+    """
+    if result.kind not in VERBS:
         return None
-    words = ["atoll", "attack", str(run), "--attacks", suite, *_words(tree)]
-    if suite in SUITES and get(tree, "cascade") is False:
-        words.append("--individual")
-    if isinstance(surrogate := get(tree, "surrogate"), str):
-        words += ["--surrogate", surrogate]
-    return shlex.join(words)
+    words = []
+    stored = result.settings.to_json()  # without what only says how to compute
+    for field in dataclasses.fields(result.settings):
+        value = getattr(result.settings, field.name)
+        if field.name == "points" and value is None and field.default is not None:
+            value = result.points  # all points, which only a number can say
+        if field.name in stored and value != field.default and value is not None:
+            words += _flag(field.name, value)
+    origin = result.subject.origin
+    words += [] if origin.step is None else ["--checkpoint", str(origin.step)]
+    words += [] if origin.weights == "raw" else ["--weights", origin.weights]
+    return command(result.kind, run, *words)
 
 
-def certify_again(run: Path, tree: Mapping[str, Any]) -> str:
-    radii = [repr(eps) for verified in entries(tree, "verified") if (eps := number(get(verified, "eps"))) is not None]
-    words = ["atoll", "certify", str(run), *(["--eps", ",".join(radii)] if radii else [])]
-    for option, name in (("--smooth", "sigma"), ("--samples", "n"), ("--alpha", "alpha")):
-        if (value := number(get(tree, "smoothing", name))) is not None:
-            words += [option, plain(get(tree, "smoothing", name) if name == "n" else value)]
-    return shlex.join([*words, *_words(tree)])
-
-
-def curvature_again(run: Path, tree: Mapping[str, Any], *, landscapes: Iterable[str], density: bool) -> list[str]:
-    """One command for each landscape that was kept."""
-    words = ["atoll", "curvature", str(run), *_words(tree), *(["--gap"] if "gap" in tree else [])]
-    words += ["--density"] if density else []
-    return [shlex.join([*words, *more]) for more in ([["--landscape", over] for over in landscapes] or [[]])]
-
-
-def explain_again(run: Path, tree: Mapping[str, Any]) -> str | None:
-    """None for image files, whose paths are not kept."""
-    if get(tree, "images") is not None:
-        return None
-    methods = get(tree, "methods")
-    words = ["--methods", ",".join(map(plain, methods))] if isinstance(methods, Mapping) and methods else []
-    return shlex.join(["atoll", "explain", str(run), *words, *_words(tree)])
-
-
-def _words(tree: Mapping[str, Any]) -> list[str]:
-    """The options that the commands share, where their JSON has them."""
-    words: list[str] = []
-    if get(tree, "threat", "norm") is not None:
-        words += ["--norm", plain(get(tree, "threat", "norm")), "--eps", plain(get(tree, "threat", "eps"))]
-    for name in ("points", "split", "weights"):
-        if (value := get(tree, name)) is not None:
-            words += [f"--{name}", plain(value)]
-    if (at := step(tree)) is not None:
-        words += ["--checkpoint", str(at)]
-    return [*words, *(["--seed", str(seed)] if (seed := whole(get(tree, "seed"))) is not None else [])]
+def _flag(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    text = ",".join(value) if isinstance(value, tuple) else str(value)
+    # A value with a dash in front would be taken for a flag.
+    return [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]

@@ -1,4 +1,4 @@
-"""Plotly figures as plain data; colours of text and grid are the page's (page.js), those of runs are here."""
+"""Plotly figures as plain data; colors of text and grid come from the page (page.js), those of runs are here."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from typing import Any
 from torch import Tensor
 
 from atoll.curvature.landscape import Landscape
-from atoll.report.values import number, plain
+from atoll.report.text import number, plain
 from atoll.stats import Accuracy
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
+Range = list[float]
 
-# One colour per run, legible on white and on black alike.
+# One color per run, legible on white and on black.
 PALETTE = ("#3b7ddd", "#e2703a", "#1d9a7c", "#a85fc4", "#c99a1e", "#d6457f", "#5f8a2f", "#7a8699")
 MOST = 400  # points of a curve
 WIDEST = 60  # characters of a label
+PERCENT = [-2, 102]  # range of an axis
 
 
-def colour(run: int) -> str:
+def color(run: int) -> str:
     return PALETTE[run % len(PALETTE)]
 
 
 def label(value: object) -> str:
-    """Text that Plotly shows as it is; it would read tags, entities and formulas in it.
+    """Text that Plotly shows as it is; it would interpret tags, entities and formulas.
 
     >>> label("<b>R&D</b>"), label("$x$")
     ('&lt;b&gt;R&amp;D&lt;/b&gt;', '&#36;x&#36;')
@@ -37,7 +39,7 @@ def label(value: object) -> str:
 
 
 def thin(points: Sequence[Any], most: int = MOST) -> list[Any]:
-    """At most so many of the points, evenly spread, first and last among them.
+    """At most this many of the points, evenly spread, with the first and the last.
 
     >>> thin([0, 1, 2, 3, 4, 5, 6], 3), thin([0, 1], 3)
     ([0, 3, 6], [0, 1])
@@ -57,17 +59,16 @@ def curve(
     unit: str = "",
     errors: Sequence[float | None] | None = None,
 ) -> Trace:
-    """A line in the colour of its run; ``errors`` are those of each point, up and down."""
+    """A line in the color of its run; ``errors`` are those of each point, up and down."""
     rows = thin([*zip(points, errors or [None] * len(points), strict=True)])
     trace: Trace = {
         "type": "scatter",
-        # A single point makes no line.
-        "mode": "lines+markers" if len(rows) < 30 else "lines",
+        "mode": "lines+markers" if len(rows) < 30 else "lines",  # a single point has no line
         "name": label(name),
         "x": [number(x) for (x, _), _ in rows],
         "y": [number(y) for (_, y), _ in rows],
-        "line": {"color": colour(run), "dash": dash, "shape": shape, "width": 2},
-        "marker": {"color": colour(run), "size": 5},
+        "line": {"color": color(run), "dash": dash, "shape": shape, "width": 2},
+        "marker": {"color": color(run), "size": 5},
         "hovertemplate": f"%{{y:.4~g}}{unit}<extra>%{{fullData.name}}</extra>",
     }
     if errors is not None:
@@ -75,62 +76,43 @@ def curve(
     return trace
 
 
-def chart(traces: Sequence[Trace], x: str, y: str, **layout: Any) -> Figure:
+def chart(traces: Sequence[Trace], x: str, y: str, yaxis: Mapping[str, Any] | None = None, **layout: Any) -> Figure:
     """Curves over common axes, compared at each x."""
-    return {
-        "data": list(traces),
-        "layout": {
-            "xaxis": {"title": {"text": label(x)}},
-            "yaxis": {"title": {"text": label(y)}},
-            "hovermode": "x unified",
-            **layout,
-        },
-    }
+    axes = {"xaxis": {"title": {"text": label(x)}}, "yaxis": {"title": {"text": label(y)}, **(yaxis or {})}}
+    return {"data": list(traces), "layout": {**axes, "hovermode": "x unified", **layout}}
 
 
-def percent_axis(y: str) -> dict[str, Any]:
-    return {"title": {"text": label(y)}, "range": [-2, 102]}
-
-
-def dots(rows: Sequence[tuple[str, str, int, Accuracy]]) -> Figure:
-    """Accuracies with their intervals, one line for each name (run, name, number of the run, accuracy)."""
-    order = list(dict.fromkeys(name for _, name, _, _ in rows))
-    runs = list(dict.fromkeys((run, who) for run, _, who, _ in rows))
+def dots(series: Mapping[tuple[str, int], Mapping[str, Accuracy]]) -> Figure:
+    """Accuracies with their intervals, one line for each name; series are by name and number of the run."""
+    order = list(dict.fromkeys(name for accuracies in series.values() for name in accuracies))
     traces = []
-    for place, (run, who) in enumerate(runs):
-        mine = [(name, found) for owner, name, number_, found in rows if (owner, number_) == (run, who)]
-        # Runs beside each other, not on top of each other.
-        shift = 0.16 * (place - (len(runs) - 1) / 2)
+    for place, ((run, who), accuracies) in enumerate(series.items()):
+        shift = 0.16 * (place - (len(series) - 1) / 2)  # runs beside each other, not on top of each other
+        rows = [(name, value, *value.interval) for name, value in accuracies.items() if value.total]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": label(run),
-                "x": [100 * found.value for _, found in mine],
-                "y": [order.index(name) + shift for name, _ in mine],
-                "customdata": [[label(name), *(100 * end for end in found.interval)] for name, found in mine],
+                "x": [100 * value.value for _, value, _, _ in rows],
+                "y": [order.index(name) + shift for name, *_ in rows],
+                "customdata": [[label(name), 100 * low, 100 * high] for name, _, low, high in rows],
                 "error_x": {
                     "type": "data",
                     "symmetric": False,
-                    "array": [100 * (found.interval[1] - found.value) for _, found in mine],
-                    "arrayminus": [100 * (found.value - found.interval[0]) for _, found in mine],
+                    "array": [100 * (high - value.value) for _, value, _, high in rows],
+                    "arrayminus": [100 * (value.value - low) for _, value, low, _ in rows],
                     "thickness": 2,
                     "width": 5,
                 },
-                "marker": {"color": colour(who), "size": 10},
+                "marker": {"color": color(who), "size": 10},
                 "hovertemplate": "%{customdata[0]}: %{x:.2f} %, 95 %: %{customdata[1]:.1f}–%{customdata[2]:.1f}"
                 "<extra>%{fullData.name}</extra>",
             }
         )
-    return {
-        "data": traces,
-        "layout": {
-            "xaxis": {"title": {"text": "accuracy in %"}, "range": [-2, 102]},
-            "yaxis": _named(order),
-            "hovermode": "closest",
-            "height": 130 + 46 * len(order),
-        },
-    }
+    axis = {"title": {"text": "accuracy in %"}, "range": PERCENT}
+    layout = {"xaxis": axis, "yaxis": _names(order), "hovermode": "closest", "height": 150 + 46 * len(order)}
+    return {"data": traces, "layout": layout}
 
 
 def bars(series: Mapping[tuple[str, int], Sequence[tuple[str, float]]], x: str) -> Figure:
@@ -141,28 +123,21 @@ def bars(series: Mapping[tuple[str, int], Sequence[tuple[str, float]]], x: str) 
             "type": "bar",
             "orientation": "h",
             "name": label(run),
-            "x": [value for _, value in rows],
+            "x": [number(value) for _, value in rows],
             "y": [order.index(name) for name, _ in rows],
             "customdata": [label(name) for name, _ in rows],
-            "marker": {"color": colour(who)},
+            "marker": {"color": color(who)},
             "hovertemplate": "%{customdata}: %{x:.4~g}<extra>%{fullData.name}</extra>",
         }
         for (run, who), rows in series.items()
     ]
-    return {
-        "data": traces,
-        "layout": {
-            "xaxis": {"title": {"text": label(x)}},
-            "yaxis": _named(order),
-            "barmode": "group",
-            "hovermode": "closest",
-            "height": 130 + len(order) * (14 + 12 * len(series)),
-        },
-    }
+    layout = {"xaxis": {"title": {"text": label(x)}}, "yaxis": _names(order), "barmode": "group"}
+    height = 150 + len(order) * (14 + 12 * len(series))
+    return {"data": traces, "layout": {**layout, "hovermode": "closest", "height": height}}
 
 
-def _named(order: Sequence[str]) -> dict[str, Any]:
-    """An axis from top to bottom with a name at each whole number; names that look alike when cut stay apart."""
+def _names(order: Sequence[str]) -> dict[str, Any]:
+    """An axis from top to bottom with a name at each integer; names that look alike when cut stay apart."""
     return {
         "tickmode": "array",
         "tickvals": list(range(len(order))),
@@ -173,35 +148,55 @@ def _named(order: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def surface(landscape: Landscape) -> Figure:
-    """A landscape to turn with the mouse."""
-    # In three dimensions Plotly reads tags in a text, but no entities; and strange letters take it seconds to draw.
+def common_ranges(landscapes: Sequence[Landscape]) -> tuple[Range, Range, Range]:
+    """Ranges of both axes and of the loss that all landscapes fit into, so that they can be compared."""
+    parts = ([each.b for each in landscapes], [each.a for each in landscapes], [each.loss for each in landscapes])
+    x, y, z = ([_end(part, min), _end(part, max)] for part in parts)
+    return x, y, z
+
+
+def _end(tensors: Sequence[Tensor], choose: Any) -> float:
+    return float(choose(choose(tensor[tensor.isfinite()].tolist()) for tensor in tensors))
+
+
+def surface(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
+    """A landscape in three dimensions."""
+    # In three dimensions Plotly reads tags in a text, but no entities; and unusual letters take it seconds to draw.
     names = [axis if re.fullmatch("[A-Za-z ]{1,40}", axis) else "?" for axis in (*landscape.axes[::-1], "loss")]
-    axes = [{"title": {"text": name}} for name in names]
     trace = {
         "type": "surface",
         **_grid(landscape),
+        "cmin": ranges[2][0],
+        "cmax": ranges[2][1],
         "colorscale": "Viridis",
-        "colorbar": {"thickness": 10, "len": 0.7, "outlinewidth": 0},
+        "showscale": False,  # that of the contours beside it
         "contours": {"z": {"show": True, "usecolormap": True, "width": 1}},
         "hovertemplate": "loss %{z:.4~g}<extra></extra>",
     }
+    axes = [{"title": {"text": name}, "range": ends} for name, ends in zip(names, ranges, strict=True)]
     scene: dict[str, Any] = dict(zip(("xaxis", "yaxis", "zaxis"), axes, strict=True))
-    scene |= {"camera": {"eye": {"x": 1.7, "y": -1.7, "z": 0.9}}, "aspectmode": "cube"}
-    return {"data": [trace], "layout": {"scene": scene, "height": 440, "margin": {"l": 0, "r": 0, "t": 8, "b": 8}}}
+    scene |= {"camera": {"eye": {"x": 1.5, "y": -1.5, "z": 0.8}, "center": {"z": -0.12}}, "aspectmode": "cube"}
+    return {"data": [trace], "layout": {"scene": scene, "height": 440, "margin": {"l": 0, "r": 0, "t": 0, "b": 0}}}
 
 
-def contour(landscape: Landscape) -> Figure:
-    """The same from above; it needs no WebGL."""
+def contour(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
+    """The same from above; it does not need WebGL."""
+    low, high = ranges[2]
     trace = {
         "type": "contour",
         **_grid(landscape),
+        "zmin": low,
+        "zmax": high,
         "colorscale": "Viridis",
-        "ncontours": 20,
-        "colorbar": {"thickness": 10, "outlinewidth": 0},
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "loss"}, "tickformat": ".3~g"},
         "hovertemplate": "%{x:.3~g}, %{y:.3~g}: loss %{z:.4~g}<extra></extra>",
     }
-    return chart([trace], landscape.axes[1], landscape.axes[0], hovermode="closest", height=440)
+    if 0 < (high - low) / 20 < float("inf"):
+        trace |= {"autocontour": False, "contours": {"start": low, "end": high, "size": (high - low) / 20}}
+    figure = chart([trace], landscape.axes[1], landscape.axes[0], hovermode="closest", height=440)
+    for axis, ends in zip(("xaxis", "yaxis"), ranges, strict=False):
+        figure["layout"][axis]["range"] = ends
+    return figure
 
 
 def _grid(landscape: Landscape) -> dict[str, list[Any]]:

@@ -1,6 +1,6 @@
 "use strict";
-// Tabs, light and dark, and plots, which are drawn when their tab is first seen.  Without this file's help the page is
-// one long text with all its tables.
+// Tabs, light and dark, and plots, which are drawn when their tab is first opened.  Without JavaScript the page is one
+// long text with all tables.
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const root = document.documentElement;
@@ -30,17 +30,19 @@
   };
   const look = (figure) => ({
     height: 340,
-    margin: { l: 52, r: 16, t: 12, b: 44 },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+    margin: { l: 52, r: 16, t: 32, b: 44 }, // the buttons have the top margin for themselves
+    legend: { orientation: "h", x: 0, yref: "container", y: 0, yanchor: "bottom" },
     showlegend: figure.data.length > 1 && figure.data[0].type !== "surface",
     ...figure.layout,
     autosize: true,
-    uirevision: "kept", // what the reader has zoomed and turned stays so when colours change
+    uirevision: "same", // keeps zoom and rotation when colors change
     template: template(),
   });
   const config = {
     responsive: true,
     displaylogo: false,
+    showSendToCloud: false, // a button that uploads the plot
+    plotlyServerURL: "",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "resetCameraLastSave3d", "tableRotation"],
   };
   const draw = async (place) => {
@@ -94,15 +96,15 @@
   window.addEventListener("beforeprint", () => panels.forEach(drawAll));
 
   // --- light and dark ----------------------------------------------------------------------------------------------
-  const recolour = () => document.querySelectorAll(".plot[data-drawn]").forEach(draw);
+  const recolor = () => document.querySelectorAll(".plot[data-drawn]").forEach(draw);
   const button = document.getElementById("theme");
   button.hidden = false;
   button.addEventListener("click", () => {
     const now = root.dataset.theme || (dark.matches ? "dark" : "light");
     root.dataset.theme = now === "dark" ? "light" : "dark";
-    recolour();
+    recolor();
   });
-  dark.addEventListener("change", recolour);
+  dark.addEventListener("change", recolor);
 
   open(fromAddress(), false);
 })();

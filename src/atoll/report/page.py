@@ -1,8 +1,8 @@
-"""Readings to one HTML file that needs nothing else: script, style, data and pictures are inside.
+"""Summaries of runs to one HTML file that needs nothing else: script, style, data and pictures are inside.
 
-Three walls stand between what a run's files say and the browser: every text is escaped by the template (autoescape),
-plots get their data as JSON that is parsed, not run, and a Content-Security-Policy allows the two scripts by their
-digests and no connection at all, so that even a text that came through would run nothing and reach nobody.
+Three things keep the files of a run from doing harm in a browser: the template escapes every text (autoescape), plots
+get their data as JSON that is parsed, not run, and a Content-Security-Policy allows the two scripts by their digests
+and no connection at all.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from markupsafe import Markup
 
 from atoll.errors import InputError
 from atoll.files import write_atomic
-from atoll.report.blocks import plots
-from atoll.report.figures import colour
-from atoll.report.read import Reading, read_runs
-from atoll.report.sections import SECTIONS, summary
-from atoll.report.values import plain
+from atoll.report.blocks import Block, Table, plots
+from atoll.report.figures import color
+from atoll.report.run_summary import RunSummary, read_runs
+from atoll.report.sections import all_sections, all_summary_rows
+from atoll.report.text import plain
 
 
 def write_report(folders: Sequence[Path | str], out: Path | str, *, title: str | None = None) -> Path:
-    """The page about some runs, written to a file; the same folders give the same bytes.
+    """Write the page about some runs to a file; the same folders give the same bytes.
 
     Args:
-        folders: of runs; one is shown alone, several are compared.
+        folders: folders of runs; several runs are compared.
         out: the file.
-        title: of the page (default: the names of the runs).
+        title: title of the page (default: the names of the runs).
     """
     path = Path(out)
     if path.is_dir():
@@ -45,27 +45,35 @@ def write_report(folders: Sequence[Path | str], out: Path | str, *, title: str |
     return path
 
 
-def render(runs: Sequence[Reading], title: str | None = None) -> str:
+def render(runs: Sequence[RunSummary], title: str | None = None) -> str:
     """The page as text."""
     if not runs:
         raise InputError("runs: expected at least one, got none")
-    sections = [section(runs) for section in SECTIONS]
+    sections = all_sections(runs)
     scripts = [_plotly(), _text("page.js")]
     return _template().render(
         title=title or ", ".join(plain(run.name) for run in runs),
         runs=runs,
-        summary=summary.blocks(runs),
+        summary=summarize(runs),
         sections=sections,
         figures={plot.id: plot.figure for section in sections for plot in plots(section.blocks)},
-        colours=[colour(run.number) for run in runs],
+        colors=[color(run.number) for run in runs],
         style=_text("page.css"),
         scripts=scripts,
         digests=[digest(script) for script in scripts],
     )
 
 
+def summarize(runs: Sequence[RunSummary]) -> list[Block]:
+    """The top of the page: warnings, the main numbers of all runs in one table, and what is missing."""
+    columns = ["", *(run.name for run in runs)]
+    table = Table(columns, all_summary_rows(runs), [None, *(run.number for run in runs)])
+    # Warnings first: readers should know before they read a number that cannot be trusted.
+    return [*(each for run in runs for each in run.warnings), table, *(gap for run in runs for gap in run.missing)]
+
+
 def digest(script: str) -> str:
-    """A script as a Content-Security-Policy names it.
+    """How a Content-Security-Policy names a script.
 
     >>> digest("alert(1)")
     'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI='
@@ -96,8 +104,8 @@ def _template() -> Template:
         # Everything that is printed goes through ``plain``; Markup is what the template itself has made.
         finalize=lambda value: value if isinstance(value, Markup) else plain(value),
     )
-    # Ours, and pictures that were written anew: base64, which needs no escaping.
+    # Our own files, and pictures that were encoded again: base64 needs no escaping.
     environment.filters["inline"] = Markup
-    # NaN is no JSON; figures must not hold any.
+    # NaN is not JSON; figures must not contain it.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_text("page.html"))

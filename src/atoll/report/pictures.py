@@ -1,4 +1,4 @@
-"""Pictures that other commands have kept, as data URIs: decoded and written anew, so that only pixels come along."""
+"""Pictures of results as data URIs: decoded and encoded again, so that nothing but pixels gets into the page."""
 
 from __future__ import annotations
 
@@ -9,28 +9,20 @@ from pathlib import Path
 from PIL import Image
 
 from atoll.data.decode import decode
-from atoll.errors import DataError
 
 WIDEST, TALLEST = 1200, 2400  # pixels
-LARGEST = 32 * 2**20  # bytes of a file
 
 
-def embedded(path: Path) -> str | None:
-    """A picture as a data URI; None if it is not there, broken or too large.
+def embedded(path: Path) -> str:
+    """A picture as a data URI; a DataError if it is broken.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     Image.new("L", (4, 3)).save(Path(folder, "small.png"))
-    ...     embedded(Path(folder, "small.png"))[:22], embedded(Path(folder, "none.png"))
-    ('data:image/png;base64,', None)
+    ...     embedded(Path(folder, "small.png"))[:22]
+    'data:image/png;base64,'
     """
-    if not path.is_file() or path.stat().st_size > LARGEST:
-        return None
-    try:
-        pixels = decode(path, str(path))
-    except DataError:
-        return None
-    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    image = Image.fromarray(decode(path, path.name).permute(1, 2, 0).contiguous().numpy())
     image.thumbnail((WIDEST, TALLEST))
     file = io.BytesIO()
     image.save(file, "png", optimize=True)

@@ -29,17 +29,17 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from atoll.attacks.base import AttackFactory, training_attack
+from atoll.config import Builder, parse_yaml
 from atoll.data.base import Data
-from atoll.errors import AtollError, InputError, RecipeError
+from atoll.errors import AtollError, RecipeError
+from atoll.losses import Loss
 from atoll.models.base import Classifier
 from atoll.registry import suggest
-from atoll.config import Builder, parse_yaml
 from atoll.threat import ThreatModel
-from atoll.losses import Loss
 from atoll.training.methods import Method
 from atoll.training.schedules import Schedule
-from atoll.attacks.base import AttackFactory
-from atoll.training.trainer import OptimizerFactory, Settings
+from atoll.training.trainer import OptimizerFactory, TrainerSettings
 
 ModelFactory = Callable[[tuple[int, ...], int], Classifier]
 
@@ -57,7 +57,7 @@ class Recipe:
     methods: Sequence[Method]
     optimizer: OptimizerFactory
     schedule: Schedule
-    trainer: Settings
+    trainer: TrainerSettings
     seed: int
     tree: Mapping[str, Any]
 
@@ -169,12 +169,25 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
             parts[name], resolved[name] = builder.build(hints[name], tree.get(name, DEFAULTS.get(name)), name)
         else:
             builder.error(name, "this section is required")
+    _check_attack(builder, parts)
     if builder.errors:
         title = source if isinstance(source, str | Path) else "recipe"
         raise RecipeError("\n  ".join([f"{title} has {len(builder.errors)} fault(s):", *builder.errors]))
     resolved["threat"].pop("bounds", None)
     resolved["model"]["init_args"].pop("bounds", None)
     return Recipe(**parts, tree=resolved)
+
+
+def _check_attack(builder: Builder, parts: Mapping[str, Any]) -> None:
+    """Build the training attack once, so that a threat or objective that does not suit it is an error of the recipe."""
+    loss, threat, attack = parts.get("loss"), parts.get("threat"), parts.get("attack")
+    if loss is None or threat is None or attack is None or loss.objective is None:
+        return
+    try:
+        training_attack(attack, threat, loss.objective)
+    except (AtollError, ValueError, TypeError) as error:
+        reason = f" (what {type(loss).__name__} maximizes)" if "objective" in str(error) else ""
+        builder.error("attack", f"{error}{reason}")
 
 
 def _recipe_text(source: str | Path) -> str:

@@ -25,11 +25,11 @@ import torch
 import yaml
 
 from atoll.attacks.measure import AttackResult, AttackSettings
+from atoll.certify import certifier_for
 from atoll.certify.export import Exported, export
-from atoll.certify.families import certifier_for
 from atoll.certify.lipschitz import LayerBound
-from atoll.certify.norms import BUDGET
 from atoll.certify.measure import CertifyResult, CertifySettings
+from atoll.certify.norms import BUDGET
 from atoll.config import build_part
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float
@@ -292,7 +292,9 @@ class Run:
             except ResultError as error:
                 errors.append(str(error))
         older, more = legacy.read_results(self.folder)
-        results = [dataclasses.replace(result, stale=self._stale(result.subject.origin)) for result in [*older, *results]]
+        results = [
+            dataclasses.replace(result, stale=self._stale(result.subject.origin)) for result in [*older, *results]
+        ]
         results.sort(key=lambda result: result.environment.date if result.environment else "")
         return results, [*errors, *more]
 
@@ -302,7 +304,7 @@ class Run:
             return ""
         file = self._files.get(origin.step, {}).get("model" if origin.weights == "raw" else origin.weights)
         if file is None:
-            return f"measured at step {origin.step}, whose checkpoint is gone; the last is that of step {self.step('last')}"
+            return f"measured at step {origin.step}, whose checkpoint is gone"
         changed = origin.file not in ("", file)
         return f"measured with other weights than those now saved at step {origin.step}" if changed else ""
 
@@ -333,6 +335,7 @@ class Run:
     def tests(self) -> list[TestRow]:
         """Test results of the best and the last checkpoint, as far as they were measured."""
         wanted = dataclasses.replace(self.test_settings, norm=self.threat.norm, eps=str(self.threat.eps))
+        proof = CertifySettings(attack=False, eps=str(self.threat.eps), precision="float64")
         results = [result for result in self.results() if not result.stale]
         rows = []
         for weights in self.weight_sets:
@@ -342,7 +345,7 @@ class Run:
                     if (r.subject.origin.step, r.subject.origin.weights) == (self.step(which, weights), weights)
                 ]  # fmt: skip
                 attacked = [r for r in here if isinstance(r, AttackResult) and r.settings == wanted]
-                certified = [r for r in here if isinstance(r, CertifyResult) and r.is_test]
+                certified = [r for r in here if isinstance(r, CertifyResult) and r.settings == proof]
                 if attacked:
                     rows.append(TestRow(which, weights, attacked[-1], certified[-1] if certified else None))
         return rows

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,16 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.attacks.base import AttackFactory, training_attack
-from atoll.attacks.evaluate import evaluate
 from atoll.attacks.pgd import PGD
-from atoll.attacks.suites import get_attack
-from atoll.certify.certificate import Certifier
-from atoll.certify.evaluate import certify
-from atoll.certify.families import certifier_for, heuristic_certifier
-from atoll.certify.power import LipschitzEstimate
+from atoll.certify.power import LipschitzEstimator
 from atoll.data.base import Batch, Data, Split, batches, shuffled
 from atoll.distributed import (
-    all_sum,
     default_device,
     lost_worker_stops_the_run,
     rank,
@@ -35,9 +28,8 @@ from atoll.distributed import (
 )
 from atoll.errors import CheckpointError, InputError, TrainingError
 from atoll.files import write_json
-from atoll.losses.base import Loss, Outputs
+from atoll.losses.base import Loss
 from atoll.models.base import Classifier
-from atoll.models.centroid import CentroidNet
 from atoll.rng import key
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
@@ -48,13 +40,16 @@ from atoll.training.checkpoint import (
 )
 from atoll.training.methods.base import Method, Step
 from atoll.training.observers import Observer
+from atoll.training.passes import ForwardPasses, cat_outputs
 from atoll.training.schedules import Piecewise, Schedule
+from atoll.training.state import Best, RunningMeans
+from atoll.training.validation import validate
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class TrainerSettings:
     """How long, how large, how often.
 
     Args:
@@ -105,69 +100,6 @@ class Settings:
             raise InputError(f"clip_norm: expected a number > 0, got {self.clip_norm}")
 
 
-class ForwardPasses(nn.Module):
-    """The clean and the adversarial pass of one step as one module, which is what DistributedDataParallel wraps.
-
-    Each pass has a batch of its own, so batch norm never mixes clean and adversarial statistics.  Lipschitz constants
-    are computed here as well, because their gradients belong to the same step.
-    """
-
-    def __init__(self, model: nn.Module, lipschitz: LipschitzEstimate | None = None) -> None:
-        super().__init__()
-        self.model = model
-        self.lipschitz = lipschitz
-
-    def forward(self, x: Tensor | None, x_adv: Tensor | None, eps: float = 0.0, move: bool = True) -> Outputs:
-        features, logits = self._pass(x)
-        adv_features, adv_logits = self._pass(x_adv)
-        out = Outputs(logits, features, adv_logits, adv_features)
-        if self.lipschitz is not None:
-            pairs, whole = self.lipschitz(move)
-            out.reach, out.reach_all = eps * pairs, eps * whole
-        if isinstance(self.model, CentroidNet):
-            out.head = self.model.head
-        return out
-
-    def _pass(self, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        if x is None:
-            return None, None
-        model = self.model
-        features = model.features(x) if isinstance(model, Classifier) else None
-        logits = model.head(features) if isinstance(model, Classifier) else model(x)
-        # Losses are computed in full precision even where the passes are not.
-        return features, logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-
-
-@dataclass
-class Best:
-    """The checkpoint that did best where the run selects."""
-
-    score: float = -math.inf
-    step: int = -1
-    epoch: int = -1
-
-
-@dataclass
-class RunningMeans:
-    """What is added up over an epoch, on the device: asking for numbers after every step would stall a GPU."""
-
-    values: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, name: str, value: Tensor) -> None:
-        value = value.detach().double().sum()
-        self.values[name] = self.values[name] + value if name in self.values else value
-
-    def means(self) -> dict[str, float]:
-        """Per example, over all processes."""
-        return RunningMeans({name: all_sum(value.clone()) for name, value in self.values.items()}).local_means()
-
-    def local_means(self) -> dict[str, float]:
-        """Per example, over this process."""
-        totals = {name: float(value) for name, value in self.values.items()}
-        count = totals.pop("count", 0.0)
-        return {name: total / count for name, total in totals.items()} if count else {}
-
-
 class Trainer:
     """Trains one model.
 
@@ -199,14 +131,14 @@ class Trainer:
         methods: Sequence[Method] = (),
         optimizer: OptimizerFactory | None = None,
         schedule: Schedule | None = None,
-        settings: Settings | None = None,
+        settings: TrainerSettings | None = None,
         seed: int = 0,
         folder: Path | str | None = None,
         observers: Sequence[Observer] = (),
         device: torch.device | str | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        self.settings = settings or Settings()
+        self.settings = settings or TrainerSettings()
         self.device = torch.device(device) if device else default_device()
         self.data, self.loss, self.methods, self.seed = data, loss, tuple(methods), seed
         self.threat = replace(threat or ThreatModel(), bounds=data.bounds)
@@ -275,6 +207,8 @@ class Trainer:
                     self._finish_epoch()
                 self.trained = True
                 self._write_index()
+                if self.stop_requested:  # after the last step
+                    self.stop()
             finally:
                 for observer in self.observers:
                     observer.end()
@@ -317,7 +251,7 @@ class Trainer:
                 with self._autocast():
                     clean = self.loss.uses_clean if plain else self.uses_clean
                     # One step, one estimate: the parts of a batch share the constants, too.
-                    part.out = self.passes(part.x if clean else None, part.x_adv, part.eps, move=number == 0)
+                    part.out = self.passes(part.x if clean else None, part.x_adv, part.eps, update=number == 0)
                 part.terms = self.loss.values(part.out, part.y)
                 for method in () if plain else self.methods:
                     method.on_loss(self, part)
@@ -326,7 +260,7 @@ class Trainer:
                 self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
                 part.terms = {name: value.detach() for name, value in part.terms.items()}
         if len(parts) > 1:  # what the whole step's observers look at
-            step.out = _cat_outputs([part.out for part in parts])
+            step.out = cat_outputs([part.out for part in parts])
             step.terms = {name: sum((part.terms[name] for part in parts), torch.zeros(())) for name in parts[0].terms}
 
     def _update(self, step: Step) -> None:
@@ -350,7 +284,7 @@ class Trainer:
         if len(split) and (self.epoch % self.settings.evaluate_every == 0 or self.epoch == self.settings.epochs):
             for weights in self.weight_sets:
                 with self.using(weights):
-                    accuracy = self.evaluate(split, self.settings.validation_steps)
+                    accuracy = self.validate(split, self.settings.validation_steps)
                 metrics |= {self._metric(name, weights): a.value for name, a in accuracy.items()}
         for method in self.methods:
             method.after_epoch(self, metrics)
@@ -484,29 +418,10 @@ class Trainer:
         finally:
             self.model.load_state_dict(own)
 
-    def evaluate(self, split: Split, steps: int, *, proven: bool = False) -> dict[str, Accuracy]:
-        """Clean accuracy and, for ``steps > 0``, accuracy under PGD with that many steps.
-
-        Where the loss uses Lipschitz constants also the verified robust accuracy: ``vra`` if they are to be proven,
-        which takes seconds to a minute, or need not be, and otherwise ``vra_estimate``, by power iteration.
-        """
-        attacks = {"robust": get_attack(f"PGD-{steps}", self.threat)} if steps else {}
+    def validate(self, split: Split, steps: int) -> dict[str, Accuracy]:
+        """Clean accuracy, accuracy under PGD if ``steps > 0``, and verified accuracy if the loss certifies."""
         size = math.ceil(self.settings.batch_size / world_size())
-        found = evaluate(
-            self.model, split, attacks, batch_size=size, seed="evaluation", device=self.device, check=False
-        )
-        if self.lipschitz is None:
-            return found.accuracy
-        assert isinstance(self.model, Classifier)
-        # Proofs are about the network in float64, as with `atoll certify`.
-        proven = proven or self.lipschitz.exact
-        certifier: Certifier
-        if proven:
-            certifier = certifier_for(copy.deepcopy(self.model).double(), radii=[self.threat.radius])
-        else:
-            certifier = heuristic_certifier(self.model, self.lipschitz)
-        certified = certify(certifier, split, batch_size=size, device=self.device)
-        return found.accuracy | {"vra" if proven else "vra_estimate": certified.verified(self.threat.radius)}
+        return validate(self.model, split, self.threat, steps, size, self.lipschitz, self.device)
 
     def _record(self, kind: str, metrics: Mapping[str, float], step: int | None = None) -> None:
         record = {
@@ -605,7 +520,7 @@ class Trainer:
                 f" parts, got {settings.batch_size}"
             )
 
-    def _lipschitz_estimate(self) -> LipschitzEstimate | None:
+    def _lipschitz_estimate(self) -> LipschitzEstimator | None:
         """Where the loss asks for Lipschitz constants; a sentence if this model or threat has none."""
         if not self.loss.uses_lipschitz:
             return None
@@ -614,7 +529,7 @@ class Trainer:
             raise InputError(f"threat.norm: {name} certifies l2, got {self.threat.norm}")
         if not isinstance(self.model, Classifier):
             raise InputError(f"{name}: expected a Classifier with a linear head, got {type(self.model).__name__}")
-        return LipschitzEstimate(self.model, iterations=self.settings.power_iterations)
+        return LipschitzEstimator(self.model, iterations=self.settings.power_iterations)
 
     def _diagnosis(self, terms: Mapping[str, float]) -> str:
         """One sentence on what is not finite, and what to do."""
@@ -632,12 +547,3 @@ class Trainer:
 
     def _rng_devices(self) -> list[torch.device]:
         return [self.device] if self.device.type == "cuda" else []
-
-
-def _cat_outputs(parts: Sequence[Outputs]) -> Outputs:
-    def cat(name: str) -> Tensor | None:
-        tensors = [getattr(part, name) for part in parts]
-        return None if tensors[0] is None else torch.cat([t.detach() for t in tensors])
-
-    logits, features, adv_logits, adv_features = map(cat, ("logits", "features", "adv_logits", "adv_features"))
-    return Outputs(logits, features, adv_logits, adv_features)

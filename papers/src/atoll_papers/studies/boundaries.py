@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,9 +13,7 @@ from torch import Tensor
 from atoll.attacks import APGD
 from atoll.data.base import sample
 from atoll.distributed import default_device
-from atoll.explain.boundary import BoundaryPoints, Strategy, boundary_search
-from atoll.explain.pgd_cw_search import RUNGS
-from atoll.explain.search import bisect
+from atoll.explain.boundary import BUDGET, BoundaryPoints, Strategy, bisect, boundary_search, multi_start_fab
 from atoll.models import Classifier
 from atoll.modules import evaluation_mode
 from atoll.runs.run import Run
@@ -22,10 +21,15 @@ from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import TOO_FEW, Difference, claim_increase, claim_outcome
 from atoll.studies.table import Column, Table
 from atoll.threat import ThreatModel
+from atoll_papers.pgd_cw_search import RADII, pgd_cw_search
 from atoll_papers.studies.measure import NETS, standard_and_at
 
 PIPELINES = ("PGDs", "PGDs + CW", "PGDs + CW + AutoPGD", "multi-start")
-STRATEGIES: Mapping[str, Strategy] = {PIPELINES[0]: "rungs", PIPELINES[1]: "ladder", PIPELINES[3]: "race"}
+STRATEGIES: Mapping[str, Strategy] = {
+    PIPELINES[0]: partial(pgd_cw_search, with_cw=False),
+    PIPELINES[1]: pgd_cw_search,
+    PIPELINES[3]: multi_start_fab,
+}
 HALVINGS = 10  # bisections after AutoPGD, as many as the search takes at its tolerance of 0.001
 LITTLE = 0.01  # share of the distance that counts as no improvement
 
@@ -39,7 +43,7 @@ class Setting:
         seeds: number of seeds.
         points: number of test points.
         steps: steps of AutoPGD at each radius.
-        budget: model calls per point of the pipeline; None for no limit.
+        budget: model calls per point of PGD and CW, which end by themselves.
         overrides: overrides for every recipe.
     """
 
@@ -47,7 +51,7 @@ class Setting:
     seeds: int
     points: int
     steps: int = 100
-    budget: int | None = None
+    budget: float = math.inf
     overrides: tuple[str, ...] = ()
 
 
@@ -86,7 +90,9 @@ class BoundarySearch(Study):
         model = run.model("last").to(device)
         x = sample(run.data.test, setting.points, "boundary")[0].to(device)
         searches = {
-            name: boundary_search(model, x, strategy=strategy, budget=None if strategy == "race" else setting.budget)
+            name: boundary_search(
+                model, x, strategy=strategy, budget=BUDGET if strategy is multi_start_fab else setting.budget
+            )
             for name, strategy in STRATEGIES.items()
         }
         distance = {name: points.distance.double() for name, points in searches.items()}
@@ -136,7 +142,7 @@ def with_autopgd(model: Classifier, points: BoundaryPoints, *, steps: int) -> Te
     """The distances after AutoPGD at every smaller radius."""
     x, y, distance = points.x, points.prediction, points.distance.clone()
     with evaluation_mode(model):
-        for eps in RUNGS:
+        for eps in RADII:
             threat = ThreatModel("l2", eps)
             for objective in ("ce", "dlr"):
                 rows = (distance > threat.radius).nonzero().squeeze(1)
@@ -148,8 +154,8 @@ def with_autopgd(model: Classifier, points: BoundaryPoints, *, steps: int) -> Te
                     other = model(adv).argmax(1)
                 broken = other != y[rows]
                 rows, adv, other = rows[broken], adv[broken], other[broken]
-                _, across, _ = bisect(model, x[rows], y[rows], adv, other, HALVINGS)
-                distance[rows] = threat.distance(across, x[rows]).minimum(distance[rows])
+                _, x_outside, _ = bisect(model, x[rows], y[rows], adv, other, HALVINGS)
+                distance[rows] = threat.distance(x_outside, x[rows]).minimum(distance[rows])
     return distance
 
 

@@ -71,7 +71,7 @@ def certified(
     numbers: Numbers = {
         "clean": 100 * result.clean.value,
         "lipschitz": result.lipschitz,
-        "attacked": result.attacked.attacked if result.attacked else 0,
+        "attacked": result.check.attacked if result.check else 0,
         "curve": {name: list(values) for name, values in result.curve.items()},
     }
     numbers |= {f"VRA {row.eps:.4g}": 100 * row.accuracy.value for row in result.verified}

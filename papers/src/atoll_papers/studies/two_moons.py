@@ -45,7 +45,7 @@ class TrHTwoMoons(Study):
         """At the training points in float64."""
         assert run is not None
         x, y = run.data.tensors("train")
-        attack = PGD(run.threat, "ce", **run.recipe["attack"]["init_args"])
+        attack = PGD(run.threat, **run.recipe["attack"]["init_args"] | {"objective": "ce"})
         steps_per_epoch = len(y) // run.recipe["trainer"]["batch_size"]
         numbers: Numbers = {f"{part} {what}": [] for part in PARTS for what in WHAT}
         for epoch in self.epochs(scale):

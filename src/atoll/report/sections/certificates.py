@@ -1,90 +1,111 @@
-"""Certified accuracy against the radius, and what the certificates rest on."""
+"""Certified accuracy against the radius, and how it was proven."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from atoll.report.blocks import Alarm, Block, Cell, Fold, Plot, Section, Table, Title, Words
-from atoll.report.figures import chart, curve, percent_axis
-from atoll.report.read import Kept, Reading
-from atoll.report.sections.shared import about, alarms, each, interval, is_probable, lacking
-from atoll.report.values import accuracy, count, digits, entries, get, number, plain
+from atoll.certify.measure import CertifyResult
+from atoll.report.blocks import Block, Callout, Cell, Collapsible, Plot, Row, Section, Title
+from atoll.report.compare import Comparison, compare, notes
+from atoll.report.figures import PERCENT, chart, curve
+from atoll.report.run_summary import RunSummary
+from atoll.report.text import accuracy, digits, plain
 
-
-def section(runs: Sequence[Reading]) -> Section:
-    missing = lacking(runs, "certificates", "smoothing")
-    blocks = [*alarms(runs, "certificates"), *missing, *_curves(runs), *each(runs, _results)]
-    return Section("certificates", "Certificates", blocks)
-
-
-def _curves(runs: Sequence[Reading]) -> list[Block]:
-    traces = []
-    for run in runs:
-        for kept in run.certifications:
-            radii, shares = (entries(kept.tree, "curve", name) for name in ("radius", "verified"))
-            pairs = zip(map(number, radii), map(number, shares), strict=False)
-            points = [(r, 100 * share) for r, share in pairs if r is not None and share is not None]
-            name = f"{run.name} (probable)" if is_probable(kept) else f"{run.name} (proven)"
-            if points:
-                dash = "dash" if is_probable(kept) else "solid"
-                # Between two radii at least what holds at the larger one is certified.
-                traces.append(curve(name, points, run.number, dash=dash, shape="vh", unit=" %"))
-    if not traces:
-        return []
-    figure = chart(traces, "radius (l2)", "%", yaxis=percent_axis("certified accuracy in %"), height=400)
-    note = "Solid: proven. Dashed: by randomized smoothing, which holds for each point with a probability, not surely."
-    return [Plot("certificates-curve", "Certified accuracy", figure, note)]
+ORDER, KINDS = 30, ("certify",)
+NAMED = ("eps", "precision", "smooth", "samples", "alpha")
+# Certificates do not depend on the attacks that try to refute them, nor on the radii that the table lists.
+ATTACKS = ("eps", "attacks", "attack", "check", "reject")
 
 
-def _results(run: Reading) -> list[Block]:
+def _describe(result: CertifyResult) -> str:
+    settings = result.settings
+    if result.is_probabilistic:
+        return f"randomized smoothing, sigma {digits(settings.smooth)}, {settings.samples:,} samples"
+    return f"proven in {plain(settings.precision)}"
+
+
+def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
+    results = [result for run in runs for result in run.current(CertifyResult)]
+    radii = sorted({row.eps for result in results for row in result.verified if row.eps == row.eps})
+    return [row for eps in radii for row in _verified_rows(runs, eps)]
+
+
+def _verified_rows(runs: Sequence[RunSummary], eps: float) -> list[Row]:
+    comparisons = _compare(runs, where=lambda result: eps in _verified(result))
+    name = f"Verified accuracy (VRA), l2 {digits(eps)}"
+    return [comparison.row(runs, name, lambda result: _verified(result)[eps]) for comparison in comparisons]
+
+
+def _compare(
+    runs: Sequence[RunSummary], where: Callable[[CertifyResult], bool] = lambda result: True
+) -> list[Comparison[CertifyResult]]:
+    return compare(runs, CertifyResult, _describe, named=NAMED, ignore=lambda result: ATTACKS, where=where)
+
+
+def _verified(result: CertifyResult) -> dict[float, Cell]:
+    note = f"each certificate is false with probability at most {digits(result.settings.alpha)}"
+    return {row.eps: accuracy(row.accuracy, note if result.is_probabilistic else "proven") for row in result.verified}
+
+
+def section(runs: Sequence[RunSummary]) -> Section:
     blocks: list[Block] = []
-    for kept in run.certifications:
-        tree = kept.tree
-        kind = "Probable certificates (randomized smoothing)" if is_probable(kept) else "Proven certificates"
-        blocks.append(Title(kind, f"{about(tree)}, {plain(get(tree, 'precision'))}"))
-        if is_probable(kept):
-            blocks.append(Alarm("certificates", "probable, not proven", _smoothing(tree), run.number))
-        rows: list[list[str | Cell]] = [_row("clean", "–", get(tree, "clean"))]
-        words = "verified, probably" if is_probable(kept) else "verified"
-        rows += [_row(words, digits(get(one, "eps")), one) for one in entries(tree, "verified")]
-        for one in entries(tree, "empirical"):
-            rows.append(_row(f"under {plain(get(one, 'attacks'))}", digits(get(one, "eps")), one))
-        blocks.append(Table(["", "radius (l2)", "accuracy", "95 %"], rows))
-        if shares := entries(tree, "rejected"):
-            lines = [_row(plain(get(one, "data")), digits(get(one, "eps")), one) for one in shares]
-            blocks.append(Table(["rejected of", "radius (l2)", "share", "95 %"], lines))
-        blocks.append(Words([f"Median certified radius {digits(get(tree, 'median_radius'))}.", *_check(kept)]))
-        if layers := [one for one in entries(tree, "layers") if get(one, "how") != "known"]:
-            table = [_layer(one) for one in layers]
-            columns = ["layer", "kind", "Lipschitz, at most", "proof"]
-            blocks.append(Fold("What the proofs rest on: Lipschitz constants of the layers", [Table(columns, table)]))
-    return blocks
+    for place, comparison in enumerate(_compare(runs)):
+        traces = []
+        for run, result in comparison.results:
+            points = zip(result.curve.get("radius", ()), result.curve.get("verified", ()), strict=False)
+            # Between two radii, at least what holds at the larger one is certified.
+            traces.append(curve(run.name, [(r, 100 * v) for r, v in points], run.number, shape="vh", unit=" %"))
+        figure = chart(traces, "radius (l2)", "certified accuracy in %", {"range": PERCENT}, height=400)
+        blocks.append(Plot(f"certificates-{place}", "Certified accuracy", figure, comparison.title))
+    for comparison in compare(runs, CertifyResult, _describe, named=NAMED):
+        blocks += _details(comparison)
+    return Section("certificates", "Certificates", [*notes(runs, "certificates"), *blocks])
 
 
-def _row(name: str, eps: str, tree: object) -> list[str | Cell]:
-    found = accuracy(tree)
-    value = "–" if found is None else f"{100 * found.value:.2f} %"
-    return [name, eps, value, interval(found)]
+def _details(comparison: Comparison[CertifyResult]) -> list[Block]:
+    settings = comparison.first.settings
+    blocks: list[Block] = [Title(comparison.title, f"l2 {plain(settings.eps)}")]
+    if comparison.first.is_probabilistic:
+        message = (
+            f"Each certificate is false with probability at most {digits(settings.alpha)}."
+            " The certificates are about the smoothed classifier, not about the network itself."
+        )
+        blocks.append(Callout("certificates", "Probabilistic, not proven", message))
+    layers = comparison.table(_layers, "layer")
+    return [
+        *blocks,
+        *comparison.table(_cells),
+        *([Collapsible("Lipschitz bounds of the layers", layers)] if layers else []),
+    ]
 
 
-def _layer(tree: object) -> list[str | Cell]:
-    name, kind, how = (plain(get(tree, part)) for part in ("name", "kind", "how"))
-    return [name, kind, digits(get(tree, "lipschitz")), how]
+def _cells(result: CertifyResult) -> dict[str, str | Cell]:
+    cells: dict[str, str | Cell] = {"clean": accuracy(result.clean)}
+    cells |= {f"verified at {digits(eps)}": cell for eps, cell in _verified(result).items()}
+    for row in result.empirical:
+        cells[f"under attack at {digits(row.eps)} ({plain(row.attacks)})"] = accuracy(row.accuracy)
+    for rejection in result.rejected:
+        cells[f"rejected at {digits(rejection.eps)}: {plain(rejection.data)}"] = accuracy(rejection.share)
+    cells["median certified radius"] = digits(result.median_radius)
+    if result.lipschitz is not None:
+        cells["Lipschitz bound"] = digits(result.lipschitz)
+    if result.relative_cost is not None:
+        cells["cost relative to a prediction"] = digits(result.relative_cost)
+    if not result.is_probabilistic:
+        cells["attacked at the certified radius"] = _check(result)
+    return cells
 
 
-def _smoothing(tree: object) -> str:
-    sigma, alpha, samples = (get(tree, "smoothing", name) for name in ("sigma", "alpha", "n"))
-    return (
-        f"each of these certificates is false with a probability of up to {plain(alpha)}; they are about the smoothed"
-        f" classifier (Gaussian noise of {plain(sigma)}, {count(samples)} samples a point), not about the network alone"
-    )
+def _check(result: CertifyResult) -> str | Cell:
+    if result.check is None:
+        return Cell("not attacked", "--no-attack", "absent")
+    return Cell("no certificate was broken", f"{result.check.attacked:,} of {result.check.certified:,} points")
 
 
-def _check(kept: Kept) -> list[str]:
-    if is_probable(kept):
-        return []
-    check = get(kept.tree, "check")
-    if check is None:
-        return ["These certificates were not attacked (--no-attack)."]
-    attacked, certified = count(get(check, "attacked")), count(get(check, "certified"))
-    return [f"{attacked} of {certified} certified points were attacked at their radius: none fell."]
+def _layers(result: CertifyResult) -> dict[str, str | Cell]:
+    layers: dict[str, str | Cell] = {}
+    for layer in result.layers:
+        proof = layer.method  # how the bound was proven
+        if proof != "known":
+            layers[plain(layer.name)] = Cell(digits(layer.lipschitz), f"{plain(layer.kind)}; {plain(proof)}")
+    return layers

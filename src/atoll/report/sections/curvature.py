@@ -1,107 +1,176 @@
-"""How flat the model is: index by layer and over time, eigenvalues, bounds, landscapes."""
+"""How flat the loss is: index by layer and over time, eigenvalues, bounds, landscapes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
 
-from atoll.report.blocks import Block, Cell, Fold, Plot, Section, Side, Table, Title, Words
-from atoll.report.figures import bars, chart, contour, curve, surface
-from atoll.report.read import Reading
-from atoll.report.sections.shared import about, alarms, each, lacking, loss_at
-from atoll.report.values import digits, entries, get, measured, number, plain
+import numpy as np
+from numpy.typing import NDArray
 
-OVER = {"weights": "over weights, along two random directions", "input": "over inputs, along gradient and random signs"}
+from atoll.curvature.landscape import Landscape
+from atoll.curvature.measure import CurvatureResult
+from atoll.curvature.spectrum import Density
+from atoll.errors import DataError
+from atoll.report.blocks import Block, Cell, Collapsible, Columns, Plot, Row, Section, Title
+from atoll.report.compare import Comparison, compare, notes
+from atoll.report.figures import Trace, bars, chart, common_ranges, contour, curve, surface
+from atoll.report.run_summary import RunSummary
+from atoll.report.sections.training import POINTS, curves, series
+from atoll.report.text import digits, estimate, plain
 
-
-def section(runs: Sequence[Reading]) -> Section:
-    plots = [plot for plot in (_layers(runs), _over_time(runs), _density(runs)) if plot]
-    missing = lacking(runs, "curvature", "loss landscape", "a landscape", "the density of eigenvalues")
-    blocks: list[Block] = [*alarms(runs, "curvature"), *missing, *([Side(plots)] if plots else [])]
-    for run in runs:
-        for over, landscape in run.landscapes.items():
-            name = f"{run.name}: loss {OVER[over]}" if len(runs) > 1 else f"Loss {OVER[over]}"
-            pair = [
-                Plot(f"landscape-{over}-{run.number}", name, surface(landscape), "Turn it with the mouse.", run.number),
-                Plot(f"contour-{over}-{run.number}", "The same from above", contour(landscape), run=run.number),
-            ]
-            blocks.append(Side(pair))
-    return Section("curvature", "Curvature", [*blocks, *each(runs, _numbers)])
-
-
-def _layers(runs: Sequence[Reading]) -> Plot | None:
-    series = {}
-    for run in runs:
-        layers = entries(run.curvature.tree, "layers") if run.curvature else []
-        rows = [(plain(get(one, "name")), term) for one in layers if (term := number(get(one, "term"))) is not None]
-        if rows:
-            series[run.name, run.number] = rows
-    if not series:
-        return None
-    note = "Norm times root of the trace of each weight matrix; the bars of a run add up to its WCI."
-    return Plot("curvature-layers", "Curvature per layer", bars(series, "share in WCI"), note)
+ORDER, KINDS = 40, ("curvature",)
+NAMED = ("loss", "norm", "eps")
+DEPENDS_ON = (*POINTS, ("loss",), ("threat",), ("attack",), ("methods",))  # of the index during training
+MOST = 50_000  # numbers of one array to draw
+OVER = {"weights": "over the weights, along two random directions", "input": "over the inputs (cross-entropy)"}
+BOUNDS = {"risk": "loss", "kl": "KL", "linear": "linear", "catoni": "Catoni", "square_root": "square root"}
 
 
-def _over_time(runs: Sequence[Reading]) -> Plot | None:
-    traces = []
-    for run in runs:
-        found = [
-            ((epoch, value), number(record.get("wci_standard_error")))
-            for record in run.epochs
-            if (epoch := number(record.get("epoch"))) is not None and (value := number(record.get("wci"))) is not None
-        ]
-        if found:
-            points, errors = zip(*found, strict=True)
-            traces.append(curve(run.name, points, run.number, errors=errors))
-    if not traces:
-        return None
-    return Plot("curvature-time", "WCI over time", chart(traces, "epoch", "WCI"), "Bars are standard errors.")
+def _describe(result: CurvatureResult) -> str:
+    at = plain(result.settings.threat) if result.attacked else "clean inputs"
+    return f"{plain(result.loss).removesuffix('()')} at {at}"
 
 
-def _density(runs: Sequence[Reading]) -> Plot | None:
-    traces = []
-    for run in runs:
-        if run.density is not None:
-            grid, height = run.density.smooth()
+def _index_ignores(result: CurvatureResult) -> Collection[str]:
+    """Settings that the index does not depend on: other outputs, and the attack of a loss that uses none."""
+    return ("top", "density", "gap", "landscape", *(() if result.attacked else ("norm", "eps", "steps")))
+
+
+def _compare(
+    runs: Sequence[RunSummary],
+    ignore: Callable[[CurvatureResult], Collection[str]] = lambda result: (),
+    where: Callable[[CurvatureResult], bool] = lambda result: True,
+) -> list[Comparison[CurvatureResult]]:
+    return compare(runs, CurvatureResult, _describe, named=NAMED, ignore=ignore, where=where)
+
+
+def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
+    indices = _compare(runs, _index_ignores)
+    gaps = _compare(runs, lambda result: ("top", "density", "landscape", "gap"), lambda result: result.gap is not None)
+    rows = [each.row(runs, "Weight-Curvature Index (WCI)", lambda result: estimate(result.wci)) for each in indices]
+    return rows + [each.row(runs, "Robust gap (test − train error)", _gap) for each in gaps]
+
+
+def _gap(result: CurvatureResult) -> Cell:
+    return estimate(None if result.gap is None else result.gap.error, scale=100, form=".1f", unit=" points")
+
+
+def section(runs: Sequence[RunSummary]) -> Section:
+    plots: list[Block] = [_by_layer(each, place) for place, each in enumerate(_compare(runs, _index_ignores))]
+    plots += _densities(runs)
+    note = "Error bars are standard errors."
+    plots += curves(runs, "curvature-time", "WCI during training", _over_time, DEPENDS_ON, "WCI", note)
+    blocks: list[Block] = [Columns(plots), *_landscapes(runs)]
+    for comparison in _compare(runs):
+        blocks += [Title("Weight-Curvature Index", comparison.title), *comparison.table(_cells)]
+        blocks.append(Collapsible("Layers", comparison.table(_layers, "weight matrix")))
+        blocks.append(Collapsible("PAC-Bayes bounds", comparison.table(_bounds, "posterior")))
+    return Section("curvature", "Curvature", [*notes(runs, "curvature"), *blocks])
+
+
+def _by_layer(comparison: Comparison[CurvatureResult], place: int) -> Plot:
+    terms = {
+        (run.name, run.number): [(plain(layer.name), layer.term) for layer in result.layers]
+        for run, result in comparison.results
+    }
+    note = f"{comparison.title}. Norm times root of the trace of each weight matrix. The sum is the WCI."
+    return Plot(f"curvature-layers-{place}", "Curvature by layer", bars(terms, "term of the WCI"), note)
+
+
+def _over_time(run: RunSummary) -> list[Trace]:
+    points, errors = series(run, "wci"), dict(series(run, "wci_standard_error"))
+    return [curve(run.name, points, run.number, errors=[errors.get(epoch) for epoch, _ in points])] if points else []
+
+
+def _densities(runs: Sequence[RunSummary]) -> list[Block]:
+    plots: list[Block] = []
+    for place, comparison in enumerate(_compare(runs, _index_ignores, lambda result: result.settings.density)):
+        traces = []
+        for run, density in comparison.load("curvature", lambda result: "density.npz", _density):
+            grid, height = density.smooth()
             points = [(x, y + 1e-8) for x, y in zip(grid.tolist(), height.tolist(), strict=True)]
             traces.append(curve(run.name, points, run.number))
-    if not traces:
-        return None
-    axis = {"title": {"text": "density"}, "type": "log", "exponentformat": "power"}
-    return Plot("curvature-density", "Eigenvalues of the Hessian", chart(traces, "eigenvalue", "density", yaxis=axis))
+        figure = chart(traces, "eigenvalue", "density", {"type": "log", "exponentformat": "power"})
+        plot = Plot(f"curvature-density-{place}", "Eigenvalues of the Hessian", figure, comparison.title)
+        plots += [plot] if traces else []
+    return plots
 
 
-def _numbers(run: Reading) -> list[Block]:
-    if run.curvature is None:
-        return []
-    tree = run.curvature.tree
-    rows: list[list[str | Cell]] = []
-    for layer in entries(tree, "layers"):
-        share = number(get(layer, "share"))
-        cells = [digits(get(layer, "norm")), measured(get(layer, "trace")) or "–", digits(get(layer, "term"))]
-        rows.append([plain(get(layer, "name")), *cells, "–" if share is None else f"{100 * share:.1f}"])
-    lines = [f"WCI {measured(get(tree, 'wci')) or '–'}, at most {digits(get(tree, 'bound'))}."]
-    total, estimator = measured(get(tree, "traces", "total")), plain(get(tree, "traces", "estimator"))
-    lines.append(f"Trace of the whole Hessian {total or '–'}, by {estimator}: {plain(get(tree, 'traces', 'reason'))}.")
-    if get(tree, "negative"):
-        lines.append(f"{plain(get(tree, 'negative'))} traces were negative and count as zero.")
-    if eigenvalues := entries(tree, "eigenvalues"):
-        lines.append(f"Largest eigenvalues {', '.join(map(digits, eigenvalues[:20]))}.")
-    if gap := get(tree, "gap"):
-        error, loss = (measured(get(gap, name)) or "–" for name in ("error", "loss"))
-        lines.append(f"Robust gap, test minus train: error {error}, loss {loss}.")
-    where = f"{loss_at(tree)}, {about(tree)}"
-    table = Table(["weight matrix", "norm", "trace", "norm √trace", "% of WCI"], rows)
-    return [Title("Weight-Curvature Index", where), Words(lines), Fold("Layer by layer", [table]), *_bounds(tree)]
+def _landscapes(runs: Sequence[RunSummary]) -> list[Block]:
+    """Landscapes of one loss at the same points side by side, with common axes and colors."""
+    blocks: list[Block] = []
+    others = ("top", "density", "gap")
+    for place, comparison in enumerate(_compare(runs, lambda r: others, lambda r: r.settings.landscape is not None)):
+        over = comparison.first.settings.landscape or "weights"
+        landscapes = comparison.load("curvature", lambda r: f"landscape-{r.settings.landscape}.npz", _landscape)
+        if not landscapes:
+            continue
+        ranges = common_ranges([landscape for _, landscape in landscapes])
+        blocks.append(Title(f"Loss {OVER[over]}", comparison.title))
+        for run, landscape in landscapes:
+            i, figures = run.number, (surface(landscape, ranges), contour(landscape, ranges))
+            left = Plot(f"landscape-{place}-{i}", run.name, figures[0], "Drag to rotate.", i)
+            blocks.append(Columns([left, Plot(f"contour-{place}-{i}", f"{run.name}, from above", figures[1], run=i)]))
+    return blocks
 
 
-def _bounds(tree: object) -> list[Block]:
-    """PAC-Bayes numbers, each with the word on whether it says anything."""
-    columns = {"risk": "loss", "kl": "KL", "linear": "linear", "catoni": "Catoni", "square_root": "square root"}
-    rows: list[list[str | Cell]] = [
-        [
-            Cell(plain(get(bound, "posterior")), plain(get(bound, "words"))),
-            *(digits(get(bound, key)) for key in columns),
-        ]
-        for bound in entries(tree, "pac_bayes")
-    ]
-    return [Fold("PAC-Bayes numbers", [Table(["posterior", *columns.values()], rows)])] if rows else []
+def _landscape(path: Path) -> Landscape:
+    landscape = Landscape.load(path)
+    _check_drawable(landscape.a.numpy(), landscape.b.numpy())
+    finite = landscape.loss[landscape.loss.isfinite()].numpy()
+    _check_drawable(finite if finite.size else landscape.loss.numpy())
+    return landscape
+
+
+def _density(path: Path) -> Density:
+    density = Density.load(path)
+    _check_drawable(density.eigenvalues, density.weights)
+    return density
+
+
+def _check_drawable(*arrays: NDArray[Any]) -> None:
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise DataError("expected finite numbers")
+    if (size := max(array.size for array in arrays)) > MOST:
+        raise DataError(f"{size:,} numbers are too many to draw")
+
+
+def _cells(result: CurvatureResult) -> dict[str, str | Cell]:
+    cells: dict[str, str | Cell] = {
+        "WCI": estimate(result.wci),
+        "upper bound of the WCI": digits(result.bound),
+        "norm of the weights": digits(result.weight_norm),
+        "root of the sum of traces": digits(result.root_trace),
+        "trace of the Hessian": estimate(result.trace, f"{plain(result.estimator)}, {result.probes:,} probes"),
+        "reason for the estimator": plain(result.reason),
+        "mean loss": digits(result.mean_loss),
+    }
+    if result.negative:
+        cells["negative traces, counted as zero"] = f"{result.negative:,}"
+    if result.eigenvalues:
+        cells["largest eigenvalues"] = ", ".join(map(digits, result.eigenvalues[:20]))
+    if result.gap is not None:
+        cells["robust gap: error, test − train"] = _gap(result)
+        cells["robust gap: loss, test − train"] = estimate(result.gap.loss)
+    return cells
+
+
+def _layers(result: CurvatureResult) -> dict[str, str | Cell]:
+    return {
+        plain(layer.name): Cell(
+            f"{digits(layer.term)} ({digits(100 * layer.share)} %)",
+            f"norm {digits(layer.norm)}; trace {estimate(layer.trace).text}, {estimate(layer.trace).note}",
+        )
+        for layer in result.layers
+    }
+
+
+def _bounds(result: CurvatureResult) -> dict[str, str | Cell]:
+    """PAC-Bayes bounds, each with a note on whether it is vacuous."""
+    cells: dict[str, str | Cell] = {}
+    for bounds in result.pac_bayes:
+        cells[plain(bounds.posterior)] = plain(bounds.message)
+        cells |= {f"{plain(bounds.posterior)}: {name}": digits(getattr(bounds, key)) for key, name in BOUNDS.items()}
+    return cells

@@ -1,40 +1,31 @@
-"""Where the numbers come from: commands that make them again, and the environment they were made in."""
+"""Where the numbers come from: commands that repeat them, and the environment of the training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from atoll.report import commands
-from atoll.report.blocks import Block, Cell, Code, Section, Table, Title, Words
-from atoll.report.read import Reading
-from atoll.report.values import plain
+from atoll.report.blocks import Block, Code, Paragraphs, Row, Section, Table, Title
+from atoll.report.commands import repeat, train_again
+from atoll.report.run_summary import RunSummary
+from atoll.report.text import plain
+
+ORDER, KINDS = 90, ()
 
 
-def section(runs: Sequence[Reading]) -> Section:
-    words = "Same versions, same seed: the same numbers, whatever the batch size and the number of processes."
-    blocks: list[Block] = [Words([words])]
+def section(runs: Sequence[RunSummary]) -> Section:
+    text = "The same versions and the same seed give the same numbers, for any batch size and number of processes."
+    blocks: list[Block] = [Paragraphs([text])]
     for run in runs:
-        blocks += [Title(run.name, str(run.folder), run.number), Code(_lines(run))]
+        current = [result for result in run.results if not result.stale]
+        lines = [line for result in current if (line := repeat(run.folder, result))]
+        lines = [*train_again(run.folder, run.environment), *dict.fromkeys(lines)]
+        blocks += [Title(run.name, str(run.folder), run.number), Code(lines)]
     names = list(dict.fromkeys(name for run in runs for name in run.environment if name != "command"))
     if names:
-        rows: list[list[str | Cell]] = [
-            [plain(name), *(_value(run.environment.get(name)) for run in runs)] for name in names
-        ]
+        rows: list[Row] = [[plain(name), *(_value(run.environment.get(name)) for run in runs)] for name in names]
         table = Table(["", *(run.name for run in runs)], rows, [None, *(run.number for run in runs)])
         blocks += [Title("Environment of the training"), table]
     return Section("reproduce", "Reproduce", blocks)
-
-
-def _lines(run: Reading) -> list[str]:
-    lines = commands.train_again(run.folder, run.environment)
-    lines += [line for kept in run.evaluations if (line := commands.attack_again(run.folder, kept.tree))]
-    lines += [commands.certify_again(run.folder, kept.tree) for kept in run.certifications]
-    if run.curvature is not None:
-        more: dict[str, Any] = {"landscapes": run.landscapes, "density": run.density is not None}
-        lines += commands.curvature_again(run.folder, run.curvature.tree, **more)
-    lines += [line for kept in run.explanations if (line := commands.explain_again(run.folder, kept.tree))]
-    return lines
 
 
 def _value(value: object) -> str:

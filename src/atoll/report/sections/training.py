@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
-from atoll.report.blocks import Block, Cell, Plot, Section, Side, Table, Words
-from atoll.report.figures import Trace, chart, curve, percent_axis
-from atoll.report.read import Reading
-from atoll.report.sections.shared import alarms, interval, lacking
-from atoll.report.values import accuracy, digits, get, number, plain
+from atoll.report.blocks import Block, Cell, Columns, Paragraphs, Plot, Row, Section
+from atoll.report.compare import notes
+from atoll.report.figures import PERCENT, Trace, chart, curve
+from atoll.report.run_summary import RunSummary
+from atoll.report.text import number, plain
 
+ORDER, KINDS = 10, ()
 # Averages of weights (SWA) have their name in the middle: validation_swa_robust.
 METRIC = re.compile(r"(train|validation|test)_(?:(\w+)_)?(clean|robust|vra_estimate|vra)")
 DASHES = {"train": "dot", "validation": "solid", "test": "dash"}
@@ -18,93 +22,112 @@ ACCURACIES = {
     "robust": "Robust accuracy",
     "clean": "Clean accuracy",
     "vra": "Verified accuracy",
-    "vra_estimate": "Verified accuracy, estimated",
+    "vra_estimate": "Estimated verified accuracy",
 }
+# What the numbers depend on, as parts of the recipe.
+POINTS = (("data", "class_path"), *(("data", "init_args", name) for name in ("limit", "validation", "split_seed")))
+VALIDATION = (*POINTS, ("threat",), ("trainer", "validation_steps"))
+TRAINING = (("data",), ("threat",), ("attack",))
 
 
-def section(runs: Sequence[Reading]) -> Section:
-    figures = [plot for name in ACCURACIES if (plot := _accuracy(runs, name))]
-    figures += [plot for plot in (_gap(runs), _loss(runs)) if plot]
-    tables = [_tests(runs)] if any(run.tests for run in runs) else []
-    note = Words(["Dotted: training points, as they were trained on. Solid: validation points. Dashed: test points."])
-    plots: list[Block] = [note, Side(figures)] if figures else [Words(["No epoch is recorded yet."])]
-    missing = lacking(runs, "test results", "some metrics", "learning curves")
-    return Section("training", "Training", [*alarms(runs, "training"), *missing, *tables, *plots])
+def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
+    return [["Training", *map(_overview, runs)]]
 
 
-def _series(run: Reading, key: str, factor: float = 1.0) -> list[tuple[float, float]]:
-    found = []
+def _overview(run: RunSummary) -> Cell:
+    parts = [run.recipe_value(part, "class_path") for part in ("loss", "model", "data")]
+    names = ", ".join(plain(part).rpartition(".")[2] for part in parts if part)
+    threat = f"{plain(run.recipe_value('threat', 'norm'))} {plain(run.recipe_value('threat', 'eps'))}"
+    epochs = f"{len(run.epochs)} of {plain(run.recipe_value('trainer', 'epochs'))} epochs"
+    if run.run.is_finished:
+        return Cell(names, f"threat {threat}; {epochs}")
+    return Cell(names, f"threat {threat}; {epochs}, not finished", "warning")
+
+
+def section(runs: Sequence[RunSummary]) -> Section:
+    plots: list[Block] = []
+    # One run: all points in one plot.  Several: a plot for each kind of points, because their conditions may differ.
+    for splits in [("train", "validation", "test")] if len(runs) == 1 else [("validation",), ("test",), ("train",)]:
+        for name, title in ACCURACIES.items():
+            place = f"training-{name.replace('_', '-')}" + ("" if len(runs) == 1 else f"-{splits[0]}")
+            title += "" if len(runs) == 1 else f", {splits[0]}"
+            traces = partial(_accuracy, name=name, splits=splits)
+            depends_on = TRAINING if "train" in splits else POINTS if name == "clean" else VALIDATION
+            plots += curves(runs, place, title, traces, depends_on, "%", yaxis={"range": PERCENT})
+    gap = "Accuracy on training points is the mean over an epoch of changing weights, unless the gap was measured."
+    plots += curves(runs, "training-gap", "Robust gap", _gap, (*TRAINING, *VALIDATION), "percentage points", gap)
+    plots += curves(runs, "training-loss", "Training loss", _loss, (("loss",), *TRAINING), "loss")
+    lines = ["Solid: validation. Dotted: training, with augmentation and attack of the training. Dashed: test."]
+    blocks = [Paragraphs(lines), Columns(plots)] if plots else [Paragraphs(["No epoch is recorded yet."])]
+    return Section("training", "Training", [*notes(runs, "training"), *blocks])
+
+
+def curves(
+    runs: Sequence[RunSummary],
+    place: str,
+    title: str,
+    traces: Callable[[RunSummary], list[Trace]],
+    depends_on: Sequence[tuple[str, ...]],
+    y: str,
+    note: str = "",
+    **layout: Any,
+) -> list[Block]:
+    """Curves over epochs, in one plot if the runs agree on what the numbers depend on; otherwise in several."""
+    groups: dict[str, list[tuple[RunSummary, list[Trace]]]] = {}
+    for run in runs:
+        if lines := traces(run):
+            values = [run.recipe_value(*path) for path in depends_on]
+            groups.setdefault(json.dumps(values, sort_keys=True, default=str), []).append((run, lines))
+    plots: list[Block] = []
+    for i, group in enumerate(groups.values()):
+        name, figure = title, chart([line for _, lines in group for line in lines], "epoch", y, **layout)
+        if len(groups) > 1:
+            name = f"{title}: {', '.join(run.name for run, _ in group)}"
+            note = f"Shown apart because the recipes differ in {_differences(list(groups), depends_on)}."
+        plots.append(Plot(f"{place}-{i}" if i else place, name, figure, note))
+    return plots
+
+
+def _differences(groups: Sequence[str], depends_on: Sequence[tuple[str, ...]]) -> str:
+    """The parts of the recipe that differ."""
+    columns = zip(*map(json.loads, groups), strict=True)
+    names = [path[0] for path, values in zip(depends_on, columns, strict=True) if any(v != values[0] for v in values)]
+    return " and ".join(dict.fromkeys(names))
+
+
+def series(run: RunSummary, key: str, factor: float = 1.0) -> list[tuple[float, float]]:
+    """A metric over the epochs."""
+    points = []
     for record in run.epochs:
         epoch, value = number(record.get("epoch")), number(record.get(key))
         if epoch is not None and value is not None:
-            found.append((epoch, factor * value))
-    return found
+            points.append((epoch, factor * value))
+    return points
 
 
-def _label(runs: Sequence[Reading], run: Reading, words: str) -> str:
-    return words if len(runs) == 1 else f"{run.name}, {words}"
-
-
-def _accuracy(runs: Sequence[Reading], name: str) -> Plot | None:
-    traces: list[Trace] = []
-    for run in runs:
-        keys = sorted({key for record in run.epochs for key in record if isinstance(key, str)})
-        for key in keys:
-            match = METRIC.fullmatch(key)
-            if match and match[3] == name and (points := _series(run, key, 100.0)):
-                words = match[1] + (f" ({match[2]})" if match[2] else "")
-                # Averages are thin dashes, whatever they are measured on.
-                dash = "dashdot" if match[2] else DASHES[match[1]]
-                traces.append(curve(_label(runs, run, words), points, run.number, dash=dash, unit=" %"))
-    if not traces:
-        return None
-    figure = chart(traces, "epoch", "%", yaxis=percent_axis("%"))
-    return Plot(f"training-{name.replace('_', '-')}", ACCURACIES[name], figure)
-
-
-def _gap(runs: Sequence[Reading]) -> Plot | None:
-    """Robust accuracy on training points minus that on held-out points, in points of percentage."""
+def _accuracy(run: RunSummary, name: str, splits: Sequence[str]) -> list[Trace]:
     traces = []
-    for run in runs:
-        if points := _series(run, "gap_error", 100.0):
-            traces.append(curve(_label(runs, run, "measured with one attack"), points, run.number, unit=" points"))
-            continue
-        trained = dict(_series(run, "train_robust", 100.0))
-        for split in ("validation", "test"):
-            held = _series(run, f"{split}_robust", 100.0)
-            points = [(epoch, trained[epoch] - value) for epoch, value in held if epoch in trained]
-            if points:
-                traces.append(curve(_label(runs, run, f"train minus {split}"), points, run.number, unit=" points"))
-    if not traces:
-        return None
-    note = "Training accuracy is the mean over an epoch in which the weights move, unless the gap was measured apart."
-    return Plot("training-gap", "Robust gap", chart(traces, "epoch", "points of %"), note)
+    for key in sorted({key for record in run.epochs for key in record if isinstance(key, str)}):
+        match = METRIC.fullmatch(key)
+        if match and match[3] == name and match[1] in splits and (points := series(run, key, 100.0)):
+            text = f"{run.name}, {match[1]}" + (f" ({match[2]})" if match[2] else "")
+            traces.append(curve(text, points, run.number, dash="dashdot" if match[2] else DASHES[match[1]], unit=" %"))
+    return traces
 
 
-def _loss(runs: Sequence[Reading]) -> Plot | None:
-    traces = [
-        curve(_label(runs, run, "training loss"), points, run.number, dash="dot")
-        for run in runs
-        if (points := _series(run, "train_loss"))
-    ]
-    return Plot("training-loss", "Training loss", chart(traces, "epoch", "loss")) if traces else None
+def _gap(run: RunSummary) -> list[Trace]:
+    """Robust accuracy on training points minus that on held-out points, in percentage points."""
+    if points := series(run, "gap_error", 100.0):
+        return [curve(f"{run.name}, measured with one attack", points, run.number, unit=" points")]
+    traces = []
+    train = dict(series(run, "train_robust", 100.0))
+    for split in ("validation", "test"):
+        points = [(e, train[e] - value) for e, value in series(run, f"{split}_robust", 100.0) if e in train]
+        if points:
+            traces.append(curve(f"{run.name}, train − {split}", points, run.number, unit=" points"))
+    return traces
 
 
-def _tests(runs: Sequence[Reading]) -> Table:
-    """The training's own tests of its best and last weights, averages included."""
-    rows: list[list[str | Cell]] = []
-    for run in runs:
-        attack = plain(get(run.tests, "attack"))
-        averages = {plain(name): tree for name, tree in run.tests.items() if get(tree, "last") and name != "last"}
-        for weights, tree in {"": run.tests, **averages}.items():
-            for which in ("best", "last"):
-                if not get(tree, which):
-                    continue
-                row: list[str | Cell] = [_label(runs, run, f"{which} {weights}".strip())]
-                row.append(digits(get(tree, which, "epoch")))
-                for name in ("clean", "robust", "vra"):
-                    found = accuracy(get(tree, which, name))
-                    words = f"95 %: {interval(found)}" + (f"; {attack}" if name == "robust" else "")
-                    row.append(Cell(f"{100 * found.value:.2f} %", words) if found else "–")
-                rows.append(row)
-    return Table(["weights", "epoch", "clean", "robust", "verified"], rows)
+def _loss(run: RunSummary) -> list[Trace]:
+    points = series(run, "train_loss")
+    return [curve(run.name, points, run.number, dash="dot")] if points else []

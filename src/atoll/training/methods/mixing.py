@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.data.mix import cutmix, cutmix_boxes, mixup
 from atoll.errors import InputError
 from atoll.rng import key
-from atoll.training.methods.base import Method, Step
+from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
@@ -44,6 +44,7 @@ class _Mixing(Method):
         raise NotImplementedError
 
 
+@METHODS.register()
 class Mixup(_Mixing):
     """Convex combinations of two images and their labels (Zhang et al., 2018)."""
 
@@ -51,6 +52,7 @@ class Mixup(_Mixing):
         return mixup(x, y, partner, float(draw.beta(self.alpha, self.alpha)))
 
 
+@METHODS.register()
 class CutMix(_Mixing):
     """A box of one image pasted into another, labels mixed by area (Yun et al., 2019)."""
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from atoll.curvature.determinism import check_deterministic
 from atoll.curvature.gap import robust_gap
-from atoll.curvature.risk import EmpiricalRisk
+from atoll.curvature.risk import EmpiricalRisk, check_deterministic
 from atoll.curvature.wci import WCI, wci
 from atoll.data.base import sample
 from atoll.errors import InputError
@@ -84,10 +83,10 @@ class MeasureWCI(Method):
         (x, y), seed = self.sample(trainer, "train"), (trainer.seed, "wci")
         with evaluation_mode(trainer.model):
             if trainer.attack is None:
-                problem = EmpiricalRisk(trainer.model, trainer.loss, x, y)
+                risk = EmpiricalRisk(trainer.model, trainer.loss, x, y)
             else:
-                problem = EmpiricalRisk.attacked(trainer.model, trainer.loss, x, y, trainer.attack, seed=seed)
-            return wci(problem, max_probes=self.probes, seed=seed)
+                risk = EmpiricalRisk.attacked(trainer.model, trainer.loss, x, y, trainer.attack, seed=seed)
+            return wci(risk, max_probes=self.probes, seed=seed)
 
     def sample(self, trainer: Trainer, split: str) -> tuple[Tensor, Tensor]:
         """The same points every time."""

@@ -1,0 +1,183 @@
+"""Attributions of some points with everything that is known about them: boundary, faithfulness, locality."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from atoll.attacks.evaluate import automatic_batch_size
+from atoll.explain.attributions import (
+    ATTRIBUTIONS,
+    STANDARD,
+    BoundaryAttribution,
+    PointAttribution,
+    attribution,
+    checked,
+    checked_target,
+)
+from atoll.explain.boundary import BUDGET, BoundaryPoints, boundary_search
+from atoll.explain.faithfulness import Infidelity, completeness_gap, distance, explain_where_possible, infidelity
+from atoll.explain.locality import Locality, locality, usable
+from atoll.explain.sanity import SanityCheck, sanity_check
+from atoll.explain.sensitivity import attribution_lipschitz
+from atoll.modules import evaluation_mode
+from atoll.threat import Bounds, Norm
+
+PAIRS = (("SM", "BSM"), ("IG", "BIG"))  # attributions and their counterparts at the boundary (thesis, table 3.1)
+# Lipschitz estimates of boundary attributions take a boundary search at every place they look at.
+LIPSCHITZ: dict[str, Any] = {"starts": 2, "steps": 5}
+CHECK_BUDGET = 100  # of the searches of checks
+LARGEST_BATCH = 256
+
+Report = Callable[[str, float, int], None]
+
+
+@dataclass(frozen=True)
+class AttributionMetrics:
+    """One attribution at all points; None for what was not requested or is not defined.
+
+    Args:
+        attributions: of the inputs' shape; NaN at inputs without a boundary point if the method needs one.
+        infidelity: INFD, plain and at the best scale.
+        gap: completeness gap of each point, for attributions along paths.
+        sanity: rank correlations with randomized layers.
+        sensitivity: lower bound of the local Lipschitz constant, for each point.
+        locality: of the points with usable boxes.
+    """
+
+    attributions: Tensor
+    infidelity: Infidelity
+    gap: Tensor | None
+    sanity: SanityCheck | None
+    sensitivity: Tensor | None
+    locality: Locality | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The explanations of some points, and what is known about them."""
+
+    x: Tensor
+    target: Tensor
+    boundary: BoundaryPoints
+    methods: dict[str, AttributionMetrics]
+
+    @property
+    def distances(self) -> dict[str, Tensor]:
+        """How far attributions are from their counterparts at the boundary, for each point."""
+        maps = {name: method.attributions for name, method in self.methods.items()}
+        return {f"{a}-{b}": distance(maps[a], maps[b]) for a, b in PAIRS if a in maps and b in maps}
+
+
+def explain(
+    model: nn.Module,
+    inputs: Tensor,
+    *,
+    methods: Sequence[str] = STANDARD,
+    pool: Tensor | None = None,
+    boxes: Tensor | None = None,
+    norm: Norm = "l2",
+    budget: int | None = None,
+    bounds: Bounds | None = (0.0, 1.0),
+    sigma: float = 0.1,
+    samples: int = 100,
+    eps: float = 0.1,
+    check_points: int = 16,
+    batch_size: int | None = None,
+    seed: object = 0,
+    on_progress: Report | None = None,
+) -> Explanation:
+    """Attributions of the predicted classes, and how faithful they are; one boundary search serves all.
+
+    Args:
+        model: any module from inputs to logits.
+        inputs: ``(points, ...)``.
+        methods: names as in ``atoll ls attributions``, dotted paths, or files such as ``my_map.py:Mine``.
+        pool: examples that the boundary search starts from.
+        boxes: of the objects, for locality; images whose box is unknown or too large are left out of it.
+        norm: of the boundary search.
+        budget: of the boundary search, in model calls per point (default: 400).
+        bounds: valid range of inputs.
+        sigma: of the noise of INFD.
+        samples: draws of it for each point.
+        eps: radius (l2) of the ball of the Lipschitz estimates.
+        check_points: points for the sanity check and the local sensitivity, which cost most; 0 skips both.  Their
+            boundary searches are limited to 100 calls.
+        batch_size: rows that go through the model together (default: chosen to fit memory).
+        seed: of all noise.
+        on_progress: called with what is under way, how much is done, and of how much.
+
+    >>> import torch
+    >>> model = nn.Linear(2, 2, bias=False).double()
+    >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> x = torch.tensor([[0.6, 0.4], [0.1, 0.9]], dtype=torch.float64)
+    >>> result = explain(model, x, methods=["SM", "BSM"], check_points=0)
+    >>> result.methods["SM"].infidelity.value.max().item() < 1e-20, result.distances["SM-BSM"].tolist()
+    (True, [0.0, 0.0])
+    """
+    x = checked(inputs)
+    report = on_progress or (lambda what, done, total: None)
+    with evaluation_mode(model):
+        batch_size = batch_size or automatic_batch_size(model, x, largest=LARGEST_BATCH)
+    search: dict[str, Any] = {"norm": norm, "bounds": bounds, "seed": seed, "batch_size": batch_size}
+    boundary = boundary_search(model, x, **search, budget=budget or BUDGET, pool=pool, on_progress=report)
+    with evaluation_mode(model):
+        target = checked_target(model, x, None, batch_size)
+    few = slice(0, check_points)
+    # The checks search boundaries again and again: with fewer calls, and without a pool, whose predictions would cost
+    # more than the searches.
+    search |= {"pool": x[few] if check_points else None, "budget": min(budget or CHECK_BUDGET, CHECK_BUDGET)}
+    metrics = {}
+    for number, name in enumerate(methods):
+        report(name, number, len(methods))
+        make = partial(_build, name, search=search, seed=seed)
+        method, sanity, sensitivity = make(model), None, None
+        maps = explain_where_possible(method, x, target, boundary, batch_size)
+        if check_points:
+            report(f"{name}: sanity check", number, len(methods))
+            sanity = sanity_check(make, model, x[few], target[few], seed=seed)
+            report(f"{name}: local sensitivity", number, len(methods))
+            sensitivity = attribution_lipschitz(
+                method, x[few], target[few], eps=eps, bounds=bounds, seed=seed, **LIPSCHITZ
+            ).value
+        metrics[name] = AttributionMetrics(
+            attributions=maps,
+            infidelity=infidelity(
+                model, x, maps, target, sigma=sigma, samples=samples, batch_size=batch_size, seed=seed
+            ),
+            gap=_gap(method, x, maps, boundary, target, batch_size),
+            sanity=sanity,
+            sensitivity=sensitivity,
+            locality=_locality(maps, boxes),
+        )
+    report("done", len(methods), len(methods))
+    return Explanation(x, target, boundary, metrics)
+
+
+def _build(name: str, model: nn.Module, *, search: dict[str, Any], seed: object) -> PointAttribution:
+    """An attribution with the arguments that it takes: those of the boundary search, or a seed."""
+    cls = ATTRIBUTIONS.resolve(name).cls
+    if issubclass(cls, BoundaryAttribution):
+        return attribution(name, model, **search)
+    return attribution(name, model, **({"seed": seed} if "seed" in inspect.signature(cls).parameters else {}))
+
+
+def _gap(
+    method: PointAttribution, x: Tensor, maps: Tensor, boundary: BoundaryPoints, target: Tensor, batch_size: int
+) -> Tensor | None:
+    if not method.has_convergence_delta():
+        return None
+    start = boundary.x_outside if isinstance(method, BoundaryAttribution) else method.start(x, batch_size, None)
+    return completeness_gap(method.model, x, maps, start, target, batch_size=batch_size)
+
+
+def _locality(maps: Tensor, boxes: Tensor | None) -> Locality | None:
+    if boxes is None:
+        return None
+    rows = usable(boxes, tuple(maps.shape)) & ~maps.flatten(1).isnan().any(1).cpu()
+    return locality(maps.cpu()[rows], boxes[rows]) if rows.any() else None

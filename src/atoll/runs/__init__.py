@@ -1,0 +1,1 @@
+"""Runs: recipes, folders of trained models, and what was measured of them."""

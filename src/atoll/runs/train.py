@@ -1,0 +1,164 @@
+"""Train a recipe into the folder of a run."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from atoll.attacks.measure import AttackResult
+from atoll.certify.measure import CertifySettings
+from atoll.distributed import barrier, is_main, lost_worker_stops_the_run, process_group, world_size
+from atoll.errors import AtollError, RecipeError
+from atoll.files import write_atomic, write_json
+from atoll.measure import OnProgress
+from atoll.models import Classifier, load_pretrained
+from atoll.rng import key
+from atoll.runs.recipe import Recipe, build_recipe
+from atoll.runs.run import Run, TestRow
+from atoll.training.observers import JsonLines, Observer, TensorBoard
+from atoll.training.trainer import Trainer
+
+
+def build_model(recipe: Recipe) -> Classifier:
+    """The recipe's model, initialised from the recipe's seed; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(recipe.seed, "weights"))
+        model = recipe.model(recipe.data.shape, recipe.data.num_classes, bounds=recipe.data.bounds)  # type: ignore[call-arg]
+    if recipe.pretrained is not None:
+        load_pretrained(model, recipe.pretrained)
+    return model
+
+
+def build_trainer(recipe: Recipe, folder: Path | str | None = None, observers: Sequence[Observer] = ()) -> Trainer:
+    """The recipe as a trainer, ready to ``fit``."""
+    return Trainer(
+        build_model(recipe),
+        recipe.data,
+        recipe.loss,
+        recipe.threat,
+        attack=recipe.attack,
+        methods=recipe.methods,
+        optimizer=recipe.optimizer,
+        schedule=recipe.schedule,
+        settings=recipe.trainer,
+        seed=recipe.seed,
+        folder=folder,
+        observers=observers,
+        about={
+            "recipe": recipe.tree,
+            "input_shape": list(recipe.data.shape),
+            "num_classes": recipe.data.num_classes,
+            "bounds": list(recipe.data.bounds) if recipe.data.bounds else None,
+        },
+    )
+
+
+def train(
+    recipe: str | Path | Mapping[str, Any] | Recipe | None,
+    *overrides: str,
+    out: Path | str,
+    resume: bool = False,
+    trust: bool = False,
+    observers: Sequence[Observer] = (),
+    on_trainer: Callable[[Trainer], None] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Run:
+    """Train a recipe into a folder and test the best and the last checkpoint.
+
+    Args:
+        recipe: the name of a recipe, a file, plain data, or None to resume the run in ``out``.
+        overrides: ``key.sub=value``.
+        out: folder of the run; must not hold a run already unless ``resume``.
+        resume: resume from the newest intact checkpoint, or start if there is none.
+        trust: allow a resumed run to name classes from outside Atoll; a recipe that is passed in is trusted.
+        observers: further observers, such as progress bars.
+        on_trainer: called with the trainer before it starts (signal handlers).
+        on_progress: called during the final test with what is under way, how much is done, and of how much.
+    """
+    folder = Path(out)
+    with process_group():
+        existing = (folder / "recipe.yaml").exists()
+        barrier()  # no process writes before all have looked
+        if existing and not resume:
+            raise RecipeError(f"{folder} already holds a run; resume it or choose another folder")
+        if recipe is None and not existing:
+            raise RecipeError(f"there is no run to resume in {folder}")
+        trust = trust or recipe is not None
+        if isinstance(recipe, Recipe):
+            built = recipe
+        else:
+            built = build_recipe(folder / "recipe.yaml" if recipe is None else recipe, *overrides, trust=trust)
+        if existing and recipe is not None:
+            _same_recipe(folder, built)
+        writers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tensorboard")]
+        trainer = build_trainer(built, folder, [*writers, *observers])
+        if on_trainer:
+            on_trainer(trainer)
+        if is_main():
+            try:
+                write_json(folder / "environment.json", environment())
+                # Last, because its presence means that there is a run here.
+                write_atomic(folder / "recipe.yaml", yaml.safe_dump(dict(built.tree), sort_keys=False).encode())
+            except OSError as error:
+                raise AtollError(f"cannot write to {folder}: {error.strerror}") from None
+        trainer.fit(resume=resume)
+        barrier()
+        run = Run(folder, trust=trust)
+        with lost_worker_stops_the_run(f"resume in {folder}"):
+            final_test(run, on_progress)
+        del trainer  # it refers to the process group
+    return run
+
+
+def final_test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]:
+    """Test accuracy of the best and the last checkpoint, of the raw weights and of every average.
+
+    The same measurements as those of ``atoll attack`` and ``atoll certify``, stored with the run.
+    """
+    rows = []
+    for weights in run.weight_sets:
+        for checkpoint in ("best", "last"):
+            options: dict[str, Any] = {"checkpoint": checkpoint, "weights": weights, "on_progress": on_progress}
+            attacked: AttackResult = run.measure(run.test_settings, **options)
+            certified = run.measure(CertifySettings(attack=False), **options) if run.is_certified else None
+            rows.append(TestRow(checkpoint, weights, attacked, certified))
+    return rows
+
+
+def _same_recipe(folder: Path, recipe: Recipe) -> None:
+    saved = yaml.safe_load((folder / "recipe.yaml").read_text())
+    saved, current = (_without_modules(tree) for tree in (saved, json.loads(json.dumps(recipe.tree))))
+    if saved != current:
+        changed = sorted(k for k in saved.keys() | current.keys() if saved.get(k) != current.get(k))
+        raise RecipeError(
+            f"{folder} was started with another recipe ({', '.join(changed)} differ); resume it without one"
+        )
+
+
+def _without_modules(tree: Any) -> Any:
+    """Plain data with the names of classes without their modules, which move from version to version."""
+    if isinstance(tree, dict):
+        return {k: v.rpartition(".")[2] if k == "class_path" else _without_modules(v) for k, v in tree.items()}
+    return [_without_modules(part) for part in tree] if isinstance(tree, list) else tree
+
+
+def environment() -> dict[str, Any]:
+    """What a run ran on; enough to explain a difference."""
+    return {
+        "atoll": version("atoll"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "processes": world_size(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "command": sys.argv,
+    }
