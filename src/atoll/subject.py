@@ -63,6 +63,7 @@ class Subject:
         loss: what it was trained with, if known.
         origin: where it comes from.
         trust: whether classes from outside Atoll may be imported for it.
+        digests: digests that are already known, by file of weights; subjects of a run share them.
     """
 
     model: nn.Module
@@ -71,6 +72,7 @@ class Subject:
     loss: Loss | None = None
     origin: Origin = field(default_factory=Origin)
     trust: bool = False
+    digests: dict[str, Digest] = field(default_factory=dict, repr=False)
 
     @property
     def precision(self) -> torch.dtype:
@@ -80,7 +82,11 @@ class Subject:
     @cached_property
     def digest(self) -> Digest:
         """Of the function that runs.  Computed when it is first needed: capturing a graph takes a second."""
-        return function_digest(self.model, self.data.shape, self.precision)
+        key = f"{self.origin.file} {self.precision}"
+        digest = self.digests.get(key) or function_digest(self.model, self.data.shape, self.precision)
+        if self.origin.file:
+            self.digests[key] = digest
+        return digest
 
     @cached_property
     def record(self) -> SubjectRecord:
