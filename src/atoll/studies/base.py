@@ -181,7 +181,7 @@ class Study(ABC):
 
 
 def _restore(path: str, attributes: dict[str, Any]) -> Study:
-    cls = STUDIES.resolve(path).cls
+    cls: Any = STUDIES.resolve(path).cls
     study: Study = cls.__new__(cls)
     vars(study).update(attributes)
     return study
