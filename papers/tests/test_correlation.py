@@ -1,4 +1,4 @@
-"""Correlations against the textbook."""
+"""Correlations compared with textbook formulas."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from atoll.errors import InputError
-from atoll_papers.correlation import analyse, fit
+from atoll_papers.correlation import analyze, fit
 
 
 def series(seed: int, n: int = 12):
@@ -44,13 +44,13 @@ def test_intervals_of_the_slope_cover():
 def test_analysis_within_across_and_over_seeds():
     both = {str(seed): series(seed, 5) for seed in range(4)}
     index, gap = ({seed: list(pair[k]) for seed, pair in both.items()} for k in (0, 1))
-    result = analyse(index, gap)
+    result = analyze(index, gap)
     assert result.seeds == {seed: fit(*both[seed]) for seed in both}
     assert result.pooled == fit(np.concatenate(list(index.values())), np.concatenate(list(gap.values())))
     assert result.epochs[2] == fit([pair[0][2] for pair in both.values()], [pair[1][2] for pair in both.values()])
-    assert result.to_json()["pooled"]["n"] == 20
+    assert result.pooled.n == 20
     two = {seed: index[seed] for seed in ("0", "1")}
-    assert analyse(two, {seed: gap[seed] for seed in two}).epochs == ()
+    assert analyze(two, {seed: gap[seed] for seed in two}).epochs == ()
 
 
 def test_degenerate_series():
@@ -61,4 +61,4 @@ def test_degenerate_series():
             fit(x, y)
     for index, gap in (({}, {}), ({"0": [1, 2, 3]}, {"1": [1, 2, 3]}), ({"0": [1, 2, 3]}, {"0": [1, 2, 3, 4]})):
         with pytest.raises(InputError, match="expected"):
-            analyse(index, gap)
+            analyze(index, gap)

@@ -1,4 +1,4 @@
-"""Costs of work whose cost is known."""
+"""Functions of known cost."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def test_memory() -> None:
     assert dict(os.environ) == before
 
 
-def test_a_process_that_dies_is_told() -> None:
+def test_a_process_that_dies_is_an_error() -> None:
     with pytest.raises(AtollError, match="died"):
         peak_memory(functools.partial(functools.partial, os._exit, 3))

@@ -45,7 +45,13 @@ MEASUREMENTS = Registry(
     "measurements",
     "atoll.measure.Measurement",
     "atoll.measure",
-    modules=("atoll.attacks.measure", "atoll.certify.measure", "atoll.curvature.measure", "atoll.explain.measure"),
+    modules=(
+        "atoll.attacks.measure",
+        "atoll.certify.measure",
+        "atoll.curvature.measure",
+        "atoll.explain.measure",
+        "atoll.studies.cell",
+    ),
 )
 
 

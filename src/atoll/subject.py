@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from atoll.data.base import Data
-from atoll.graph import Digest, function_digest
+from atoll.graph import Digest, Structure, function_digest
 from atoll.losses.base import Loss
 from atoll.threat import ThreatModel
 
@@ -63,6 +63,7 @@ class Subject:
         loss: what it was trained with, if known.
         origin: where it comes from.
         trust: whether classes from outside Atoll may be imported for it.
+        structures: graphs that were captured before; subjects of a run share them, because capturing takes a second.
     """
 
     model: nn.Module
@@ -71,6 +72,7 @@ class Subject:
     loss: Loss | None = None
     origin: Origin = field(default_factory=Origin)
     trust: bool = False
+    structures: list[Structure] = field(default_factory=list, repr=False)
 
     @property
     def precision(self) -> torch.dtype:
@@ -79,8 +81,8 @@ class Subject:
 
     @cached_property
     def digest(self) -> Digest:
-        """Of the function that runs.  Computed when it is first needed: capturing a graph takes a second."""
-        return function_digest(self.model, self.data.shape, self.precision)
+        """Of the function that runs; computed when it is first needed."""
+        return function_digest(self.model, self.data.shape, self.precision, self.structures)
 
     @cached_property
     def record(self) -> SubjectRecord:

@@ -1,4 +1,4 @@
-"""Verdicts from numbers made by hand; intervals against SciPy's own."""
+"""Claims about handmade numbers; intervals compared with SciPy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from atoll.studies import Cell, Found
-from atoll.studies.claims import Difference, above, claim_equivalent, claim_increase, claim_unanimous
+from atoll.studies import Cell, StudyResults
+from atoll.studies.claims import (
+    Difference,
+    claim_above,
+    claim_at_least,
+    claim_equivalent,
+    claim_increase,
+    claim_unanimous,
+)
 
 values = st.lists(st.floats(-100, 100).map(lambda v: round(v, 3)), min_size=3, max_size=6).filter(
     lambda v: max(v) - min(v) > 0.01
@@ -19,65 +26,80 @@ values = st.lists(st.floats(-100, 100).map(lambda v: round(v, 3)), min_size=3, m
 
 @given(values)
 def test_intervals_are_students(each: list[float]) -> None:
-    found = Difference.of(each)
+    difference = Difference.of(each)
     truth = stats.ttest_1samp(each, 0).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((truth.low, truth.high), abs=1e-6)
+    assert (difference.low, difference.high) == pytest.approx((truth.low, truth.high), abs=1e-6)
 
 
 @given(values, st.floats(-5, 5))
-def test_held_is_significant(each: list[float], limit: float) -> None:
-    """A claim holds exactly where a one-sided test at 2.5 % says so; in the mirror all is the same."""
+def test_supported_means_significant(each: list[float], limit: float) -> None:
+    """A claim is supported exactly if a one-sided test at 2.5 % is significant; signs do not matter."""
     p = stats.ttest_1samp(each, limit, alternative="greater").pvalue
-    found = above("more", {"a": each}, limit)
+    claim = claim_above("more", {"a": each}, limit)
     if abs(p - 0.025) > 1e-6:
-        assert (found.outcome == "held") == (p < 0.025)
-    mirrored = above("less", {"a": [-v for v in each]}, -limit, sign=-1)
-    assert mirrored.outcome == found.outcome
+        assert (claim.outcome == "supported") == (p < 0.025)
+    mirrored = claim_above("less", {"a": [-v for v in each]}, -limit, sign=-1)
+    assert mirrored.outcome == claim.outcome
 
 
 @pytest.mark.parametrize(
     ("each", "outcome"),
     [
-        ({"a": [1.0, 1.1, 1.2], "b": [2.0, 2.1]}, "held"),
-        ({"a": [1.0, 1.1, 1.2], "b": [2.0, -1.0]}, "held in part"),
-        ({"a": [1.0, 1.1, 1.2], "b": [-2.0, 1.0]}, "did not hold"),
+        ({"a": [1.0, 1.1, 1.2], "b": [2.0, 2.1]}, "supported"),
+        ({"a": [1.0, 1.1, 1.2], "b": [2.0, -1.0]}, "supported in part"),
+        ({"a": [1.0, 1.1, 1.2], "b": [-2.0, 1.0]}, "contradicted"),
         ({"a": [1.0, 1.1, 1.2], "b": [2.0]}, "not testable"),
         ({"a": [1.0, 1.1, 1.2], "b": []}, "not testable"),
         ({}, "not testable"),
     ],
 )
 def test_the_weakest_row_decides(each: dict[str, list[float]], outcome: str) -> None:
-    assert above("more", each).outcome == outcome
+    assert claim_above("more", each).outcome == outcome
 
 
 def test_only_seeds_of_both_rows_count() -> None:
     numbers = {Cell("a", 0): 1.0, Cell("a", 1): 2.0, Cell("a", 2): 9.0, Cell("b", 1): 1.0, Cell("b", 0): 0.0}
-    found = Found("cpu", {cell: {"x": value} for cell, value in numbers.items()} | {Cell("b", 2): {"x": None}})
-    assert found.paired("a", "b", "x") == [1.0, 1.0]
-    assert claim_increase("more", found, [("a", "b")], "x").outcome == "held"
-    assert claim_increase("more", found, [("a", "b")], "x", 1.5).outcome == "did not hold"
-    assert claim_increase("not much less", found, [("b", "a")], "x", -1.5).outcome == "held"
-    assert claim_increase("more", found, [("a", "c")], "x").outcome == "not testable"
+    results = StudyResults("cpu", {cell: {"x": value} for cell, value in numbers.items()} | {Cell("b", 2): {"x": None}})
+    assert results.paired("a", "b", "x") == [1.0, 1.0]
+    assert claim_increase("more", results, [("a", "b")], "x").outcome == "supported"
+    assert claim_increase("more", results, [("a", "b")], "x", 1.5).outcome == "contradicted"
+    assert claim_increase("not much less", results, [("b", "a")], "x", -1.5).outcome == "supported"
+    assert claim_increase("more", results, [("a", "c")], "x").outcome == "not testable"
 
 
-def test_words_have_the_sign_of_the_difference() -> None:
-    verdict = above("less", {"a against b": [-1.0, -1.0]}, sign=-1)
-    assert verdict.outcome == "held"
-    assert verdict.words == "a against b: -1.00 [-1.00, -1.00]"
+def test_messages_have_the_sign_of_the_difference() -> None:
+    claim = claim_above("less", {"a against b": [-1.0, -1.0]}, sign=-1)
+    assert claim.outcome == "supported"
+    assert claim.message == "a against b: -1.00 [-1.00, -1.00]"
     assert math.isinf(Difference.of([1.0]).high)
 
 
-@pytest.mark.parametrize(("good", "outcome"), [(4, "held"), (3, "held in part"), (2, "did not hold")])
-def test_in_all(good: int, outcome: str) -> None:
-    assert claim_unanimous("claim", good, 4, "words").outcome == outcome
+@pytest.mark.parametrize(("good", "outcome"), [(4, "supported"), (3, "supported in part"), (2, "contradicted")])
+def test_unanimous(good: int, outcome: str) -> None:
+    assert claim_unanimous("claim", good, 4, "message").outcome == outcome
 
 
 @pytest.mark.parametrize("rows", ["abc", "cab"])
 @pytest.mark.parametrize(
-    ("seeds", "apart", "expected"), [(3, 1.0, "did not hold"), (3, 0.4, "held"), (1, 0.4, "not testable")]
+    ("seeds", "apart", "expected"), [(3, 1.0, "contradicted"), (3, 0.4, "supported"), (1, 0.4, "not testable")]
 )
 def test_differences_to_either_side(rows: str, seeds: int, apart: float, expected: str) -> None:
     numbers = {Cell(row, seed): {"x": seed + apart * (row == "c")} for row in "abc" for seed in range(seeds)}
-    verdict = claim_equivalent("All the same", Found("cpu", numbers), rows, "x", 0.5)
-    assert verdict.outcome == expected
-    assert verdict.words.count("against") == (3 if seeds > 1 else 0)
+    claim = claim_equivalent("All the same", StudyResults("cpu", numbers), rows, "x", 0.5)
+    assert claim.outcome == expected
+    assert claim.message.count("against") == (3 if seeds > 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome"),
+    [
+        ([3.0, 3.1, 3.2], "supported"),
+        ([1.0, 5.0, 2.0], "supported in part"),
+        ([1.0, 1.1, 1.2], "contradicted"),
+        ([3.0], "not testable"),
+        ([], "not testable"),
+    ],
+)
+def test_at_least(values: list[float], outcome: str) -> None:
+    results = StudyResults("cpu", {Cell("a", seed): {"x": value} for seed, value in enumerate(values)})
+    assert claim_at_least("more than published", results, {"a": 2.0}, "x").outcome == outcome

@@ -31,26 +31,26 @@ def cluster() -> Iterator[None]:
 
 @pytest.mark.usefixtures("cluster")
 class TestOnRay:
-    def test_a_killed_worker_loses_nothing(self, tmp_path: Path) -> None:
+    def test_a_killed_worker_is_replaced(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
-        found, _ = run_study(Toy(log, dies="b-1"), "smoke", tmp_path / "study", engine=RayEngine())
+        results, _ = run_study(Toy(log, dies="b-1"), "smoke", tmp_path / "study", engine=RayEngine())
         alone, _ = run_study(Toy(tmp_path / "other"), "smoke", tmp_path / "alone")
-        assert found.numbers == alone.numbers
-        assert not found.failed
+        assert results.numbers == alone.numbers
+        assert not results.failed
         lines = [line.split() for line in log.read_text().splitlines()]
-        assert sum(name == "b-1" for name, *_ in lines) == 2  # killed, and tried again
+        assert sum(name == "b-1" for name, *_ in lines) == 2  # killed, then retried
         assert len({pid for _, pid, *_ in lines}) >= 2  # processes
         assert lines.index(next(line for line in lines if line[0] == "a-0")) < lines.index(
             next(line for line in lines if line[0] == "c-0")
         )
 
-    def test_failures_are_told(self, tmp_path: Path) -> None:
-        found, _ = run_study(Toy(tmp_path / "log", fails=("a-0",)), "smoke", tmp_path / "study", engine=RayEngine())
-        assert {cell.name for cell in found.failed} == {"a-0", "c-0"}
-        assert len(found.numbers) == 5
+    def test_failures_are_reported(self, tmp_path: Path) -> None:
+        results, _ = run_study(Toy(tmp_path / "log", fails=("a-0",)), "smoke", tmp_path / "study", engine=RayEngine())
+        assert {cell.name for cell in results.failed} == {"a-0", "c-0"}
+        assert len(results.numbers) == 5
 
     @pytest.mark.slow
-    def test_a_worker_that_is_killed_takes_its_processes_along_and_its_training_goes_on(self, tmp_path: Path) -> None:
+    def test_a_killed_worker_takes_its_processes_along_and_its_training_resumes(self, tmp_path: Path) -> None:
         study = Trained(epochs=40)
         cells = tmp_path / "killed" / "cells" / "even-0" / "checkpoints"
         lost: list[int] = []
@@ -63,12 +63,12 @@ class TestOnRay:
 
         killer = threading.Thread(target=kill)
         killer.start()
-        found, _ = run_study(study, "smoke", tmp_path / "killed", engine=RayEngine(), processes=2)
+        results, _ = run_study(study, "smoke", tmp_path / "killed", engine=RayEngine(), processes=2)
         killer.join()
         assert len(lost) == 2
         assert not set(lost) & set(processes())
         alone, _ = run_study(study, "smoke", tmp_path / "alone", processes=2)
-        assert found.numbers == alone.numbers  # every weight, bit for bit
+        assert results.numbers == alone.numbers  # every weight, bit for bit
 
 
 def processes() -> list[int]:

@@ -1,4 +1,4 @@
-"""What a piece of work costs: seconds, interleaved and compared by the median of ratios; peak memory."""
+"""Cost of a function call: interleaved timings compared by the median of ratios, and peak memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from atoll.errors import AtollError
 
 
 class Noise(Data):
-    """Random images of ten classes: the cost of a step does not depend on what is on them.
+    """Random images of ten classes; the cost of a step does not depend on their content.
 
     Args:
-        shape: of an image.
-        size: how many.
+        shape: shape of an image.
+        size: number of images.
 
     >>> Noise((1, 8, 8), 4).tensors("train")[0].shape
     torch.Size([4, 1, 8, 8])
@@ -43,7 +43,7 @@ class Noise(Data):
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of one call, until a GPU is done with it, too."""
+    """Seconds of one call, including the work of a GPU."""
     _wait()
     start = time.perf_counter()
     work()
@@ -57,7 +57,7 @@ def _wait() -> None:
 
 
 def alternate(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> list[tuple[float, float]]:
-    """Seconds of both sides, which take turns, so that a busy moment of the machine hits both."""
+    """Seconds of both functions, which take turns so that a busy machine slows both."""
     ours(), theirs()
     times = []
     for number in range(rounds):
@@ -70,31 +70,31 @@ def alternate(ours: Callable[[], object], theirs: Callable[[], object], rounds: 
 
 
 def ratio(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> float:
-    """Median of the ratios of neighbouring runs."""
+    """Median of the ratios of neighboring calls."""
     return statistics.median(a / b for a, b in alternate(ours, theirs, rounds))
 
 
 def added(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> float:
-    """Seconds that our side takes more: the median over neighbouring runs."""
+    """Additional seconds of the first function: the median over neighboring calls."""
     return statistics.median(a - b for a, b in alternate(ours, theirs, rounds))
 
 
 def peak_memory(
     make: Callable[[], Callable[[], object]], repeats: int = 2, *, whole: bool = False, device: str = "cpu"
 ) -> int:
-    """Bytes by which the work raises the memory of a fresh process that has done it once before.
+    """Bytes by which a call raises the peak memory of a new process that has made the call once before.
 
-    With ``whole`` that includes what it is made of (model, optimizer, averages), not only what a step adds.  The memory
-    is that of the ``device``; for a CPU, Linux keeps the account.
+    With ``whole``, this includes what the call is made of (model, optimizer, averages), not only what a step adds.
+    Memory is that of the ``device``; for a CPU, Linux reports it.
     """
-    # Freed blocks go back to the system at once; otherwise the peak depends on how the heap happens to be split up.
+    # Return freed blocks to the system at once; otherwise the peak depends on heap fragmentation.
     settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     before = {name: os.environ.get(name) for name in settings}
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_peak, args=(make, repeats, whole, device, there))
     try:
-        os.environ.update(settings)  # which only a process that starts takes note of
+        os.environ.update(settings)  # read only when a process starts
         process.start()
     finally:
         for name, value in before.items():
@@ -102,11 +102,11 @@ def peak_memory(
                 del os.environ[name]
             else:
                 os.environ[name] = value
-    there.close()  # so that the end of the process is the end of the pipe
+    there.close()  # so that the pipe ends with the process
     try:
         result: int = here.recv()
     except EOFError:
-        raise AtollError("the process whose memory was measured died; its own words are above") from None
+        raise AtollError("the process whose memory was measured died; see its output above") from None
     finally:
         process.join()
     return result
@@ -119,18 +119,18 @@ def _peak(
     device: str,
     pipe: multiprocessing.connection.Connection,
 ) -> None:
-    made = [make()]
-    made[0]()  # lazy imports and the optimizer's state are not the step's own memory
+    calls = [make()]
+    calls[0]()  # lazy imports and the optimizer's state are not memory of the step
     if whole:
-        made.clear()
+        calls.clear()
         gc.collect()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     else:
         with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # sets the high-water mark to what is in use now; getrusage's would be the parent's
+            file.write("5")  # resets the high-water mark; getrusage's would be that of the parent
     before = _high_water(device)
-    work = made[0] if made else make()
+    work = calls[0] if calls else make()
     for _ in range(repeats):
         work()
     pipe.send(_high_water(device) - before)

@@ -1,32 +1,33 @@
-"""How often the most threatening class changes during training."""
+"""The class that threatens a prediction most, and how often it changes during training (thesis, figure 5.4)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from atoll.certify import heuristic_certifier
-from atoll.certify.gloro import GloRo
+from atoll.certify.gloro import GloRo, PairwiseLipschitz, radius_per_class
 from atoll.data.base import sample
 from atoll.errors import InputError
 from atoll.models.base import Classifier
+from atoll.modules import evaluation_mode
 from atoll.training.methods.base import Method
-from atoll_papers.threats import runner_up, share_changed, threatening
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
 class MeasureThreats(Method):
-    """Records ``threat_switching``, the share of points with another threatening class than an epoch before.
+    """Records ``threat_switching``, the share of points whose threatening class differs from the epoch before.
 
-    Thesis, figure 5.4.  The threatening class is the one that ends the certified radius, with the constants that the
-    loss estimates; for losses without, it is the one with the second-highest logit.  Training itself is not changed.
+    The threatening class limits the certified radius, with the constants that the loss estimates.  If the loss
+    estimates none, it is the class with the second-highest logit.  Training itself does not change.
 
     Args:
-        points: random training points, without augmentation, the same in all epochs.
+        points: number of random training points, without augmentation, the same in all epochs.
     """
 
     def __init__(self, *, points: int = 1000) -> None:
@@ -37,18 +38,18 @@ class MeasureThreats(Method):
 
     def after_epoch(self, trainer: Trainer, metrics: MutableMapping[str, float]) -> None:
         x, _ = sample(trainer.data.train, self.points, trainer.seed, "threats")
-        found = threatening(self.certifier(trainer), x).cpu()
+        classes = threatening(self.certifier(trainer), x).cpu()
         if self.before is not None:
-            metrics["threat_switching"] = share_changed(self.before, found)
-        self.before = found
+            metrics["threat_switching"] = share_changed(self.before, classes)
+        self.before = classes
 
     def certifier(self, trainer: Trainer) -> GloRo:
-        """With estimated constants, if there are any for pairs of classes."""
+        """With estimated constants of pairs of classes, if there are any."""
         if trainer.lipschitz is not None:
             assert isinstance(trainer.model, Classifier)
-            found = heuristic_certifier(trainer.model, trainer.lipschitz)
-            if isinstance(found, GloRo):
-                return found
+            certifier = heuristic_certifier(trainer.model, trainer.lipschitz)
+            if isinstance(certifier, GloRo):
+                return certifier
         return runner_up(trainer.model, trainer.data.num_classes)
 
     def state_dict(self) -> dict[str, Any]:
@@ -56,3 +57,36 @@ class MeasureThreats(Method):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.before = state["before"]
+
+
+@torch.no_grad()
+def threatening(certifier: GloRo, x: Tensor) -> Tensor:
+    """The class that limits the certified radius of each input: the i that minimizes :math:`(f_j - f_i) / K_{ji}`.
+
+    >>> model = nn.Linear(1, 3)
+    >>> _ = model.weight.data.zero_(), model.bias.data.copy_(torch.tensor([3.0, 2.0, 1.0]))
+    >>> threatening(runner_up(model, 3), torch.zeros(1, 1))
+    tensor([1])
+    >>> constants = PairwiseLipschitz.estimated(torch.tensor([[0.0, 1.0, 9.0], [1.0, 0.0, 9.0], [9.0, 9.0, 0.0]]))
+    >>> threatening(GloRo(model, constants), torch.zeros(1, 1))  # its logit is lower, but changes faster
+    tensor([2])
+    """
+    x = x.to(next(certifier.model.parameters()))
+    with evaluation_mode(certifier.model):
+        logits = certifier.model(x)
+    size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+    return radius_per_class(logits, size, certifier.constants).argmin(1)
+
+
+def runner_up(model: nn.Module, num_classes: int) -> GloRo:
+    """A certifier with equal constants, so that the second-highest logit threatens most; it proves nothing."""
+    return GloRo(model, PairwiseLipschitz.estimated(torch.ones(num_classes, num_classes)))
+
+
+def share_changed(before: Tensor, after: Tensor) -> float:
+    """The share of entries that differ.
+
+    >>> share_changed(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 5]))
+    0.25
+    """
+    return float((before != after).double().mean())

@@ -1,4 +1,4 @@
-"""Sum and spread of all eigenvalues of the Hessian, without finding any of them."""
+"""Sum and spread of all eigenvalues of the Hessian, without computing the eigenvalues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.curvature.trace import hessian
 
 @dataclass(frozen=True)
 class Moments:
-    """Of the eigenvalues of a symmetric matrix: how many, their sum (its trace), and the sum of their squares."""
+    """Number, sum and sum of squares of the eigenvalues of a symmetric matrix."""
 
     count: int
     sum: float
@@ -31,37 +31,37 @@ def moments(problem: EmpiricalRisk) -> dict[str, Moments]:
 
     .. math:: \sum_i \lambda_i = \mathrm{Tr}\, H, \qquad \sum_i \lambda_i^2 = \|H\|_F^2.
 
-    For small nets.  Where the net is piecewise linear in each parameter (ReLU), the rows of the largest one are not
-    needed: outside of its own block they are columns of the others, and the block, being a sum over points and logits,
-    is squared by their inner products.  For an MLP 100-100 that saves 94 % of the products.
+    For small networks.  If the network is piecewise linear in each parameter (ReLU), the rows of the largest parameter
+    are not needed: outside of its own block they are columns of the others, and the squares of the block follow from
+    inner products of points and logits.  For an MLP 100-100 this saves 94 % of the products.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
     >>> _ = model.weight.data.zero_()
-    >>> found = moments(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0])))[""]
-    >>> found.count, found.sum, found.std
+    >>> whole = moments(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0])))[""]
+    >>> whole.count, whole.sum, whole.std
     (2, 0.5, 0.25)
     """
     sizes = [p.numel() for p in problem.parameters]
     spans = torch.split(torch.arange(problem.size), sizes)
     skipped = sizes.index(max(sizes)) if len(sizes) > 1 and net_nonlinearity(problem) is None else None
-    asked = [k for k in range(len(sizes)) if k != skipped]
-    found = hessian(problem, torch.cat([spans[k] for k in asked])).double()
-    rows = dict(zip(asked, torch.split(found, [sizes[k] for k in asked]), strict=True))
+    computed = [k for k in range(len(sizes)) if k != skipped]
+    matrix = hessian(problem, torch.cat([spans[k] for k in computed])).double()
+    rows = dict(zip(computed, torch.split(matrix, [sizes[k] for k in computed]), strict=True))
     blocks: dict[str, Moments] = {}
-    beside = 0.0  # squares outside of the blocks
+    outside = 0.0  # sum of squares outside of the blocks
     for k, name in enumerate(problem.names):
         if k in rows:
             block = rows[k][:, spans[k]]
             trace, squares = float(block.diagonal().sum()), float(block.square().sum())
-            beside += float(rows[k].square().sum()) - squares
-            if skipped is not None:  # what the rows that were skipped have in these columns
-                beside += float(rows[k][:, spans[skipped]].square().sum())
+            outside += float(rows[k].square().sum()) - squares
+            if skipped is not None:  # the skipped rows in these columns
+                outside += float(rows[k][:, spans[skipped]].square().sum())
         else:
             factor, signs = block_factor(problem, k)
             gram = factor @ factor.T / len(problem)
             trace, squares = float(signs @ gram.diagonal()), float(signs @ gram.square() @ signs)
         blocks[name] = Moments(sizes[k], trace, squares)
     parts = blocks.values()
-    whole = Moments(problem.size, sum(part.sum for part in parts), beside + sum(part.squares for part in parts))
+    whole = Moments(problem.size, sum(part.sum for part in parts), outside + sum(part.squares for part in parts))
     return {"": whole} | blocks

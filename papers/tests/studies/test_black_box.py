@@ -1,4 +1,4 @@
-"""What attackers that cannot look into the model find, against attacks by hand; verdicts on numbers made by hand."""
+"""Transferred attacks compared with attacks by hand; claims about handmade numbers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.attacks import PGD
+from atoll.attacks.suites import get_attack
+from atoll.runs.run import Run
 from atoll.runs.train import train
 from atoll.studies import Cell
 from atoll.studies.base import Numbers
 from atoll_papers.studies.black_box import RaySTable, TransferTable
-from atoll_papers.studies.measure import TINY_DIGITS
-from made import made, outcomes
+from study_cases import make_results, outcomes
 
 
 def numbers(cell: Cell) -> Numbers:
@@ -29,52 +29,47 @@ def numbers(cell: Cell) -> Numbers:
     }
 
 
-def test_verdicts() -> None:
-    assert outcomes(TransferTable(), made(TransferTable(), numbers)) == ["held", "did not hold"]
-    assert outcomes(RaySTable(), made(RaySTable(), numbers)) == ["held", "held in part"]
+def test_claims() -> None:
+    transfer, rays = TransferTable(), RaySTable()
+    assert outcomes(transfer, make_results(transfer, numbers)) == ["supported", "contradicted"]
+    assert outcomes(rays, make_results(rays, numbers)) == ["supported", "supported in part"]
 
 
 @pytest.mark.parametrize("study", [TransferTable(), RaySTable()], ids=lambda study: study.name)
 @pytest.mark.parametrize("ending", ["RAT", "TRADES", "AWP", "surrogate"])
-def test_lost_rows(study: TransferTable | RaySTable, ending: str) -> None:
-    found = made(study, numbers, lost=lambda cell: not cell.row.endswith(ending))
-    if found.numbers:
-        assert set(outcomes(study, found)) == {"not testable"}
+def test_missing_rows(study: TransferTable | RaySTable, ending: str) -> None:
+    results = make_results(study, numbers, failed=lambda cell: not cell.row.endswith(ending))
+    if results.numbers:
+        assert set(outcomes(study, results)) == {"not testable"}
 
 
-def test_transferred_inputs_are_those_of_the_surrogate(tmp_path: Path) -> None:
-    """Made again by hand: PGD on the surrogate, then a plain pass of the defender."""
+def test_transferred_inputs_are_those_of_the_surrogate(tiny_run: Run, tmp_path: Path) -> None:
+    """The same by hand: PGD on the surrogate, then a forward pass of the defender."""
     study = TransferTable()
     cells = {cell.row.partition(": ")[2]: cell for cell in study.cells("smoke")}
-    runs = {
-        title: train(cell.recipe, *cell.overrides, "trainer.epochs=4", out=tmp_path / cell.name)
-        for title, cell in cells.items()
-        if title != "AWP"
-    }
     defender = cells["AWP + RAT"]
-    assert defender.needs == (cells["surrogate"].name,)
-    found = study.measure(defender, runs["AWP + RAT"], "smoke", {"surrogate": runs["surrogate"]})
-    x, y = runs["surrogate"].data.tensors("test", 20)
-    model = runs["AWP + RAT"].model()
-    threat = runs["surrogate"].threat
-    attack = PGD(threat, steps=20, step_size=threat.radius / 4)
+    assert defender.depends_on == (cells["surrogate"].name,)
+    run = train(defender.recipe, *defender.overrides, out=tmp_path / "run")
+    result = study.measure(defender, run, "smoke", {"surrogate": tiny_run})
+    x, y = run.data.tensors("test", study.setting(defender, "smoke").points)
+    model, attack = run.model(), get_attack("PGD-20", run.threat)
     with torch.no_grad():
-        # Only these are attacked; in another batch, rounding would be another, and the signs of PGD with it.
-        right = (model(x).argmax(1) == y).nonzero().squeeze(1)
-    x_adv = attack(runs["surrogate"].model(), x[right], y[right], seed=("evaluation", "PGD-20"), index=right)
+        # Only these are attacked.  In another batch, rounding would differ, and with it the signs of PGD.
+        correct = (model(x).argmax(1) == y).nonzero().squeeze(1)
+    x_adv = attack(tiny_run.model(), x[correct], y[correct], seed=(0, "PGD-20 (transfer)"), index=correct)
     with torch.no_grad():
-        standing = (model(x_adv).argmax(1) == y[right]).sum().item()
-    assert found["PGD-20"] == pytest.approx(100 * standing / 20)
-    assert study.measure(cells["surrogate"], runs["surrogate"], "smoke", {}) == {}
+        robust = (model(x_adv).argmax(1) == y[correct]).sum().item()
+    assert result["PGD-20"] == pytest.approx(100 * robust / len(x))
+    assert study.measure(cells["surrogate"], tiny_run, "smoke", {}) == {}
+    (stored,) = (r for r in run.results("attack") if r.surrogate is not None)  # type: ignore[attr-defined]
+    assert stored.surrogate.origin.run == tiny_run.folder.name  # type: ignore[attr-defined]
 
 
-def test_rays_leaves_no_more_than_is_right_without_an_attack(tmp_path: Path) -> None:
+def test_rays_is_at_most_clean_accuracy(tiny_run: Run) -> None:
     study = RaySTable()
-    cell = study.cells("smoke")[0]
-    run = train("digits-flat/trades-base", *TINY_DIGITS, "trainer.epochs=4", out=tmp_path / "run")
-    found = study.measure(cell, run, "smoke", {})
-    x, y = run.data.tensors("test", 10)
+    result = study.measure(study.cells("smoke")[0], tiny_run, "smoke", {})
+    x, y = tiny_run.data.tensors("test", 10)
     with torch.no_grad():
-        assert found["clean"] == pytest.approx(100 * (run.model()(x).argmax(1) == y).double().mean().item())
-    assert 0 <= found["RayS"] <= found["clean"]
-    assert found["ADBD"] > 0
+        assert result["clean"] == pytest.approx(100 * (tiny_run.model()(x).argmax(1) == y).double().mean().item())
+    assert 0 <= result["RayS"] <= result["clean"]
+    assert result["ADBD"] > 0

@@ -1,4 +1,4 @@
-"""What tables of costs say about numbers made by hand."""
+"""Claims about handmade costs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from atoll.studies import Cell
 from atoll.studies.base import Numbers
 from atoll_papers.studies.costs import Costs, RATCost, TrHCost, WCICost, noisy
-from made import made, outcomes
+from study_cases import make_results, outcomes
 
 
 def cost(cell: Cell, times: dict[str, float], memories: dict[str, float]) -> Numbers:
@@ -23,43 +23,46 @@ def cost(cell: Cell, times: dict[str, float], memories: dict[str, float]) -> Num
         (
             {"TrH": 5.5 / 5.2 - 0.01, "SWA": 5.5 / 4.4, "S2O": 5.5 / 5.2, "AWP": 5.5 / 3.7},
             {"TrH": 1.0, "SWA": 1.12, "S2O": 1.6, "AWP": 1.36},
-            ["held", "held", "held", "held"],
+            ["supported", "supported", "supported", "supported"],
         ),
-        ({"TrH": 1.2, "SWA": 1.0}, {"TrH": 1.1, "SWA": 1.0}, ["did not hold"] * 4),
+        ({"TrH": 1.2, "SWA": 1.0}, {"TrH": 1.1, "SWA": 1.0}, ["contradicted"] * 4),
     ],
 )
 def test_trh_cost(times: dict[str, float], memories: dict[str, float], expected: list[str]) -> None:
     study = TrHCost()
-    assert outcomes(study, made(study, lambda cell: cost(cell, times, memories))) == expected
+    assert outcomes(study, make_results(study, lambda cell: cost(cell, times, memories))) == expected
 
 
 def test_rat_cost() -> None:
     study = RATCost()
     times, memories = {"first": 2161 / 1666, "first and second": 2362 / 1666}, {"first": 1.02, "first and second": 2.05}
-    assert outcomes(study, made(study, lambda cell: cost(cell, times, memories))) == ["held", "did not hold"]
+    assert outcomes(study, make_results(study, lambda cell: cost(cell, times, memories))) == [
+        "supported",
+        "contradicted",
+    ]
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.5, "held"), (0.013, "did not hold")])
+@pytest.mark.parametrize(("share", "expected"), [(0.5, "supported"), (0.013, "contradicted")])
 def test_wci_cost(share: float, expected: str) -> None:
     study = WCICost()
     numbers = {"measurement": 1.0, "step": 1.0, "every epoch": 1 + share, "rule": 1 + share / 2}
-    assert outcomes(study, made(study, lambda cell: numbers)) == [expected]
+    assert outcomes(study, make_results(study, lambda cell: numbers)) == [expected]
 
 
 @pytest.mark.parametrize("study", [TrHCost(), RATCost()], ids=lambda study: study.name)
-@pytest.mark.parametrize("kept", [0, 4])
-def test_lost_cells(study: TrHCost | RATCost, kept: int) -> None:
-    name = study.cells("cpu")[kept].name
-    found = made(study, lambda cell: cost(cell, {}, {}), lost=lambda cell: cell.name != name)
-    assert set(outcomes(study, found)) == {"not testable"}
+@pytest.mark.parametrize("only", [0, 4])
+def test_missing_cells(study: TrHCost | RATCost, only: int) -> None:
+    name = study.cells("cpu")[only].name
+    results = make_results(study, lambda cell: cost(cell, {}, {}), failed=lambda cell: cell.name != name)
+    assert set(outcomes(study, results)) == {"not testable"}
 
 
 @pytest.mark.slow
 def test_memory_of_whole_steps() -> None:
-    """In processes of their own: SWA has one more copy of the weights than the base."""
+    """In separate processes: SWA has one more copy of the weights than the base."""
     study = TrHCost()
     recipes = {"base": "digits-flat/at-base", "SWA": "digits-flat/at-swa"}
-    overrides = ("trainer.batch_size=8", "model.hidden=4000")  # weights that outweigh all else
+    overrides = ("trainer.batch_size=8", "model.hidden=4000")  # so that weights dominate
     study.costs = {"smoke": Costs(recipes, (1, 8, 8), overrides, rounds=1, repeats=1)}
     base, swa = (study.measure(cell, None, "smoke", {}) for cell in study.cells("smoke"))
     assert base["memory"] == 1.0

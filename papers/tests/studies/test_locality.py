@@ -1,4 +1,4 @@
-"""Locality studies: verdicts on numbers made by hand, cells that are missing, nets that start from others."""
+"""Claims about handmade numbers, missing cells, and networks that start from others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from atoll.studies import Cell, Found, run_study
+from atoll.studies import Cell, StudyResults, run_study
 from atoll.studies.base import Numbers
 from atoll_papers.studies.locality import DISTANCES, METHODS, over_nets
-from atoll_papers.studies.locality_nets import LOSSES, SCORES, apart, points_of
-from made import STUDIES
+from atoll_papers.studies.locality_nets import LOSSES, SCORES, SIZES, robust_minus_standard
+from study_cases import STUDIES
 
 SEEDS, NETS = range(3), ("small", "medium", "large")
 
@@ -25,8 +25,8 @@ def net(clean: float, f1: float, distance: float, relative: float) -> Numbers:
     return numbers | {"clean": clean, "PGD-20": clean / 2, "points": 100, "share of the box": 0.3}
 
 
-def found(gain: float = 0.1, closer: float = 0.5, relative: float = 1.0, trend: float = 0.0) -> Found:
-    """Robust nets gain in F1 and have ``closer`` times the distance; F1 follows accuracy as ``trend`` says."""
+def make(gain: float = 0.1, closer: float = 0.5, relative: float = 1.0, trend: float = 0.0) -> StudyResults:
+    """Robust networks gain in F1 and have ``closer`` times the distance; ``trend`` is the slope of F1 over accuracy."""
     rng = np.random.default_rng(0)
     cells: dict[Cell, Numbers] = {}
     for size in NETS:
@@ -43,56 +43,56 @@ def found(gain: float = 0.1, closer: float = 0.5, relative: float = 1.0, trend: 
                 cells[Cell(f"{loss}, {size}", seed)] = net(
                     clean, base + gain * (1 + 0.1 * seed), closer * (2.0 + seed) * (1 + 0.01 * seed), relative + 0.01
                 )
-    return Found("cpu", cells)
+    return StudyResults("cpu", cells)
 
 
-def verdicts(name: str, numbers: Found) -> list[str]:
-    return [verdict.outcome for verdict in STUDIES[name].conclude(numbers).verdicts]
+def outcomes(name: str, results: StudyResults) -> list[str]:
+    return [claim.outcome for claim in STUDIES[name].report(results).claims]
 
 
 @pytest.mark.parametrize(
     ("name", "numbers", "expected"),
     [
-        ("locality-robustness", found(gain=0.1), ["held"]),
-        ("locality-robustness", found(gain=-0.1), ["did not hold"]),
-        ("attribution-distance", found(closer=0.5, relative=0.5), ["held", "held"]),
-        ("attribution-distance", found(closer=0.5, relative=1.0), ["held", "did not hold"]),
-        ("attribution-distance", found(closer=1.5, relative=1.0), ["did not hold", "did not hold"]),
-        ("locality-accuracy", found(trend=0.5), ["did not hold"]),
-        ("locality-accuracy", found(trend=-0.5), ["held"]),
-        ("locality-accuracy", found(trend=0.0), ["held"]),
+        ("locality-robustness", make(gain=0.1), ["supported"]),
+        ("locality-robustness", make(gain=-0.1), ["contradicted"]),
+        ("attribution-distance", make(closer=0.5, relative=0.5), ["supported", "supported"]),
+        ("attribution-distance", make(closer=0.5, relative=1.0), ["supported", "contradicted"]),
+        ("attribution-distance", make(closer=1.5, relative=1.0), ["contradicted", "contradicted"]),
+        ("locality-accuracy", make(trend=0.5), ["contradicted"]),
+        ("locality-accuracy", make(trend=-0.5), ["supported"]),
+        ("locality-accuracy", make(trend=0.0), ["supported"]),
     ],
 )
-def test_verdicts(name: str, numbers: Found, expected: list[str]) -> None:
-    assert verdicts(name, numbers) == expected
+def test_claims(name: str, numbers: StudyResults, expected: list[str]) -> None:
+    assert outcomes(name, numbers) == expected
 
 
-def test_one_attribution_that_gains_nothing_is_told() -> None:
-    numbers = found()
+def test_an_attribution_without_a_gain_is_left_out() -> None:
+    numbers = make()
     for cell, values in numbers.numbers.items():
         if cell.row.startswith("trades"):
             values["IG f1"] -= 0.3
-    (verdict,) = STUDIES["locality-robustness"].conclude(numbers).verdicts
-    assert verdict.outcome == "held in part"
-    assert "at: SM, IG, BIG; trades: SM, BIG" in verdict.words
+    (claim,) = STUDIES["locality-robustness"].report(numbers).claims
+    assert claim.outcome == "supported in part"
+    assert "at: SM, IG, BIG; trades: SM, BIG" in claim.message
 
 
 @pytest.mark.parametrize("name", ["locality-accuracy", "locality-robustness", "attribution-distance"])
 @pytest.mark.parametrize("row", ["start, small", "standard, small", "at, large", "trades"])
 def test_missing_cells(name: str, row: str) -> None:
-    whole = found()
+    whole = make()
     left = {cell: numbers for cell, numbers in whole.numbers.items() if not cell.row.startswith(row) or cell.seed == 2}
-    lost = {cell: "it failed" for cell in whole.numbers if cell not in left}
-    assert STUDIES[name].conclude(Found("cpu", left, lost)).verdicts
+    failed = {cell: "it failed" for cell in whole.numbers if cell not in left}
+    assert STUDIES[name].report(StudyResults("cpu", left, failed)).claims
     only = {cell: numbers for cell, numbers in left.items() if cell == Cell("standard, small", 2)}
-    assert verdicts(name, Found("cpu", only))[0] == "not testable"
+    assert outcomes(name, StudyResults("cpu", only))[0] == "not testable"
 
 
 def test_differences_are_of_the_same_start() -> None:
-    numbers = found(gain=0.1)
-    assert sorted(apart(numbers, "at", "SM f1")) == pytest.approx(sorted([0.1, 0.11, 0.12] * 3))
+    numbers = make(gain=0.1)
+    assert sorted(robust_minus_standard(numbers, "at", "SM f1")) == pytest.approx(sorted([0.1, 0.11, 0.12] * 3))
     del numbers.numbers[Cell("standard, small", 1)]  # type: ignore[attr-defined]
-    assert len(apart(numbers, "at", "SM f1")) == 8
+    assert len(robust_minus_standard(numbers, "at", "SM f1")) == 8
 
 
 def test_rank_correlation() -> None:
@@ -104,22 +104,20 @@ def test_rank_correlation() -> None:
     assert np.isnan(over_nets([{"clean": 0.5, "F": 1.0}, {"clean": 0.5, "F": 2.0}], "F")).all()
 
 
-def test_studies_of_a_family_share_cells_and_robust_nets_start_from_the_standard_one(tmp_path: Path) -> None:
-    done, _ = run_study(STUDIES["locality-robustness"], "smoke", tmp_path / "a", cells_folder=tmp_path / "cells")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
-    again, _ = run_study(STUDIES["attribution-distance"], "smoke", tmp_path / "b", cells_folder=tmp_path / "cells")
-    assert again.numbers == done.numbers
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")} == before
-    runs = {cell.row: run for cell, run in done.runs.items()}
+def test_studies_of_a_family_share_cells_and_robust_networks_start_from_the_standard_one(tmp_path: Path) -> None:
+    first, _ = run_study(STUDIES["locality-robustness"], "smoke", tmp_path / "a", cells_folder=tmp_path / "cells")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*/results/*/*/result.json")}
+    second, _ = run_study(STUDIES["attribution-distance"], "smoke", tmp_path / "b", cells_folder=tmp_path / "cells")
+    assert second.numbers == first.numbers
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    runs = {cell.row: run for cell, run in first.runs.items()}
     start = runs["start, small"].checkpoint_path("last") / "model.safetensors"
     assert runs["start, small"].recipe["pretrained"] is None
     assert all(Path(runs[f"{loss}, small"].recipe["pretrained"]) == start.resolve() for loss in LOSSES)
     raw = json.loads((tmp_path / "b" / "raw.json").read_text())
     assert len(raw["cells"]) == 4
-    # The numbers are those of the points that sample takes.
-    from atoll.attacks.evaluate import evaluate
-    from atoll_papers.studies.locality_nets import SIZES
-
-    cell = next(cell for cell in done.numbers if cell.row == "at, small")
-    model, split = runs["at, small"].model("last"), points_of(runs["at, small"], SIZES["smoke"])
-    assert evaluate(model, split, {}).clean.value == done.numbers[cell]["clean"]
+    cell = next(cell for cell in first.numbers if cell.row == "at, small")
+    result = runs["at, small"].attack("PGD-20", checkpoint="last", points=SIZES["smoke"].points)
+    assert result.folder is not None  # loaded: the study has measured it
+    assert result.folder / "result.json" in before
+    assert first.numbers[cell]["PGD-20"] == result.robust.value

@@ -84,8 +84,7 @@ def traces(
     ==================  ==============================  ==========================================================
 
     ``auto`` uses Gauss-Newton if it gives the trace of the Hessian, otherwise Hutchinson.  A Gauss-Newton pass is
-    cheaper.  It has no noise from the blocks between layers, nor from the curvature of the net itself, whose trace
-    is zero.
+    cheaper.  It has no noise from the blocks between layers, nor from the curvature of the net, whose trace is zero.
 
     Args:
         risk: the loss as a function of the weights.

@@ -1,4 +1,4 @@
-"""What a study is: a grid of recipes, what to measure of each run, how to tabulate it, and the claim to check."""
+"""What a study is: a grid of recipes, what to measure of each run, how to tabulate it, and the claims to check."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, SupportsIndex
 
 import torch
 from matplotlib.figure import Figure
 
-from atoll.registry import Registry
+from atoll.registry import Registry, class_path
 from atoll.runs.run import Run
 from atoll.stats import Estimate
 from atoll.studies.table import Table
 
 Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
-Answer = Literal["held", "held in part", "did not hold", "not testable"]
-Numbers = dict[str, Any]  # what was measured of a cell, as plain JSON
+Outcome = Literal["supported", "supported in part", "contradicted", "not testable"]
+Numbers = dict[str, Any]  # measurements of a cell as plain JSON
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Cell:
     """One run of a study and what is measured of it.
 
     Args:
-        row: of the table; seeds of a row are averaged.
-        seed: of the recipe.
-        recipe: what is trained; None if there is nothing to train.
-        overrides: ``key.sub=value``, after the recipe's own values.
-        needs: names of cells whose runs have to be there first.
+        row: row of the table; the seeds of a row are averaged.
+        seed: seed of the recipe.
+        recipe: recipe to train; None if there is nothing to train.
+        overrides: ``key.sub=value``, applied after the recipe's own values.
+        depends_on: names of cells whose runs have to finish first.
 
     >>> Cell("AT + TrH", seed=2).name
     'at-trh-2'
@@ -42,7 +42,7 @@ class Cell:
     seed: int = 0
     recipe: str | None = None
     overrides: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
+    depends_on: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -50,18 +50,18 @@ class Cell:
         return re.sub(r"[^a-z0-9.]+", "-", self.row.lower()).strip("-") + f"-{self.seed}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"overrides": list(self.overrides), "needs": list(self.needs)}
+        return asdict(self) | {"overrides": list(self.overrides), "depends_on": list(self.depends_on)}
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is known after all cells were tried.
+class StudyResults:
+    """The numbers of all cells.
 
     Args:
-        scale: of the study.
-        numbers: of the cells that went well.
-        failed: the reasons of those that did not.
-        runs: of the cells that went well and were trained.
+        scale: scale of the study.
+        numbers: numbers of the cells that succeeded.
+        failed: reasons why the others failed.
+        runs: runs of the cells that succeeded and were trained.
     """
 
     scale: Scale
@@ -75,27 +75,27 @@ class Found:
         return list(dict.fromkeys(cell.row for cell in (*self.numbers, *self.failed)))
 
     def of(self, row: str) -> list[Numbers]:
-        """What was measured in a row, seed by seed."""
+        """The numbers of a row, one entry per seed."""
         return [numbers for cell, numbers in self.numbers.items() if cell.row == row]
 
     def values(self, row: str, name: str) -> list[float]:
-        """One number of a row, seed by seed; without those that could not be measured (None, NaN)."""
+        """One number of a row, one value per seed; seeds without a value (None, NaN) are left out."""
         return list(self._by_seed(row, name).values())
 
     def _by_seed(self, row: str, name: str) -> dict[int, float]:
-        known = {cell.seed: numbers.get(name) for cell, numbers in self.numbers.items() if cell.row == row}
-        return {seed: value for seed, value in known.items() if value is not None and not math.isnan(value)}
+        values = {cell.seed: numbers.get(name) for cell, numbers in self.numbers.items() if cell.row == row}
+        return {seed: value for seed, value in values.items() if value is not None and not math.isnan(value)}
 
     def mean(self, row: str, name: str, factor: float = 1.0) -> Estimate | None:
-        """The mean over seeds, with its standard error; None if no seed has it."""
+        """The mean over seeds with its standard error; None if no seed has a value."""
         values = self.values(row, name)
         return Estimate.mean_of(factor * torch.tensor(values, dtype=torch.float64)) if values else None
 
     def paired(self, row: str, other: str, name: str, of: Callable[[float], float] = float) -> list[float]:
-        """A number of one row minus the same of another, for the seeds that have it in both; or so a function of it.
+        """A number of one row minus that of another, for the seeds that both have; optionally a function of it.
 
-        >>> found = Found("smoke", {Cell("a"): {"x": 4.0}, Cell("b"): {"x": 2.0}, Cell("a", 1): {"x": 3.0}})
-        >>> found.paired("a", "b", "x"), found.paired("a", "b", "x", of=lambda x: x**2)
+        >>> results = StudyResults("smoke", {Cell("a"): {"x": 4.0}, Cell("b"): {"x": 2.0}, Cell("a", 1): {"x": 3.0}})
+        >>> results.paired("a", "b", "x"), results.paired("a", "b", "x", of=lambda x: x**2)
         ([2.0], [12.0])
         """
         first, second = (self._by_seed(which, name) for which in (row, other))
@@ -104,56 +104,84 @@ class Found:
 
 @dataclass(frozen=True)
 class Claim:
-    """Whether a claim held here.
+    """Whether the numbers of a study support a claim.
 
-    >>> print(Claim("TrH raises robust accuracy", "held", "by 2.1 points on average"))
-    TrH raises robust accuracy: **held**, by 2.1 points on average.
+    >>> print(Claim("TrH raises robust accuracy", "supported", "by 2.1 points on average"))
+    TrH raises robust accuracy: **supported**, by 2.1 points on average.
     """
 
     claim: str
-    outcome: Answer
-    words: str
+    outcome: Outcome
+    message: str
 
     def __str__(self) -> str:
-        return f"{self.claim}: **{self.outcome}**, {self.words}."
+        return f"{self.claim}: **{self.outcome}**, {self.message}."
 
 
 @dataclass(frozen=True)
 class StudyReport:
-    """What a study shows: tables by title, verdicts, pictures by name, and paragraphs around them."""
+    """What a study shows: tables by title, claims, figures by name, and paragraphs of explanation."""
 
     tables: Mapping[str, Table]
-    verdicts: Sequence[Claim]
+    claims: Sequence[Claim]
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    words: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 STUDIES = Registry("study", "studies", "atoll.studies.base.Study", "atoll.studies")
 
 
 class Study(ABC):
-    """A table or figure of a paper as one command; see ``atoll.studies.engine`` for how it is run."""
+    """A table or figure of a paper as one command; ``atoll.studies.engine`` runs it."""
 
     registry: ClassVar[Registry] = STUDIES
 
     name: ClassVar[str]
     title: ClassVar[str]
-    shows: ClassVar[str]  # which tables and figures of which paper
-    # Studies of one family measure the same of cells of the same name, so that one can use what another has done.
+    reference: ClassVar[str]  # the tables and figures it reproduces
+    # Studies of one family measure the same of cells with the same name, so they can share a folder of cells.
     family: ClassVar[str | None] = None
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """Studies of a file (``my_study.py:MyStudy``) are loaded from it again in workers on other machines."""
+        path = class_path(type(self))
+        return (_restore, (path, vars(self))) if ".py:" in path else super().__reduce_ex__(protocol)
 
     @abstractmethod
     def cells(self, scale: Scale) -> list[Cell]:
         """The grid."""
 
-    def overrides(self, cell: Cell, needed: Mapping[str, Run]) -> tuple[str, ...]:
-        """Of a cell's recipe; for those that depend on the runs that it needs, such as where it starts from."""
+    def overrides(self, cell: Cell, dependencies: Mapping[str, Run]) -> tuple[str, ...]:
+        """Overrides of a cell's recipe, for those that depend on other runs, such as initial weights."""
         return cell.overrides
 
     @abstractmethod
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
-        """What is measured of a finished run; ``needed`` are the runs of the cells that it needs, by name."""
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
+        """The numbers of a cell, from its finished run and the runs it depends on, by name."""
 
     @abstractmethod
-    def conclude(self, found: Found) -> StudyReport:
-        """Tables, pictures, verdicts."""
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
+        """Tables by title."""
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        """The claims that are checked."""
+        return ()
+
+    def figures(self, results: StudyResults) -> Mapping[str, Figure]:
+        """Figures by name; if there is none, the first table is drawn."""
+        return {}
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        """Paragraphs that say what was measured and how."""
+        return ()
+
+    def report(self, results: StudyResults) -> StudyReport:
+        """Everything the study shows."""
+        return StudyReport(self.tables(results), self.claims(results), self.figures(results), self.notes(results))
+
+
+def _restore(path: str, attributes: dict[str, Any]) -> Study:
+    cls: Any = STUDIES.resolve(path).cls
+    study: Study = cls.__new__(cls)
+    vars(study).update(attributes)
+    return study

@@ -1,12 +1,12 @@
-"""How a study is run: every cell trained and measured once, kept, and a failure of one no obstacle to the others.
+"""Runs a study: trains and measures every cell once; a failed cell does not stop the others.
 
-In its folder::
+Files of a study::
 
-    cells/NAME/          the run of a cell; studies of one family may share a folder of cells
-    cells/NAME.json      what was measured of it; its presence means that the cell is done
-    README.md            tables, pictures, verdicts
-    *.csv  *.png         each table and picture; where there is no picture, one of the first table
-    raw.json             everything that was measured, and what failed
+    cells/NAME/          the run of a cell, with its numbers among its results; studies of a family may share them
+    cells/NAME.json      the numbers of a cell that trains nothing
+    README.md            tables, figures, claims
+    *.csv  *.png         each table and figure; without a figure, one of the first table
+    raw.json             all numbers, and what failed
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from atoll.config import to_plain
 from atoll.distributed import launch, started
 from atoll.errors import AtollError, InputError
 from atoll.files import finite, write_atomic, write_json
 from atoll.runs.run import Run
 from atoll.runs.train import environment, train
-from atoll.studies.base import Cell, Found, Numbers, Scale, Study, StudyReport
+from atoll.studies.base import Cell, Numbers, Scale, Study, StudyReport, StudyResults
+from atoll.studies.cell import CellSettings, load_cell, store_cell
 from atoll.studies.table import Column, Table
 
-# Where somebody's files are is nobody else's business.
+# Paths of the user's files, which reports do not show.
 PRIVATE = (".path", ".root", ".extra", "pretrained")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a cell ended: with numbers, or with the reason why not."""
+class CellOutcome:
+    """How a cell ended: with numbers, or with the reason why it failed."""
 
     cell: Cell
     numbers: Numbers | None = None
@@ -43,15 +45,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class CellRunner:
-    """All that a worker needs to finish a cell; may be sent to another process or machine that shares the folder.
+    """Everything a worker needs to finish a cell, on any machine that shares the folder.
 
     Args:
-        study: what it is a cell of.
-        scale: of the study.
-        folder: of the study.
-        overrides: of the user, for every recipe, or, as ``PATTERN:key.sub=value``, for rows of such a name.
-        cells: where the runs are; in the folder of the study if None.
-        processes: that train a cell.
+        study: the study.
+        scale: scale of the study.
+        folder: folder of the study.
+        overrides: the user's overrides for every recipe, or ``PATTERN:key.sub=value`` for rows that match.
+        cells: folder of the runs; in the folder of the study if None.
+        processes: processes that train a cell.
     """
 
     study: Study
@@ -64,54 +66,71 @@ class CellRunner:
     def run_folder(self, name: str) -> Path:
         return (self.cells or self.folder / "cells") / name
 
-    def definition(self, cell: Cell) -> dict[str, Any]:
-        """What numbers belong to: with another definition they are measured anew."""
+    def run(self, name: str) -> Run:
+        """The run of a cell.  It is trusted, because the user started the study that trains it."""
+        return Run(self.run_folder(name), trust=True)
+
+    def settings(self, cell: Cell) -> CellSettings:
+        """What the numbers of a cell depend on; with another definition they are measured again."""
         study = self.study.family or self.study.name
-        return {"study": study, "scale": self.scale, "user": self.overrides_for(cell), **cell.to_json()}
+        definition = {"study": study, "scale": self.scale, "user": self.overrides_for(cell), **cell.to_json()}
+        return CellSettings(
+            study=self.study.name, scale=self.scale, row=cell.row, cell_seed=cell.seed, definition=definition
+        )
 
     def overrides_for(self, cell: Cell) -> list[str]:
         """The user's overrides for a cell."""
         pairs = map(split_pattern, self.overrides)
         return [override for pattern, override in pairs if fnmatch.fnmatchcase(cell.row, pattern)]
 
-    def kept(self, cell: Cell) -> Numbers | None:
-        """The numbers of a cell that is done."""
+    def load(self, cell: Cell) -> Numbers | None:
+        """The numbers of a finished cell; None if it is not finished."""
+        settings = self.settings(cell)
+        if cell.recipe is not None:
+            result = load_cell(self.run(cell.name), settings)
+            return None if result is None else result.numbers
         try:
             record = json.loads(self.run_folder(f"{cell.name}.json").read_text())
             numbers: Numbers = record["numbers"]
-            return numbers if record["definition"] == self.definition(cell) else None
+            return numbers if record["definition"] == settings.definition else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def __call__(self, cell: Cell) -> Outcome:
-        """Train, measure, keep; a training that was interrupted goes on.  Any error becomes a reason."""
+    def __call__(self, cell: Cell) -> CellOutcome:
+        """Train, measure and store a cell, resuming an interrupted training.  An error becomes a reason."""
+        log = self.run_folder(f"{cell.name}.error.txt")
         try:
-            numbers = self.kept(cell)
+            numbers = self.load(cell)
             if numbers is None:
                 numbers = self._measure(cell)
-                write_json(
-                    self.run_folder(f"{cell.name}.json"), {"definition": self.definition(cell), "numbers": numbers}
-                )
-            return Outcome(cell, numbers)
-        except Exception as error:  # whatever it is, the other cells go on
-            log = self.run_folder(f"{cell.name}.error.txt")
+                log.unlink(missing_ok=True)
+            return CellOutcome(cell, numbers)
+        except Exception as error:  # whatever it is, the other cells continue
             write_atomic(log, traceback.format_exc().encode())
-            told = str(error) if isinstance(error, AtollError) else f"{type(error).__name__}: {error}"
-            return Outcome(cell, reason=told or type(error).__name__)
+            reason = str(error) if isinstance(error, AtollError) else f"{type(error).__name__}: {error}"
+            return CellOutcome(cell, reason=reason or type(error).__name__)
 
     def _measure(self, cell: Cell) -> Numbers:
-        run = None
-        needed = {name: Run(self.run_folder(name)) for name in cell.needs}
-        if cell.recipe is not None:
-            overrides = merged(self.study.overrides(cell, needed), self.overrides_for(cell))
-            run = Run(self.run_folder(cell.name))
-            training = partial(train, cell.recipe, f"seed={cell.seed}", *overrides, out=run.folder, resume=True)
-            training() if self.processes == 1 else launch(self.processes, training)
-        return self.study.measure(cell, run, self.scale, needed)
+        dependencies = {name: self.run(name) for name in cell.depends_on}
+        settings = self.settings(cell)
+        if cell.recipe is None:
+            numbers: Numbers = to_plain(self.study.measure(cell, None, self.scale, dependencies))
+            path = self.run_folder(f"{cell.name}.json")
+            write_json(path, {"definition": settings.definition, "numbers": numbers})
+            return numbers
+        overrides = merge_overrides(self.study.overrides(cell, dependencies), self.overrides_for(cell))
+        folder = self.run_folder(cell.name)
+        training = partial(train, cell.recipe, f"seed={cell.seed}", *overrides, out=folder, resume=True)
+        if self.processes == 1:
+            run = training()
+        else:
+            launch(self.processes, training)
+            run = self.run(cell.name)
+        return store_cell(run, settings, lambda: self.study.measure(cell, run, self.scale, dependencies)).numbers
 
 
 def split_pattern(override: str) -> tuple[str, str]:
-    """For which rows of a study an override is, and what remains of it.
+    """The rows that an override is for, and the override itself.
 
     >>> split_pattern("*-vit_l16-*:pretrained=ViT-L_16.npz"), split_pattern("model={class_path: MLP}")
     (('*-vit_l16-*', 'pretrained=ViT-L_16.npz'), ('*', 'model={class_path: MLP}'))
@@ -121,61 +140,61 @@ def split_pattern(override: str) -> tuple[str, str]:
     return pattern if colon else "*", f"{name}{equals}{value}"
 
 
-def merged(cell: Sequence[str], user: Sequence[str]) -> list[str]:
-    """Overrides of a cell, then those of the user, who has the last word.
+def merge_overrides(cell: Sequence[str], user: Sequence[str]) -> list[str]:
+    """Overrides of a cell followed by those of the user, which take precedence.
 
-    Another class drops the arguments of the one before, so classes and whole sections that the user names come first:
-    other data then have the limit that the cell gives them.
+    A new class drops the arguments of the old one, so the user's classes and whole sections come first: another data
+    set then gets the limit of the cell.
 
-    >>> merged(["data.limit=100"], ["data.class_path=Npz", "data.path=mnist.npz"])
+    >>> merge_overrides(["data.limit=100"], ["data.class_path=Npz", "data.path=mnist.npz"])
     ['data.class_path=Npz', 'data.limit=100', 'data.path=mnist.npz']
     """
     keys = {override: override.partition("=")[0] for override in user}
     classes = [override for override, key in keys.items() if key.endswith("class_path") or "." not in key]
-    named = {override.partition("=")[0] for override in classes}
-    own = [override for override in cell if override.partition("=")[0] not in named]
+    replaced = {override.partition("=")[0] for override in classes}
+    own = [override for override in cell if override.partition("=")[0] not in replaced]
     return [*classes, *own, *(override for override in user if override not in classes)]
 
 
 class Engine(Protocol):
-    """Runs the cells of a study, in any order that has every cell after those that it needs."""
+    """Runs the cells of a study, each after the cells it depends on."""
 
-    def __call__(self, work: CellRunner, cells: Sequence[Cell]) -> Iterator[Outcome]: ...
+    def __call__(self, runner: CellRunner, cells: Sequence[Cell]) -> Iterator[CellOutcome]: ...
 
 
-def run_sequentially(work: CellRunner, cells: Sequence[Cell]) -> Iterator[Outcome]:
-    """One cell after the other, in this process."""
+def run_sequentially(runner: CellRunner, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
+    """Run one cell after another in this process."""
     failed: set[str] = set()
-    for cell in ordered(cells):
-        outcome = missing(cell, failed) or work(cell)
+    for cell in sort_cells(cells):
+        outcome = dependency_failure(cell, failed) or runner(cell)
         if outcome.numbers is None:
             failed.add(cell.name)
         yield outcome
 
 
-def missing(cell: Cell, failed: set[str]) -> Outcome | None:
-    """What becomes of a cell that needs one that failed."""
-    lost = [name for name in cell.needs if name in failed]
-    return Outcome(cell, reason=f"needs {', '.join(lost)}, which failed") if lost else None
+def dependency_failure(cell: Cell, failed: set[str]) -> CellOutcome | None:
+    """The outcome of a cell that depends on one that failed."""
+    missing = [name for name in cell.depends_on if name in failed]
+    return CellOutcome(cell, reason=f"depends on {', '.join(missing)}, which failed") if missing else None
 
 
-def ordered(cells: Sequence[Cell]) -> list[Cell]:
-    """Every cell after those that it needs, otherwise as they are.
+def sort_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells in an order in which each comes after those it depends on, otherwise unchanged.
 
-    >>> [cell.name for cell in ordered([Cell("b", needs=("a-0",)), Cell("a"), Cell("c")])]
+    >>> [cell.name for cell in sort_cells([Cell("b", depends_on=("a-0",)), Cell("a"), Cell("c")])]
     ['a-0', 'b-0', 'c-0']
     """
     known = {cell.name: cell for cell in cells}
     if len(known) < len(cells):
-        raise InputError("cells: expected different names, got the same twice")
+        raise InputError("cells: expected different names, got the same one twice")
     done: dict[str, Cell] = {}
 
     def add(cell: Cell, above: tuple[str, ...]) -> None:
         if cell.name in above:
-            raise InputError(f"cells: expected no circle, got {' needs '.join((*above, cell.name))}")
-        for name in cell.needs:
+            raise InputError(f"cells: expected no cycle, got {' -> '.join((*above, cell.name))}")
+        for name in cell.depends_on:
             if name not in known:
-                raise InputError(f"cell {cell.name}: expected to need cells of the same study, got {name}")
+                raise InputError(f"cell {cell.name}: expected to depend on cells of the same study, got {name}")
             if name not in done:
                 add(known[name], (*above, cell.name))
         done.setdefault(cell.name, cell)
@@ -194,104 +213,110 @@ def run_study(
     engine: Engine = run_sequentially,
     cells_folder: Path | str | None = None,
     processes: int = 1,
-    on_done: Callable[[Outcome, int, int], None] | None = None,
-) -> tuple[Found, StudyReport]:
-    """Run all cells that are not done yet, then write down what they show.
+    on_done: Callable[[CellOutcome, int, int], None] | None = None,
+) -> tuple[StudyResults, StudyReport]:
+    """Run all cells that are not finished and write the report.
 
     Args:
         study: what to run.
         scale: ``smoke``, ``cpu`` or ``paper``.
-        folder: where everything is kept; the same folder again goes on where it was.
-        overrides: for every recipe, such as where the data are; ``PATTERN:key.sub=value`` is for rows of such a name.
-        engine: who runs the cells.
-        cells_folder: where the runs of the cells are, if studies of a family are to share them.
-        processes: that train a cell, on the machine that runs it.
-        on_done: called after each cell with its outcome, how many are done, and of how many.
+        folder: folder of the study; running it again in the same folder resumes it.
+        overrides: overrides for every recipe, such as the path of the data; ``PATTERN:key.sub=value`` is for rows that
+            match.
+        engine: what runs the cells.
+        cells_folder: folder of the runs, for studies of a family that share them.
+        processes: processes that train a cell.
+        on_done: called after each cell with its outcome, the number of finished cells, and the total.
     """
     if processes < 1:
         raise InputError(f"processes: expected at least 1, got {processes}")
     if started() > 1:
-        raise InputError("a study is started once, without torchrun; its `processes` train each cell")
+        raise InputError("start a study without torchrun; `processes` sets how many processes train each cell")
     folder = Path(folder)
     cells = study.cells(scale)
     for override in overrides:
         pattern, _ = split_pattern(override)
         if not any(fnmatch.fnmatchcase(cell.row, pattern) for cell in cells):
-            raise InputError(f"{override}: expected rows of {study.name} before the colon, got {pattern!r}")
+            raise InputError(
+                f"{override}: expected a pattern of rows of {study.name} before the colon, got {pattern!r}"
+            )
     where = None if cells_folder is None else Path(cells_folder)
-    work = CellRunner(study, scale, folder, tuple(overrides), where, processes)
-    outcomes: dict[Cell, Outcome] = {}
-    for outcome in engine(work, cells):
+    runner = CellRunner(study, scale, folder, tuple(overrides), where, processes)
+    outcomes: dict[Cell, CellOutcome] = {}
+    for outcome in engine(runner, cells):
         outcomes[outcome.cell] = outcome
         if on_done is not None:
             on_done(outcome, len(outcomes), len(cells))
-    found = Found(
+    results = StudyResults(
         scale,
         {cell: numbers for cell in cells if (numbers := outcomes[cell].numbers) is not None},
         {cell: outcomes[cell].reason for cell in cells if outcomes[cell].numbers is None},
-        {cell: Run(work.run_folder(cell.name)) for cell in cells if outcomes[cell].numbers is not None and cell.recipe},
+        {cell: runner.run(cell.name) for cell in cells if outcomes[cell].numbers is not None and cell.recipe},
     )
-    if not found.numbers:
-        raise AtollError(f"study {study.name}: every cell failed; the first: {next(iter(found.failed.values()))}")
-    findings = study.conclude(found)
-    findings = replace(
-        findings, tables={title: add_failure_column(table, found) for title, table in findings.tables.items()}
+    if not results.numbers:
+        raise AtollError(f"study {study.name}: every cell failed; the first: {next(iter(results.failed.values()))}")
+    report = study.report(results)
+    report = replace(
+        report, tables={title: add_failure_column(table, results) for title, table in report.tables.items()}
     )
-    write_study(study, found, findings, folder, overrides)
-    return found, findings
+    write_study(study, results, report, folder, overrides)
+    return results, report
 
 
-def add_failure_column(table: Table, found: Found) -> Table:
-    """A table with a column for why cells failed, if some of its rows have such.
+def add_failure_column(table: Table, results: StudyResults) -> Table:
+    """A table with a column that says why cells failed, if cells of its rows did.
 
-    >>> found = Found("smoke", {}, {Cell("a", 0): "no data", Cell("a", 2): "no data"})
-    >>> add_failure_column(Table([Column("x")], {"a": [None], "b": [None]}), found).texts()
+    >>> results = StudyResults("smoke", {}, {Cell("a", 0): "no data", Cell("a", 2): "no data"})
+    >>> add_failure_column(Table([Column("x")], {"a": [None], "b": [None]}), results).texts()
     [['', 'x', 'failed'], ['a', '-', 'seeds 0, 2: no data'], ['b', '-', '-']]
     """
     seeds: dict[str, dict[str, list[str]]] = {}
-    for cell, reason in found.failed.items():
+    for cell, reason in results.failed.items():
         seeds.setdefault(cell.row, {}).setdefault(" ".join(reason.split()), []).append(str(cell.seed))
     if not seeds.keys() & table.rows.keys():
         return table
-    words = {
+    texts = {
         row: "; ".join(f"seed{'s' * (len(of) > 1)} {', '.join(of)}: {reason}" for reason, of in reasons.items())
         for row, reasons in seeds.items()
     }
     return Table(
-        [*table.columns, Column("failed")], {row: [*values, words.get(row)] for row, values in table.rows.items()}
+        [*table.columns, Column("failed")], {row: [*values, texts.get(row)] for row, values in table.rows.items()}
     )
 
 
-def write_study(study: Study, found: Found, findings: StudyReport, folder: Path, overrides: Sequence[str] = ()) -> None:
-    """README.md, a CSV per table, a PNG per picture, raw.json."""
-    said = "".join(f" {o}" for o in overrides if not o.partition("=")[0].endswith(PRIVATE))
-    lines = [f"# {study.title}", "", f"{study.shows}. Scale `{found.scale}`; mean ± standard error over seeds.", ""]
-    lines += [f"    atoll study {study.name} --scale {found.scale}{said}", ""]
-    for words in findings.words:
-        lines += [words, ""]
-    for number, (title, table) in enumerate(findings.tables.items()):
+def write_study(
+    study: Study, results: StudyResults, report: StudyReport, folder: Path, overrides: Sequence[str] = ()
+) -> None:
+    """README.md, a CSV per table, a PNG per figure, raw.json."""
+    shown = "".join(f" {o}" for o in overrides if not o.partition("=")[0].endswith(PRIVATE))
+    scale = f"Scale `{results.scale}`; mean ± standard error over seeds."
+    lines = [f"# {study.title}", "", f"{study.reference}. {scale}", ""]
+    lines += [f"    atoll study {study.name} --scale {results.scale}{shown}", ""]
+    for note in report.notes:
+        lines += [note, ""]
+    for number, (title, table) in enumerate(report.tables.items()):
         name = "table" if number == 0 else f"table-{number + 1}"
         write_atomic(folder / f"{name}.csv", table.csv().encode())
         lines += [f"{title}:", "", table.markdown(), ""]
-    first = next(iter(findings.tables.values()), None)
-    figures = findings.figures or ({} if first is None else {"table": first.figure()})
+    first = next(iter(report.tables.values()), None)
+    figures = report.figures or ({} if first is None else {"table": first.figure()})
     for name, figure in figures.items():
         figure.savefig(folder / f"{name}.png", dpi=90)
         lines += [f"![{name}]({name}.png)", ""]
-    if found.failed:
-        lines += ["Cells that failed:", ""]
-        lines += [f"- {cell.name}: {' '.join(reason.split())}" for cell, reason in found.failed.items()]
+    if results.failed:
+        lines += ["Failed cells:", ""]
+        lines += [f"- {cell.name}: {' '.join(reason.split())}" for cell, reason in results.failed.items()]
         lines += [""]
-    lines += ["## Whether the claims held here", "", *(f"- {verdict}" for verdict in findings.verdicts)]
+    lines += ["## Claims", "", *(f"- {claim}" for claim in report.claims)]
     write_atomic(folder / "README.md", ("\n".join(lines) + "\n").encode())
     write_json(
         folder / "raw.json",
         {
             "study": study.name,
-            "scale": found.scale,
-            "cells": [{**cell.to_json(), "numbers": finite(numbers)} for cell, numbers in found.numbers.items()],
-            "failed": [{**cell.to_json(), "reason": reason} for cell, reason in found.failed.items()],
-            "verdicts": [vars(verdict) for verdict in findings.verdicts],
+            "scale": results.scale,
+            "cells": [{**cell.to_json(), "numbers": finite(numbers)} for cell, numbers in results.numbers.items()],
+            "failed": [{**cell.to_json(), "reason": reason} for cell, reason in results.failed.items()],
+            "claims": [vars(claim) for claim in report.claims],
             "environment": environment(),
         },
     )

@@ -1,4 +1,4 @@
-"""The cells of a study spread over a Ray cluster."""
+"""Runs the cells of a study on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import Any
 
 from atoll.errors import InputError
 from atoll.studies.base import Cell
-from atoll.studies.engine import CellRunner, Outcome, missing, ordered
+from atoll.studies.engine import CellOutcome, CellRunner, dependency_failure, sort_cells
 
 RETRIES = 3
 
 
 @dataclass(frozen=True)
 class RayEngine:
-    """An engine: every cell is a Ray task, on as many machines as the cluster has; they share the study's folder.
+    """Runs every cell as a Ray task.  All machines of the cluster share the study's folder.
 
-    A task whose worker dies is started again by Ray, and its training goes on from its last checkpoint.
+    Ray restarts a task whose worker dies; its training then resumes from its last checkpoint.
 
     Args:
-        address: of the cluster; None for the one that ``RAY_ADDRESS`` names, or a new one on this machine.
-        cpus: cores for a cell; one for each of its processes if None.
-        gpus: GPUs for a cell.
+        address: address of the cluster; None to use ``RAY_ADDRESS``, or to start one on this machine.
+        cpus: cores per cell; one per process if None.
+        gpus: GPUs per cell.
     """
 
     address: str | None = None
     cpus: float | None = None
     gpus: float = 0
 
-    def __call__(self, work: CellRunner, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def __call__(self, runner: CellRunner, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
         ray = _ray()
         ours = not ray.is_initialized()
         if ours:
             ray.init(address=self.address, include_dashboard=False, log_to_driver=False, configure_logging=False)
         try:
-            # Workers have folders of their own to be in.
-            where = replace(work, folder=work.folder.resolve(), cells=work.run_folder("").resolve())
-            yield from self._spread(ray, where, ordered(cells))
+            # Workers have other working directories.
+            absolute = replace(runner, folder=runner.folder.resolve(), cells=runner.run_folder("").resolve())
+            yield from self._run(ray, absolute, sort_cells(cells))
         finally:
             if ours:
                 ray.shutdown()
 
-    def _spread(self, ray: Any, work: CellRunner, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        cpus = work.processes if self.cpus is None else self.cpus
+    def _run(self, ray: Any, runner: CellRunner, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
+        cpus = runner.processes if self.cpus is None else self.cpus
         task = ray.remote(num_cpus=cpus, num_gpus=self.gpus, max_retries=RETRIES)(_finish)
         waiting = list(cells)
         running: dict[Any, Cell] = {}
@@ -51,27 +51,27 @@ class RayEngine:
         failed: set[str] = set()
         while waiting or running:
             for cell in list(waiting):
-                if lost := missing(cell, failed):
+                if failure := dependency_failure(cell, failed):
                     waiting.remove(cell)
                     failed.add(cell.name)
-                    yield lost
-                elif done.issuperset(cell.needs):
+                    yield failure
+                elif done.issuperset(cell.depends_on):
                     waiting.remove(cell)
-                    running[task.remote(work, cell)] = cell
+                    running[task.remote(runner, cell)] = cell
             if not running:
                 continue
             (ready,), _ = ray.wait(list(running), num_returns=1)
             cell = running.pop(ready)
             try:
-                outcome: Outcome = ray.get(ready)
+                outcome: CellOutcome = ray.get(ready)
             except ray.exceptions.RayError as error:
-                outcome = Outcome(cell, reason=f"its worker was lost {RETRIES + 1} times: {type(error).__name__}")
+                outcome = CellOutcome(cell, reason=f"the worker died {RETRIES + 1} times: {type(error).__name__}")
             (failed if outcome.numbers is None else done).add(cell.name)
             yield outcome
 
 
-def _finish(work: CellRunner, cell: Cell) -> Outcome:
-    return work(cell)
+def _finish(runner: CellRunner, cell: Cell) -> CellOutcome:
+    return runner(cell)
 
 
 def _ray() -> Any:

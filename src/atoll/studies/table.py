@@ -1,4 +1,4 @@
-"""Tables of numbers with standard errors, the best marked, for people and for machines."""
+"""Tables of numbers with standard errors and marks for the best, as Markdown, CSV and figure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Value = Estimate | str | None
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds.
+    """A column of a table.
 
     Args:
-        name: its title.
-        better: which end is the better one, if any: the best number is then marked.
-        digits: after the point.
+        name: title.
+        better: whether high or low numbers are better, if either; the best one is then marked.
+        digits: digits after the point.
     """
 
     name: str
@@ -37,8 +37,8 @@ class Column:
 class Table:
     r"""Rows of estimates.
 
-    The best of a column is bold; so close to it that :math:`a_{top} - SE_{top} \le a + SE` (a "silver" of the papers)
-    is italic.
+    The best number of a column is bold.  Numbers within standard errors of it, :math:`a_{top} - SE_{top} \le a + SE`
+    (the papers' "silver"), are italic.
 
     >>> columns = [Column("robust, %", "high", 1), Column("seconds", digits=0)]
     >>> rows = {"AT": [Estimate(41.0, 0.8), Estimate(9.0)], "TRADES": [Estimate(42.1, 0.5), Estimate(11.0)]}
@@ -53,7 +53,7 @@ class Table:
     rows: Mapping[str, Sequence[Value]]
 
     def mark(self, row: str, column: int) -> Literal["best", "silver"] | None:
-        """Whether a number is the best of its column, or as good within standard errors."""
+        """Whether a number is the best of its column, or within standard errors of it."""
         better, value = self.columns[column].better, self.rows[row][column]
         if better is None or not _is_number(value):
             return None
@@ -82,7 +82,7 @@ class Table:
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
     def figure(self) -> Figure:
-        """Every column of numbers as dots with standard errors; the best is filled, those as good are blue, too."""
+        """Every column of numbers as dots with standard errors; the best is filled, close ones are blue rings."""
         rows = list(self.rows)
         columns = [c for c in range(len(self.columns)) if any(_is_number(values[c]) for values in self.rows.values())]
         figure = Figure(
@@ -94,9 +94,9 @@ class Table:
             for height, row in enumerate(rows):
                 value, mark = self.rows[row][column], self.mark(row, column)
                 if _is_number(value):
-                    colour = "tab:blue" if mark or self.columns[column].better is None else "silver"
-                    face = colour if mark != "silver" else "white"
-                    axis.errorbar(value.value, height, xerr=_error(value), fmt="o", ms=4, color=colour, mfc=face)
+                    color = "tab:blue" if mark or self.columns[column].better is None else "silver"
+                    face = color if mark != "silver" else "white"
+                    axis.errorbar(value.value, height, xerr=_error(value), fmt="o", ms=4, color=color, mfc=face)
             axis.set_title("\n".join(textwrap.wrap(self.columns[column].name, 18)), fontsize=8)
             axis.tick_params(labelsize=7)
             axis.xaxis.set_major_locator(MaxNLocator(3))
@@ -106,7 +106,7 @@ class Table:
         return figure
 
     def csv(self) -> str:
-        """Every number in full, with its standard error and its mark in columns of their own."""
+        """All digits, with standard errors and marks in columns of their own."""
         text = io.StringIO()
         out = csv.writer(text, lineterminator="\n")
         out.writerow(["", *(f"{c.name}{end}" for c in self.columns for end in ("", ", standard error", ", mark"))])

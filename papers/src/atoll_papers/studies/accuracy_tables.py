@@ -1,4 +1,4 @@
-"""Tables of robust accuracy: a book of recipes, every row and seed trained, best and last checkpoint attacked."""
+"""Tables of robust accuracy: train all variants of a recipe grid, attack the best and the last checkpoint."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from atoll.runs.recipe import rows
 from atoll.runs.run import Run
-from atoll.studies.base import SCALES, Cell, Found, Numbers, Scale, Study, StudyReport
+from atoll.studies.base import SCALES, Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import claim_increase
 from atoll.studies.table import Column, Table
-from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS, accuracies, evaluated
+from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS, accuracies, describe_evaluation
 
 COLUMNS = (
     Column("best: clean", "high"),
@@ -27,18 +27,18 @@ KEYS = ("best clean", "best PGD-20", "best AutoAttack", "last clean", "last PGD-
 
 @dataclass(frozen=True)
 class Grid:
-    """What a scale consists of.
+    """Recipes and attacks of a scale.
 
     Args:
-        books: of recipes.
-        patterns: which rows of them, as for file names.
-        seeds: how many.
-        points: test points that are attacked; None for all.
-        autoattack: its version.
-        overrides: for every recipe.
+        grids: names of recipe grids.
+        patterns: which variants, as patterns of file names.
+        seeds: number of seeds.
+        points: number of test points to attack; None for all.
+        autoattack: version of AutoAttack.
+        overrides: overrides for every recipe.
     """
 
-    books: tuple[str, ...]
+    grids: tuple[str, ...]
     patterns: tuple[str, ...] = ("*",)
     seeds: int = 3
     points: int | None = None
@@ -46,10 +46,10 @@ class Grid:
     overrides: tuple[str, ...] = ()
 
     def recipes(self) -> dict[str, str]:
-        """By the name of the row, which is theirs without the book."""
-        named = {recipe.partition("/")[2]: recipe for book in self.books for recipe in rows(book)}
-        matching = {name for name in named for pattern in self.patterns if fnmatch.fnmatchcase(name, pattern)}
-        return {name: recipe for name, recipe in named.items() if name in matching}
+        """Recipes by row, which is the name of the variant."""
+        variants = {recipe.partition("/")[2]: recipe for grid in self.grids for recipe in rows(grid)}
+        matching = {name for name in variants for pattern in self.patterns if fnmatch.fnmatchcase(name, pattern)}
+        return {name: recipe for name, recipe in variants.items() if name in matching}
 
     def cells(self) -> list[Cell]:
         return [
@@ -60,12 +60,12 @@ class Grid:
 
 
 class AccuracyTable(Study):
-    """A subclass says what is compared.
+    """Base of studies that compare a method with its base.
 
     Attributes:
-        grids: by scale.
-        claim: that a method raises accuracy under AutoAttack.
-        compared: by scale, how rows with the method end, and those that they are compared with.
+        grids: grids by scale.
+        claim: the claim that the method raises accuracy under AutoAttack.
+        compared: endings of the rows with the method and of the rows that they are compared with, by scale.
     """
 
     grids: Mapping[Scale, Grid]
@@ -75,38 +75,44 @@ class AccuracyTable(Study):
     def cells(self, scale: Scale) -> list[Cell]:
         return self.grids[scale].cells()
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
         assert run is not None
         grid, weights = self.grids[scale], "swa" if cell.row.endswith("swa") else "raw"
         numbers: Numbers = {}
         for which in ("best", "last"):
-            found = accuracies(run, which=which, weights=weights, points=grid.points, autoattack=grid.autoattack)
-            numbers |= {f"{which} {name}": value for name, value in found.items()}
+            part = accuracies(run, which=which, weights=weights, points=grid.points, autoattack=grid.autoattack)
+            numbers |= {f"{which} {name}": value for name, value in part.items()}
         train = accuracies(run, which="last", weights=weights, split="train", points=grid.points)
         return numbers | {"gap": train["PGD-20"] - numbers["last PGD-20"]}
 
-    def conclude(self, found: Found) -> StudyReport:
-        table = Table(COLUMNS, {row: [found.mean(row, key) for key in KEYS] for row in found.rows})
-        grid = self.grids[found.scale]
-        books = " and ".join(f"`{book}`" for book in grid.books)
-        words = (
-            f"Recipes of {books}. {evaluated(grid.points, grid.autoattack)} Last is after the last epoch; the gap is"
-            " that of the last checkpoint to training images, as many."
-        )
-        verdict = claim_increase(self.claim, found, self.pairs(found), "last AutoAttack")
-        return StudyReport({"Accuracy in %": table}, [verdict], words=[words])
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
+        rows = {row: [results.mean(row, key) for key in KEYS] for row in results.rows}
+        return {"Accuracy in %": Table(COLUMNS, rows)}
 
-    def pairs(self, found: Found) -> Sequence[tuple[str, str]]:
-        """Rows with the method, each with the one it is compared with."""
-        method, base = self.compared[found.scale]
-        ours = [row for row in found.rows if row.rpartition("-")[2] == method]
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        return [claim_increase(self.claim, results, self.pairs(results), "last AutoAttack")]
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        grid = self.grids[results.scale]
+        names = " and ".join(f"`{name}`" for name in grid.grids)
+        return [
+            f"Recipes of {names}. {describe_evaluation(grid.points, grid.autoattack)} Last is after the last epoch. The"
+            " gap compares the last checkpoint on training images and on equally many test images."
+        ]
+
+    def pairs(self, results: StudyResults) -> Sequence[tuple[str, str]]:
+        """Rows with the method, each with the row it is compared with."""
+        method, base = self.compared[results.scale]
+        ours = [row for row in results.rows if row.rpartition("-")[2] == method]
         return [(row, row.removesuffix(method) + base) for row in ours]
 
 
 class TrHTable(AccuracyTable):
+    """Robust accuracy of TrH and of other methods for flat minima."""
+
     name = "trh-table"
     title = "TrH beside other methods for flat minima"
-    shows = "TrH, tables 1, 7 and 8"
+    reference = "TrH, tables 1, 7 and 8"
     claim = "TrH raises accuracy under AutoAttack"
     compared = dict.fromkeys(SCALES, ("trh", "base"))
     grids = {  # noqa: RUF012
@@ -117,9 +123,11 @@ class TrHTable(AccuracyTable):
 
 
 class RATTable(AccuracyTable):
+    """Robust accuracy of randomized adversarial training and of its base losses."""
+
     name = "rat-table"
     title = "Randomized adversarial training beside its base losses"
-    shows = "RAT, tables 1-3, 5 and 8"
+    reference = "RAT, tables 1-3, 5 and 8"
     claim = "RAT raises accuracy under AutoAttack"
     compared = {"smoke": ("rat", "base"), "cpu": ("rat", "base"), "paper": ("both", "0th")}  # noqa: RUF012
     grids = {  # noqa: RUF012

@@ -1,40 +1,31 @@
-"""Attackers that cannot look into the model: inputs made on another one, and labels alone."""
+"""Black-box attackers: adversarial inputs of another model, and labels alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from atoll.attacks import Transfer
-from atoll.attacks.evaluate import evaluate
-from atoll.attacks.rays import boundary_distance
-from atoll.attacks.suites import get_attacks
-from atoll.distributed import default_device
 from atoll.runs.run import Run
-from atoll.studies.base import Cell, Found, Numbers, Scale, Study, StudyReport
+from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import claim_increase
 from atoll.studies.table import Column, Table
-from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS, first
+from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS
 
 AWP_RAT = "methods=[{class_path: RAT, init_args: {order: 2}}, {class_path: AWP, init_args: {gamma: 0.005}}]"
 ATTACKS = ("PGD-20", "CW-20")
-BATCH = 500  # points that RayS asks about at a time
 
 
 @dataclass(frozen=True)
 class Defenders:
-    """What a scale consists of.
+    """Recipes and points of a scale.
 
     Args:
-        surrogate: the recipe that the attacker has; None if none is needed.
-        base: what the method is compared with.
-        ours: the recipe with the method, followed by overrides of its own.
-        overrides: for all three.
-        seeds: how many.
-        points: test points that are attacked; None for all.
-        queries: of RayS, for each point.
+        surrogate: recipe of the attacker's model; None if there is none.
+        base: recipe that the method is compared with.
+        ours: recipe with the method, followed by overrides of its own.
+        overrides: overrides for all three.
+        seeds: number of seeds.
+        points: number of test points to attack; None for all.
     """
 
     surrogate: str | None
@@ -43,15 +34,14 @@ class Defenders:
     overrides: tuple[str, ...] = ()
     seeds: int = 3
     points: int | None = None
-    queries: int = 10_000
 
 
 class BlackBox(Study):
-    """A subclass says what the attacker does.
+    """Base of studies with a black-box attacker.
 
     Attributes:
-        defenders: by scale and data set.
-        titles: of the base and of the method.
+        defenders: defenders by scale and data set.
+        titles: titles of the base and of the method.
     """
 
     defenders: Mapping[Scale, Mapping[str, Defenders]]
@@ -64,28 +54,28 @@ class BlackBox(Study):
         cells = []
         for data, each in self.defenders[scale].items():
             for seed in range(each.seeds):
-                needs: tuple[str, ...] = ()
+                depends_on: tuple[str, ...] = ()
                 if each.surrogate is not None:
                     surrogate = Cell(f"{data}: surrogate", seed, each.surrogate, each.overrides)
-                    needs = (surrogate.name,)
+                    depends_on = (surrogate.name,)
                     cells.append(surrogate)
                 recipe, *own = each.ours
                 base, ours = (f"{data}: {title}" for title in self.titles)
-                cells.append(Cell(base, seed, each.base, each.overrides, needs))
-                cells.append(Cell(ours, seed, recipe, (*each.overrides, *own), needs))
+                cells.append(Cell(base, seed, each.base, each.overrides, depends_on))
+                cells.append(Cell(ours, seed, recipe, (*each.overrides, *own), depends_on))
         return cells
 
-    def pairs(self, found: Found) -> list[tuple[str, str]]:
+    def pairs(self, results: StudyResults) -> list[tuple[str, str]]:
         base, ours = self.titles
-        return [(f"{data}: {ours}", f"{data}: {base}") for data in self.defenders[found.scale]]
+        return [(f"{data}: {ours}", f"{data}: {base}") for data in self.defenders[results.scale]]
 
 
 class TransferTable(BlackBox):
-    """Inputs are made on a model of the same architecture and data, trained with AT from the same seed."""
+    """Attacks crafted on a model of the same architecture and data, trained with AT from the same seed."""
 
     name = "transfer"
-    title = "Adversarial inputs made on another model"
-    shows = "RAT, table 4"
+    title = "Adversarial inputs of another model"
+    reference = "RAT, table 4"
     titles = ("AWP", "AWP + RAT")
     defenders = {  # noqa: RUF012
         "smoke": {
@@ -117,41 +107,39 @@ class TransferTable(BlackBox):
         },
     }
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
-        """Accuracy in % of the best checkpoint, under attacks on the best checkpoint of the surrogate."""
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
+        """Accuracy in % of the best checkpoint under attacks on the best checkpoint of the surrogate."""
         assert run is not None
-        if not needed:
+        if not dependencies:
             return {}  # the surrogate itself
-        device = default_device()
-        (surrogate,) = (other.model().to(device) for other in needed.values())
-        attacks = {name: Transfer(one, surrogate) for name, one in get_attacks(ATTACKS, run.threat).items()}
-        points = first(run.data.split("test"), self.setting(cell, scale).points)
-        found = evaluate(run.model().to(device), points, attacks, seed="evaluation", device=device, check=False)
-        return {name: 100 * accuracy.value for name, accuracy in found.accuracy.items()}
+        (surrogate,) = dependencies.values()
+        points = self.setting(cell, scale).points
+        result = run.attack(",".join(ATTACKS), surrogate=str(surrogate.folder), points=points)
+        return {name.removesuffix(" (transfer)"): 100 * value.value for name, value in result.accuracy.items()}
 
-    def conclude(self, found: Found) -> StudyReport:
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
         names = ("clean", *ATTACKS)
-        rows = {row: [found.mean(row, n) for n in names] for row in found.rows if not row.endswith(": surrogate")}
-        verdicts = [
-            claim_increase(
-                f"RAT on top of AWP raises accuracy under transferred {name}", found, self.pairs(found), name
-            )
-            for name in ATTACKS
+        defenders = [row for row in results.rows if not row.endswith(": surrogate")]
+        rows = {row: [results.mean(row, name) for name in names] for row in defenders}
+        return {"Accuracy in %": Table([Column(name, "high") for name in names], rows)}
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        claim = "RAT on top of AWP raises accuracy under transferred"
+        return [claim_increase(f"{claim} {name}", results, self.pairs(results), name) for name in ATTACKS]
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        return [
+            "The adversarial inputs are crafted on the best checkpoint of a network of the same architecture, trained"
+            " with AT on the same data from the same seed. The defender is the best checkpoint."
         ]
-        words = (
-            "Adversarial inputs are made on the best checkpoint of a net of the same architecture, trained with AT on"
-            " the same data from the same seed, and shown to the best checkpoint of the defender."
-        )
-        table = Table([Column(name, "high") for name in names], rows)
-        return StudyReport({"Accuracy in %": table}, verdicts, words=[words])
 
 
 class RaySTable(BlackBox):
-    """The distance to the decision boundary that an attacker finds who sees nothing but labels."""
+    """Distance to the decision boundary as estimated by an attacker who sees only labels."""
 
     name = "rays"
-    title = "An attacker who sees labels alone"
-    shows = "RAT, table 7"
+    title = "An attacker who sees only labels"
+    reference = "RAT, table 7"
     titles = ("TRADES", "TRADES + RAT")
     defenders = {  # noqa: RUF012
         "smoke": {
@@ -162,7 +150,6 @@ class RaySTable(BlackBox):
                 TINY_DIGITS,
                 seeds=1,
                 points=10,
-                queries=100,
             )
         },
         "cpu": {
@@ -172,7 +159,6 @@ class RaySTable(BlackBox):
                 ("mnist-flat/trades-rat",),
                 SMALL_MNIST,
                 points=300,
-                queries=5000,
             )
         },
         "paper": {
@@ -182,44 +168,26 @@ class RaySTable(BlackBox):
         },
     }
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
         assert run is not None
-        setting, device = self.setting(cell, scale), default_device()
-        model = run.model().to(device)
-        x, y = run.data.tensors("test", setting.points)
-        found = [
-            boundary_distance(model, *batch, bounds=run.data.bounds, queries=setting.queries)
-            for batch in zip(torch.split(x.to(device), BATCH), torch.split(y.to(device), BATCH), strict=True)
-        ]
-        return distances(torch.cat(found), run.threat.radius)
+        result = run.attack("RayS", adbd=True, points=self.setting(cell, scale).points)
+        assert result.adbd is not None
+        return {"clean": 100 * result.clean.value, "ADBD": result.adbd.value, "RayS": 100 * result.robust.value}
 
-    def conclude(self, found: Found) -> StudyReport:
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = {"clean": Column("clean, %", "high"), "ADBD": Column("ADBD", "high", 4)}
         columns |= {"RayS": Column("RayS, %", "high")}
-        rows = {row: [found.mean(row, name) for name in columns] for row in found.rows}
-        words = (
-            "ADBD is the mean linf distance, over points that are classified correctly, to the closest misclassified"
-            " input that RayS finds; RayS is the share of all points for which that is farther than eps."
-        )
-        verdicts = [
-            claim_increase(f"RAT raises {title} under RayS", found, self.pairs(found), name)
+        rows = {row: [results.mean(row, name) for name in columns] for row in results.rows}
+        return {"RayS": Table(list(columns.values()), rows)}
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        return [
+            claim_increase(f"RAT raises {title} under RayS", results, self.pairs(results), name)
             for name, title in (("ADBD", "the distance to the boundary"), ("RayS", "accuracy"))
         ]
-        return StudyReport({"RayS": Table(list(columns.values()), rows)}, verdicts, words=[words])
 
-
-def distances(distance: torch.Tensor, eps: float) -> Numbers:
-    """Clean accuracy (%), average decision boundary distance, and accuracy within eps (%), from all distances.
-
-    Points that are misclassified have distance 0; those where nothing was found have no distance and stand.
-
-    >>> distances(torch.tensor([0.0, 0.25, 0.75, float("inf")]), 0.5)
-    {'clean': 75.0, 'ADBD': 0.5, 'RayS': 50.0}
-    """
-    correct = distance[distance > 0]
-    known = correct[correct.isfinite()]
-    return {
-        "clean": 100 * len(correct) / len(distance),
-        "ADBD": float(known.mean()) if len(known) else None,
-        "RayS": 100 * float((distance > eps).double().mean()),
-    }
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        return [
+            "ADBD is the mean linf distance of correctly classified points to the closest misclassified input that RayS"
+            " finds. RayS is the share of all points that are correct and for which this distance is larger than eps."
+        ]

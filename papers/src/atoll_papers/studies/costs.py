@@ -1,10 +1,10 @@
-"""Time and peak memory of training steps, each method beside its base, on random images."""
+"""Time and peak memory of training steps relative to a base, on random images."""
 
 from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,20 +14,20 @@ from atoll.distributed import default_device
 from atoll.runs.recipe import build_recipe
 from atoll.runs.run import Run
 from atoll.runs.train import build_trainer
-from atoll.studies.base import Cell, Claim, Found, Numbers, Scale, Study, StudyReport
-from atoll.studies.claims import above, claim_increase
+from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
+from atoll.studies.claims import claim_above, claim_increase
 from atoll.studies.table import Column, Table
 from atoll.training.methods import MeasureWCI
 from atoll.training.trainer import Trainer
 from atoll_papers.cost import Noise, added, alternate, peak_memory, seconds
 
 SMALL_VIT = "model={class_path: ViT, init_args: {patch_size: 4, width: 192, depth: 6, heads: 3}}"
-NOTICED = 1.05  # times the cost of the base: what cannot be ignored
+NOTICED = 1.05  # times the cost of the base that cannot be ignored
 
 
 def noisy(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], points: int) -> Trainer:
-    """A recipe's trainer on random images, in front of its first step."""
-    # Labels are random, too; at an ordinary rate exact Taylor terms diverge within a few steps.
+    """A recipe's trainer on random images, before its first step."""
+    # The labels are also random; at an ordinary rate, exact Taylor terms diverge within a few steps.
     built = build_recipe(recipe, *overrides, "optimizer.lr=1e-5")
     trainer = build_trainer(replace(built, data=Noise(shape, points)))
     for method in trainer.methods:
@@ -36,7 +36,7 @@ def noisy(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], point
 
 
 def step(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], pgd: int) -> Callable[[], object]:
-    """A training step with so many steps of PGD."""
+    """A training step with this many steps of PGD."""
     size = build_recipe(recipe, *overrides).trainer.batch_size
     trainer = noisy(recipe, (*overrides, f"attack.steps={pgd}"), shape, size)
     batch = next(batches(trainer.data.train, [torch.arange(size)], device=trainer.device))
@@ -45,15 +45,15 @@ def step(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], pgd: i
 
 @dataclass(frozen=True)
 class Costs:
-    """What a scale consists of.
+    """Recipes and repetitions of a scale.
 
     Args:
-        recipes: by method; the first is the base.
-        shape: of the images.
-        overrides: for every recipe.
-        rounds: of steps with and without the method, in turns.
-        repeats: of everything.
-        memory: whether it is measured, in processes of its own.
+        recipes: recipes by method; the first is the base.
+        shape: shape of the images.
+        overrides: overrides for every recipe.
+        rounds: number of alternating steps with and without the method.
+        repeats: number of repetitions.
+        memory: measure peak memory, in separate processes.
     """
 
     recipes: Mapping[str, str]
@@ -65,15 +65,15 @@ class Costs:
 
 
 def smoke(recipes: Mapping[str, str]) -> Costs:
-    """Of recipes for digits, in seconds."""
+    """A few seconds of small recipes."""
     return Costs(recipes, (1, 8, 8), ("trainer.batch_size=8",), rounds=3, repeats=1, memory=False)
 
 
 class CostTable(Study):
-    """A subclass says which methods.
+    """Base of studies that compare the cost of methods.
 
-    What a method adds does not depend on the steps of the attack, but the noise of a measurement grows with its length:
-    the added seconds are those of steps with PGD-1, and set in relation to a step with PGD-10.
+    What a method adds does not depend on the steps of the attack, but measurement noise grows with the length of a
+    step.  So the added seconds are measured with PGD-1 and compared with the length of a step with PGD-10.
     """
 
     costs: Mapping[Scale, Costs]
@@ -82,7 +82,7 @@ class CostTable(Study):
         costs = self.costs[scale]
         return [Cell(row, repeat) for row in costs.recipes for repeat in range(costs.repeats)]
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
         costs = self.costs[scale]
         base, ours = (
             functools.partial(step, recipe, costs.overrides, costs.shape)
@@ -104,29 +104,30 @@ class CostTable(Study):
             numbers |= {"megabytes": peaks[-1] / 1e6, "memory": peaks[-1] / peaks[0]}
         return numbers
 
-    def conclude(self, found: Found) -> StudyReport:
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = {
             "time": Column("time / base", "low", 3),
             "images": Column("images per second", digits=1),
             "memory": Column("peak memory / base", "low", 3),
             "megabytes": Column("peak memory, MB", "low", 0),
         }
-        rows = {row: [found.mean(row, name) for name in columns] for row in found.rows}
-        words = (
-            "A step with PGD-10, on random images; peak memory is that of everything (weights, optimizer, averages,"
-            " activations). Ratios are of neighbouring measurements, and can be trusted on a busy machine, where images"
-            " per second cannot; repeats take the place of seeds."
-        )
-        return StudyReport({"Cost": Table(list(columns.values()), rows)}, self.verdicts(found), words=[words])
+        rows = {row: [results.mean(row, name) for name in columns] for row in results.rows}
+        return {"Cost": Table(list(columns.values()), rows)}
 
-    def verdicts(self, found: Found) -> list[Claim]:
-        raise NotImplementedError
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        return [
+            "A step with PGD-10 on random images. Peak memory includes weights, optimizer, averages and activations."
+            " Ratios compare neighboring measurements, so they are reliable on a busy machine; images per second are"
+            " not. Repetitions take the place of seeds."
+        ]
 
 
 class TrHCost(CostTable):
+    """Cost of methods for flat minima."""
+
     name = "trh-cost"
-    title = "What methods for flat minima cost"
-    shows = "TrH, table 2"
+    title = "Cost of methods for flat minima"
+    reference = "TrH, table 2"
     published = 5.5 / 5.2  # images per second without and with TrH
     costs = {  # noqa: RUF012
         "smoke": smoke({"base": "digits-flat/at-base", "TrH": "digits-flat/at-trh"}),
@@ -142,29 +143,33 @@ class TrHCost(CostTable):
         ),
     }
 
-    def verdicts(self, found: Found) -> list[Claim]:
-        others = [row for row in found.rows if row in ("SWA", "AWP")]
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        others = [row for row in results.rows if row in ("SWA", "AWP")]
         return [
-            above(
+            claim_above(
                 f"TrH adds almost no time (published: {self.published:.2f} times that of the base)",
-                {"TrH": found.values("TrH", "time")},
+                {"TrH": results.values("TrH", "time")},
                 round(self.published, 2),
                 sign=-1,
             ),
-            above("TrH adds almost no memory (1 % at most)", {"TrH": found.values("TrH", "memory")}, 1.01, sign=-1),
-            claim_increase(
-                "TrH takes less time than SWA and AWP", found, [("TrH", o) for o in others], "time", sign=-1
+            claim_above(
+                "TrH adds almost no memory (at most 1 %)", {"TrH": results.values("TrH", "memory")}, 1.01, sign=-1
             ),
             claim_increase(
-                "TrH takes less memory than SWA and AWP", found, [("TrH", o) for o in others], "memory", sign=-1
+                "TrH takes less time than SWA and AWP", results, [("TrH", o) for o in others], "time", sign=-1
+            ),
+            claim_increase(
+                "TrH takes less memory than SWA and AWP", results, [("TrH", o) for o in others], "memory", sign=-1
             ),
         ]
 
 
 class RATCost(CostTable):
+    """Cost of the Taylor terms of RAT."""
+
     name = "rat-cost"
-    title = "What the Taylor terms cost"
-    shows = "RAT, table 6"
+    title = "Cost of the Taylor terms"
+    reference = "RAT, table 6"
     costs = {  # noqa: RUF012
         "smoke": smoke({"TRADES": "digits-flat/trades-base", "first and second": "digits-flat/trades-rat"}),
         "cpu": Costs(
@@ -186,13 +191,13 @@ class RATCost(CostTable):
         ),
     }
 
-    def verdicts(self, found: Found) -> list[Claim]:
-        ours = [row for row in found.rows if row != "TRADES"]
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        ours = [row for row in results.rows if row != "TRADES"]
         return [
-            above(
-                f"The growth of {what} cannot be ignored ({NOTICED:g} times that of TRADES at least; published:"
+            claim_above(
+                f"The growth of {what} cannot be ignored (at least {NOTICED:g} times that of TRADES; published:"
                 f" {first} with the first term, {both} with both)",
-                {row: found.values(row, name) for row in ours},
+                {row: results.values(row, name) for row in ours},
                 NOTICED,
             )
             for what, name, first, both in (("time", "time", 1.30, 1.42), ("memory", "memory", "1.60", 2.05))
@@ -201,7 +206,7 @@ class RATCost(CostTable):
 
 @dataclass(frozen=True)
 class Net:
-    """A recipe that measures WCI, the shape of its images and how many there are; overrides of its own."""
+    """A recipe that measures WCI, the shape and number of its images, and overrides."""
 
     recipe: str
     shape: tuple[int, ...]
@@ -210,11 +215,11 @@ class Net:
 
 
 class WCICost(Study):
-    """Seconds of a measurement and of a training step, in turns, and with them those of an epoch."""
+    """Seconds of a measurement relative to those of a training step and of an epoch."""
 
     name = "wci-cost"
-    title = "What measuring the Weight-Curvature Index costs"
-    shows = "WCI, table 2"
+    title = "Cost of measuring the Weight-Curvature Index"
+    reference = "WCI, table 2"
     nets = {  # noqa: RUF012
         "smoke": {
             "small ConvNet": Net(
@@ -236,7 +241,7 @@ class WCICost(Study):
     def cells(self, scale: Scale) -> list[Cell]:
         return [Cell(net, repeat) for net in self.nets[scale] for repeat in range(1 if scale == "smoke" else 3)]
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
         net = self.nets[scale][cell.row]
         trainer = noisy(net.recipe, net.overrides, net.shape, 512)
         (method,) = trainer.methods
@@ -252,18 +257,22 @@ class WCICost(Study):
             "rule": 1 + share / 2,  # half of the epochs
         }
 
-    def conclude(self, found: Found) -> StudyReport:
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = {
             "step": Column("a step, s", digits=3),
             "measurement": Column("a measurement, s", digits=3),
             "every epoch": Column("training with WCI every epoch / without", "low", 3),
             "rule": Column("with the rule (from half of the run on) / without", "low", 3),
         }
-        rows = {row: [found.mean(row, name) for name in columns] for row in found.rows}
-        words = (
-            "On random images, 512 points a measurement where nothing is said; repeats take the place of seeds. The"
-            " time of testing is not measured: the net is the same with and without."
-        )
-        claim = f"Training takes significantly longer with WCI every epoch ({NOTICED:g} times as long at least)"
-        verdict = above(claim, {row: found.values(row, "every epoch") for row in found.rows}, NOTICED)
-        return StudyReport({"Cost": Table(list(columns.values()), rows)}, [verdict], words=[words])
+        rows = {row: [results.mean(row, name) for name in columns] for row in results.rows}
+        return {"Cost": Table(list(columns.values()), rows)}
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        claim = f"Training takes significantly longer with WCI every epoch (at least {NOTICED:g} times as long)"
+        return [claim_above(claim, {row: results.values(row, "every epoch") for row in results.rows}, NOTICED)]
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        return [
+            "On random images, 512 points per measurement unless noted. Repetitions take the place of seeds. The time"
+            " of testing is not measured, because the network is the same with and without WCI."
+        ]

@@ -1,21 +1,21 @@
-"""Learning rates in adversarial training: the rule that follows WCI beside schedules, and when and how far to drop."""
+"""Learning rates in adversarial training: the WCI rule against schedules, and when and how far to drop."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from atoll.curvature import Estimate
 from atoll.runs.run import Run, Which
-from atoll.studies.base import Cell, Found, Numbers, Scale, Study, StudyReport
+from atoll.stats import Estimate
+from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import Difference, claim_equivalent, claim_increase
 from atoll.studies.table import Column, Table, Value
-from atoll_papers.studies.measure import accuracies, evaluated
-from atoll_papers.studies.wci_runs import TITLES, curves, legend, plot, plot_all, wci_cell, words_of
+from atoll_papers.studies.measure import accuracies, describe_evaluation
+from atoll_papers.studies.wci_runs import TITLES, curves, describe_setting, legend, plot, plot_all, wci_cell
 
 POINTS: Mapping[Scale, int | None] = {"smoke": 20, "cpu": 4000, "paper": None}  # test images for PGD-20
 LITTLE = 1.0  # point of accuracy
@@ -29,35 +29,35 @@ ACCURACY = {
 
 
 class LearningRates(Study):
-    """Trainings that differ in their learning rates, seen after the last epoch and at the best one."""
+    """Base of studies whose runs differ in their learning rate; measures the last and the best epoch."""
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
         assert run is not None
         numbers = curves(run)
         for which in WHICH:
-            found = accuracies(run, which=which, points=POINTS[scale])
-            numbers |= {f"{which} {name}": value for name, value in found.items()}
+            part = accuracies(run, which=which, points=POINTS[scale])
+            numbers |= {f"{which} {name}": value for name, value in part.items()}
         ends = {name: series[-1] for name, series in numbers["curves"].items() if series}
         return numbers | {f"last {name}": value for name, value in ends.items()}
 
 
 class WCIRate(LearningRates):
-    """The rule beside ordinary schedules and early stopping."""
+    """The WCI rule against ordinary schedules and early stopping."""
 
     name = "wci-lr"
     title = "A learning rate that follows WCI"
-    shows = "WCI, table 1 and figures 3, 8 and 9"
+    reference = "WCI, table 1 and figures 3, 8 and 9"
     thresholds = (100, 10)  # both ends of the paper's range
 
     def cells(self, scale: Scale) -> list[Cell]:
         seeds = range(1 if scale == "smoke" else 4)
-        chosen = self.thresholds[1:] if scale == "smoke" else self.thresholds
+        thresholds = self.thresholds[1:] if scale == "smoke" else self.thresholds
         plain = ("piecewise",) if scale == "smoke" else ("piecewise", "cosine")
         return [
             *(wci_cell(row, seed, scale, row) for row in plain for seed in seeds),
             *(
                 wci_cell(self.rule(tau), seed, scale, "rule", f"methods.0.threshold={tau}")
-                for tau in chosen
+                for tau in thresholds
                 for seed in seeds
             ),
         ]
@@ -65,60 +65,68 @@ class WCIRate(LearningRates):
     def rule(self, tau: int) -> str:
         return f"rule, τ = {tau}"
 
-    def conclude(self, found: Found) -> StudyReport:
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = {
             **ACCURACY,
             "last gap_error": Column("gap in error, last", "low", 3),
             "last wci": Column("WCI, last", "low"),
             "last learning_rate": Column("rate, last", digits=5),
         }
-        rows = {row: [found.mean(row, name) for name in columns] for row in found.rows}
-        more = stopped_early(found, "piecewise")
-        rules = [row for row in found.rows if row.startswith("rule")]
-        others = [row for row in more.rows if row not in rules]
-        pairs = [(rule, other) for rule in rules for other in others]
-        verdicts = [
-            claim_increase(
-                "The rule beats other learning rates and early stopping (last epoch)", more, pairs, "last PGD-20"
-            ),
-            claim_equivalent(
-                f"Accuracy does not depend on the threshold from 10 to 100 ({LITTLE:g} point at most)",
-                more,
-                rules,
-                "last PGD-20",
-                LITTLE,
-            ),
-        ]
-        words = [
-            *words_of(found.scale),
-            f"{evaluated(POINTS[found.scale])} Robust is under PGD-20.",
-            "The rule, `WCISchedule`: the rate of the recipe, a tenth of it after half of the run, and from then on"
-            " times min(1, τ / average of WCI), for both ends of the paper's range of τ."
-            + _at_drop(found)
-            + _gain(found),
-        ]
-        tables = {
+        rows = {row: [results.mean(row, name) for name in columns] for row in results.rows}
+        pairs = self.pairs(results)
+        return {
             "Learning rates": Table(list(columns.values()), rows),
-            "Robust accuracy after the last epoch in points, seed by seed": differences(more, pairs),
+            "Robust accuracy after the last epoch in points, paired by seed": differences(
+                stopped_early(results, "piecewise"), pairs
+            ),
         }
-        return StudyReport(tables, verdicts, {"rates": plot_all(found)}, words)
+
+    def pairs(self, results: StudyResults) -> list[tuple[str, str]]:
+        """Every rule with every other learning rate."""
+        others = [row for row in stopped_early(results, "piecewise").rows if row not in self.rules(results)]
+        return [(rule, other) for rule in self.rules(results) for other in others]
+
+    def rules(self, results: StudyResults) -> list[str]:
+        return [row for row in results.rows if row.startswith("rule")]
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        extended = stopped_early(results, "piecewise")
+        beats = "The rule beats other learning rates and early stopping (last epoch)"
+        same = f"Accuracy does not depend on the threshold from 10 to 100 (at most {LITTLE:g} point)"
+        return [
+            claim_increase(beats, extended, self.pairs(results), "last PGD-20"),
+            claim_equivalent(same, extended, self.rules(results), "last PGD-20", LITTLE),
+        ]
+
+    def figures(self, results: StudyResults) -> Mapping[str, Figure]:
+        return {"rates": plot_all(results)}
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        return [
+            *describe_setting(results.scale),
+            f"{describe_evaluation(POINTS[results.scale])} Robust is under PGD-20.",
+            "The rule, `WCISchedule`: the rate of the recipe, a tenth of it after half of the run, and from then on"
+            " multiplied by min(1, τ / average of WCI), for both ends of the paper's range of τ."
+            + _at_drop(results)
+            + _gain(results),
+        ]
 
 
-def stopped_early(found: Found, row: str) -> Found:
-    """With early stopping as a row of its own: its last epoch is the best one of ``row``."""
+def stopped_early(results: StudyResults, row: str) -> StudyResults:
+    """Results with early stopping as a row of its own: its last epoch is the best one of ``row``."""
     stopped = {
         replace(cell, row=EARLY): {"last PGD-20": numbers["best PGD-20"]}
-        for cell, numbers in found.numbers.items()
+        for cell, numbers in results.numbers.items()
         if cell.row == row
     }
-    return replace(found, numbers={**found.numbers, **stopped})
+    return replace(results, numbers={**results.numbers, **stopped})
 
 
-def differences(found: Found, pairs: list[tuple[str, str]]) -> Table:
+def differences(results: StudyResults, pairs: list[tuple[str, str]]) -> Table:
     """The last robust accuracy of each first row minus that of the second."""
     rows: dict[str, list[Value]] = {}
     for first, second in pairs:
-        apart = found.paired(first, second, "last PGD-20")
+        apart = results.paired(first, second, "last PGD-20")
         one = Difference.of(apart)
         error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else float("nan")
         interval = f"[{one.low:.2f}, {one.high:.2f}]" if len(apart) > 1 else None
@@ -126,27 +134,27 @@ def differences(found: Found, pairs: list[tuple[str, str]]) -> Table:
     return Table([Column("difference"), Column("95 % interval")], rows)
 
 
-def _at_drop(found: Found) -> str:
-    """How large WCI is when the rate of the piecewise runs drops, which is when the rule sets in."""
+def _at_drop(results: StudyResults) -> str:
+    """WCI when the rate of the piecewise runs drops, which is when the rule starts."""
     at = []
-    for curve in (numbers["curves"] for numbers in found.of("piecewise")):
+    for curve in (numbers["curves"] for numbers in results.of("piecewise")):
         pairs = zip(curve["epoch"], curve["wci"], strict=True)
         at += [index for epoch, index in pairs if 2 * epoch == curve["epoch"][-1]]
     return f" WCI is {statistics.fmean(at):.0f} when the rate drops (piecewise)." if at else ""
 
 
-def _gain(found: Found) -> str:
-    """What early stopping brings in the piecewise runs."""
-    gains = [numbers["best PGD-20"] - numbers["last PGD-20"] for numbers in found.of("piecewise")]
+def _gain(results: StudyResults) -> str:
+    """What early stopping gains in the piecewise runs."""
+    gains = [numbers["best PGD-20"] - numbers["last PGD-20"] for numbers in results.of("piecewise")]
     return f" Early stopping gains {Difference.of(gains)} points in piecewise." if gains else ""
 
 
 class DropSchedules(LearningRates):
-    """When the rate drops, and from where to where."""
+    """When and by how much the learning rate drops."""
 
     name = "lr-schedules"
     title = "When and how far the learning rate drops"
-    shows = "WCI, figure 2"
+    reference = "WCI, figure 2"
     times = (0.125, 0.25, 0.375, 0.5)  # epochs 25, 50, 75, 100 of 200
     rates: Mapping[Scale, float] = {"smoke": 0.05, "cpu": 0.05, "paper": 0.1}
     published = (1.0, 0.1)  # share of the rate, and factor when it drops
@@ -175,44 +183,44 @@ class DropSchedules(LearningRates):
             )
         return [wci_cell(row, seed, scale, "piecewise", *rows[row]) for row in rows for seed in seeds]
 
-    def conclude(self, found: Found) -> StudyReport:
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = {**ACCURACY, "last gap_error": Column("gap in error, last", "low", 3)}
-        rows = {row: [found.mean(row, name) for name in columns] for row in found.rows}
-        times = [row for row in found.rows if row.startswith("drops at")]
-        best = self.drop(*self.published)
-        others = [row for row in found.rows if row not in (*times, best)]
-        verdicts = [
-            claim_equivalent(
-                f"When the rate drops does not matter ({LITTLE:g} point at most, last epoch)",
-                found,
-                times,
-                "last PGD-20",
-                LITTLE,
-            ),
-            claim_increase(
-                "The highest rate that drops to a tenth is the best (best checkpoint)",
-                found,
-                [(best, other) for other in others],
-                "best PGD-20",
-            ),
+        rows = {row: [results.mean(row, name) for name in columns] for row in results.rows}
+        return {"Learning rates": Table(list(columns.values()), rows)}
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        times, best = _times(results), self.drop(*self.published)
+        pairs = [(best, row) for row in results.rows if row not in (*times, best)]
+        when = f"When the rate drops does not matter (at most {LITTLE:g} point, last epoch)"
+        highest = "The highest rate that drops to a tenth is the best (best checkpoint)"
+        return [
+            claim_equivalent(when, results, times, "last PGD-20", LITTLE),
+            claim_increase(highest, results, pairs, "best PGD-20"),
         ]
-        words = [
-            *words_of(found.scale),
-            f"{evaluated(POINTS[found.scale])} Robust is under PGD-20.",
-            "Above, the rate drops to a tenth after a share of the run, and again a quarter of the run later; below,"
-            " once, after half of the run.",
+
+    def figures(self, results: StudyResults) -> Mapping[str, Figure]:
+        return {"schedules": _figure(results, _times(results))}
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        return [
+            *describe_setting(results.scale),
+            f"{describe_evaluation(POINTS[results.scale])} Robust is under PGD-20.",
+            "In the upper rows the rate drops to a tenth after a share of the run, and again a quarter later."
+            " In the lower rows it drops once, after half of the run.",
         ]
-        tables = {"Learning rates": Table(list(columns.values()), rows)}
-        return StudyReport(tables, verdicts, {"schedules": _figure(found, times)}, words)
 
 
-def _figure(found: Found, times: list[str]) -> Figure:
+def _times(results: StudyResults) -> list[str]:
+    return [row for row in results.rows if row.startswith("drops at")]
+
+
+def _figure(results: StudyResults, times: list[str]) -> Figure:
     """Robust test error over epochs, for both questions."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes: Any = figure.subplots(1, 2, sharey=True)
-    halves = (times, [row for row in found.rows if row not in times])
+    halves = (times, [row for row in results.rows if row not in times])
     for axis, rows in zip(axes, halves, strict=True):
-        plot(axis, found, "gap_test_error", {row: f"C{number}" for number, row in enumerate(rows)})
+        plot(axis, results, "gap_test_error", {row: f"C{number}" for number, row in enumerate(rows)})
         axis.set_ylabel(TITLES["gap_test_error"])
         legend(axis)
     return figure

@@ -1,4 +1,4 @@
-"""Does accuracy, does robustness make a net look at the object, and bring attributions closer to the boundary's?"""
+"""Whether accurate and robust networks look at the object, and how close attributions are to those at the boundary."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from atoll.plots import plot_attributions
 from atoll.stats import Estimate
-from atoll.studies.base import Answer, Claim, Found, Numbers, StudyReport
-from atoll.studies.claims import TOO_FEW, Difference
+from atoll.studies.base import Claim, Numbers, StudyResults
+from atoll.studies.claims import TOO_FEW, Difference, claim_outcome
 from atoll.studies.table import Column, Table
 from atoll_papers.studies.locality_nets import (
     CHEAP,
@@ -23,147 +23,162 @@ from atoll_papers.studies.locality_nets import (
     SIZES,
     START,
     LocalityStudy,
-    apart,
     attributions,
     ends,
-    explained,
-    points_of,
+    robust_minus_standard,
+    select_explained,
+    select_points,
 )
 
 ROBUST = LOSSES[1:]
 DISTANCES = tuple("-".join(pair) for pair in PAIRS)
+RELATIVE = tuple(f"{name}, relative" for name in DISTANCES)
 
 
 class LocalityAccuracy(LocalityStudy):
-    """Rank correlations of accuracy and F1 within standard nets: over the epochs of a run, and over nets."""
+    """Rank correlations of accuracy and F1 of standard networks: over the epochs of a run, and over networks."""
 
     name = "locality-accuracy"
-    title = "Locality and accuracy of standard nets"
-    shows = "Thesis, figure 3.2 (which has published ImageNet nets; here nets are trained on cluttered canvases)"
+    title = "Locality and accuracy of standard networks"
+    reference = "Thesis, figure 3.2 (with published ImageNet networks; here networks are trained on cluttered canvases)"
     losses = ("standard",)
 
-    def conclude(self, found: Found) -> StudyReport:
-        epochs = [numbers["epochs"] for cell, numbers in found.numbers.items() if cell.row.startswith(START)]
-        nets = list(ends(found, "standard").values())
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
         rows: dict[str, list[Estimate | str | None]] = {}
-        rose, fell, told = [], [], []
-        for method in METHODS:
-            within = Difference.of(over_epochs(epochs, f"{method} f1") if method in CHEAP else [])
-            across, p = over_nets(nets, f"{method} f1")
-            if within.low > 0 or (across > 0 and p < 0.05):
-                rose.append(method)
-            if within.high < 0 or (across < 0 and p < 0.05):
-                fell.append(method)
-            measured = math.isfinite(within.low)
-            told.append(f"{method} {within.text() if measured else '-'} and {across:.2f}")
+        for method, (within, across, p) in self.correlations(results).items():
             rows[method] = [
-                within.text(3) if measured else "not measured",
+                within.text(3) if math.isfinite(within.low) else "not measured",
                 None if math.isnan(across) else Estimate(across),
                 None if math.isnan(p) else f"{p:.2g}",
             ]
-        columns = [
-            Column("over the epochs of a run, mean of all runs"),
-            Column("over sizes and seeds"),
-            Column("p"),
-        ]
-        words = (
-            f"{describe(found)} Rank correlation (Spearman) of clean accuracy and F1 within standard nets: over the"
-            " epochs of the runs that all others start from, mean and 95 % interval over runs; and over the standard"
-            " nets at the end."
-        )
+        columns = [Column("over the epochs of a run, mean over runs"), Column("over sizes and seeds"), Column("p")]
+        return {"Rank correlation of accuracy and F1": Table(columns, rows), **main_table(results, "standard")}
+
+    def correlations(self, results: StudyResults) -> dict[str, tuple[Difference, float, float]]:
+        """By method: the correlation over epochs, that over networks, and the p-value of the latter."""
+        epochs, nets = self._epochs(results), list(ends(results, "standard").values())
+        within = {name: over_epochs(epochs, f"{name} f1") if name in CHEAP else [] for name in METHODS}
+        return {name: (Difference.of(within[name]), *over_nets(nets, f"{name} f1")) for name in METHODS}
+
+    def _epochs(self, results: StudyResults) -> list[list[Numbers]]:
+        return [numbers["epochs"] for cell, numbers in results.numbers.items() if cell.row.startswith(START)]
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
         claim = "Accuracy does not raise locality"
-        if len(epochs) < 2 or len(nets) < 3:
-            verdict = Claim(claim, "not testable", "that takes three nets at least")
-        else:
-            verdict = Claim(
-                claim,
-                "did not hold" if rose else "held",
-                f"within standard nets F1 rose with accuracy for {', '.join(rose) or 'no method'} and fell for"
-                f" {', '.join(fell) or 'none'} (whole interval on one side of 0 over epochs, or p < 0.05 over nets);"
-                f" correlations over epochs and over nets: {', '.join(told)}",
-            )
-        return StudyReport(
-            {"Rank correlation of accuracy and F1": Table(columns, rows), **main_table(found, "standard")},
-            [verdict],
-            {"locality": scatter(found, "clean", ("standard",))},
-            [words, precision_words(found)],
+        if len(self._epochs(results)) < 2 or len(ends(results, "standard")) < 3:
+            return [Claim(claim, "not testable", "at least three networks are needed")]
+        rises, falls, texts = [], [], []
+        for method, (within, across, p) in self.correlations(results).items():
+            if within.low > 0 or (across > 0 and p < 0.05):
+                rises.append(method)
+            if within.high < 0 or (across < 0 and p < 0.05):
+                falls.append(method)
+            texts.append(f"{method} {within.text() if math.isfinite(within.low) else '-'} and {across:.2f}")
+        message = (
+            f"in standard networks F1 rises with accuracy for {', '.join(rises) or 'no method'} and falls for"
+            f" {', '.join(falls) or 'none'} (whole interval on one side of 0 over epochs, or p < 0.05 over networks);"
+            f" correlations over epochs and over networks: {', '.join(texts)}"
         )
+        return [Claim(claim, "contradicted" if rises else "supported", message)]
+
+    def figures(self, results: StudyResults) -> Mapping[str, Figure]:
+        return {"locality": scatter(results, "clean", ("standard",))}
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        return [
+            f"{describe(results)} Spearman's rank correlation of clean accuracy and F1 of standard networks: over the"
+            " epochs of the runs that all others start from, mean and 95 % interval over runs; and over the standard"
+            " networks at the end.",
+            describe_baseline(results),
+        ]
 
 
 class LocalityRobustness(LocalityStudy):
-    """Locality of robust nets minus that of standard nets of the same start."""
+    """Locality of robust networks minus that of standard networks of the same start."""
 
     name = "locality-robustness"
-    title = "Locality: standard and robust nets"
-    shows = "Thesis, figures 3.4 and 3.5 (which have published ImageNet nets; here they are trained on canvases)"
+    title = "Locality: standard and robust networks"
+    reference = "Thesis, figures 3.4 and 3.5 (with published ImageNet networks; here they are trained on canvases)"
 
-    def conclude(self, found: Found) -> StudyReport:
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
         names = [f"{method} {score}" for method in METHODS for score in SCORES]
-        rows = {name: [Difference.of(apart(found, loss, name)).text(3) for loss in ROBUST] for name in names}
+        rows = {
+            name: [Difference.of(robust_minus_standard(results, loss, name)).text(3) for loss in ROBUST]
+            for name in names
+        }
         table = Table([Column(f"{loss} - standard") for loss in ROBUST], rows)
-        pairs = len(apart(found, ROBUST[0], names[0]))
-        words = (
-            f"{describe(found)} Differences are those of nets of the same size, seed and start: mean and 95 % interval"
-            f" (Student's t) over {pairs} pairs."
-        )
-        verdict = every(
-            "Robustness raises locality",
-            {
-                loss: {method: Difference.of(apart(found, loss, f"{method} f1")) for method in METHODS}
-                for loss in ROBUST
-            },
-            "of the difference in F1 is above 0",
-        )
-        figures = {"locality": scatter(found, "PGD-20", LOSSES)} | picture(found)
-        tables = main_table(found, *LOSSES) | {"Robust minus standard": table}
-        return StudyReport(tables, [verdict], figures, [words, precision_words(found)])
+        return main_table(results, *LOSSES) | {"Robust minus standard": table}
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        differences = {
+            loss: {name: Difference.of(robust_minus_standard(results, loss, f"{name} f1")) for name in METHODS}
+            for loss in ROBUST
+        }
+        return [
+            claim_all_positive("Robustness raises locality", differences, "of the difference in F1 is above 0"),
+        ]
+
+    def figures(self, results: StudyResults) -> Mapping[str, Figure]:
+        return {"locality": scatter(results, "PGD-20", LOSSES)} | picture(results)
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        pairs = len(robust_minus_standard(results, ROBUST[0], f"{METHODS[0]} f1"))
+        return [
+            f"{describe(results)} Differences are between networks of the same size, seed and start: mean and 95 %"
+            f" interval (Student's t) over {pairs} pairs.",
+            describe_baseline(results),
+        ]
 
 
 class AttributionDistance(LocalityStudy):
-    """How far attributions are from those at the boundary."""
+    """Distance of attributions from those at the boundary."""
 
     name = "attribution-distance"
-    title = "SM-BSM and IG-BIG: standard and robust nets"
-    shows = "Thesis, table 3.1 (which has ResNet50 on CIFAR-10 and ImageNet; here nets are trained on canvases)"
+    title = "SM-BSM and IG-BIG: standard and robust networks"
+    reference = "Thesis, table 3.1 (with ResNet50 on CIFAR-10 and ImageNet; here networks are trained on canvases)"
 
-    def conclude(self, found: Found) -> StudyReport:
-        names = [*DISTANCES, *(f"{name}, relative" for name in DISTANCES)]
-        rows = {cell.row: [found.mean(cell.row, name) for name in names] for cell in ends(found, *LOSSES)}
-        table = Table([Column(name, "low", 3) for name in names], rows)
-        changes = {name: {loss: Difference.of(apart(found, loss, name, of=_log)) for loss in ROBUST} for name in names}
-        logs = Table(
-            [Column(f"{loss} - standard") for loss in ROBUST],
-            {f"log {name}": [each[loss].text(3) for loss in ROBUST] for name, each in changes.items()},
-        )
-        verdicts = [
-            every(
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
+        names = (*DISTANCES, *RELATIVE)
+        rows = {cell.row: [results.mean(cell.row, name) for name in names] for cell in ends(results, *LOSSES)}
+        logs = {f"log {name}": [_log_change(results, loss, name).text(3) for loss in ROBUST] for name in names}
+        return {
+            "Distances": Table([Column(name, "low", 3) for name in names], rows),
+            "Robust minus standard": Table([Column(f"{loss} - standard") for loss in ROBUST], logs),
+        }
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        closer = "Robustness brings SM closer to BSM and IG closer to BIG"
+        return [
+            claim_all_positive(
                 claim,
-                {loss: {name: changes[name][loss].negative for name in chosen} for loss in ROBUST},
+                {loss: {name: _log_change(results, loss, name).negative for name in names} for loss in ROBUST},
                 "of the difference of logarithms is below 0",
             )
-            for claim, chosen in (
-                ("Robustness brings SM closer to BSM and IG closer to BIG", DISTANCES),
-                ("It does so in units of the length of SM and IG, too", names[len(DISTANCES) :]),
-            )
+            for claim, names in ((closer, DISTANCES), (f"{closer}, relative to the length of SM and IG", RELATIVE))
         ]
-        words = (
-            f"{describe(found)} l2 distances between attributions, mean over points; relative: in units of the length"
-            " of SM and IG. The gradients of robust nets are smaller, and so are all distances."
-        )
-        return StudyReport({"Distances": table, "Robust minus standard": logs}, verdicts, words=[words])
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        return [
+            f"{describe(results)} l2 distances between attributions, mean over points; relative distances are divided"
+            " by the length of SM and IG. Robust networks have smaller gradients, and therefore smaller distances."
+        ]
+
+
+def _log_change(results: StudyResults, loss: str, name: str) -> Difference:
+    return Difference.of(robust_minus_standard(results, loss, name, of=_log))
 
 
 def _log(distance: float) -> float:
-    return math.log(max(distance, 1e-30))  # a linear net has a distance of 0
+    return math.log(max(distance, 1e-30))  # the distance is 0 for a linear network
 
 
 def over_epochs(runs: Sequence[Sequence[Numbers]], name: str) -> list[float]:
-    """The rank correlation of accuracy with a number over the epochs of each run; not where either never changes."""
+    """The rank correlation of accuracy with a number over the epochs of each run, unless either is constant."""
     return [r for run in runs if not math.isnan(r := over_nets(run, name)[0])]
 
 
 def over_nets(nets: Sequence[Numbers], name: str) -> tuple[float, float]:
-    """Rank correlation (Spearman) of accuracy with a number, and its p-value; NaN where either never changes.
+    """Spearman's rank correlation of accuracy with a number, and its p-value; NaN if either is constant.
 
     >>> over_nets([{"clean": 0.1, "F": 1.0}, {"clean": 0.2, "F": 2.0}, {"clean": 0.4, "F": 3.0}], "F")[0]
     1.0
@@ -173,43 +188,42 @@ def over_nets(nets: Sequence[Numbers], name: str) -> tuple[float, float]:
     accuracy, values = [net["clean"] for net in nets], [net[name] for net in nets]
     if len(set(accuracy)) < 2 or len(set(values)) < 2:
         return math.nan, math.nan
-    found = spearmanr(accuracy, values)
-    return float(found.statistic), float(found.pvalue)
+    correlation = spearmanr(accuracy, values)
+    return float(correlation.statistic), float(correlation.pvalue)
 
 
-def every(claim: str, differences: Mapping[str, Mapping[str, Difference]], side: str) -> Claim:
-    """Whether every interval is above 0, by loss and name; held in part if some are."""
+def claim_all_positive(claim: str, differences: Mapping[str, Mapping[str, Difference]], side: str) -> Claim:
+    """Whether every interval is above 0, by loss and name; supported in part if some are."""
     each = [d for named in differences.values() for d in named.values()]
     if any(math.isinf(d.low) for d in each):
         return Claim(claim, "not testable", TOO_FEW)
     above = {loss: [name for name, d in named.items() if d.low > 0] for loss, named in differences.items()}
     count = sum(map(len, above.values()))
-    answer: Answer = "held" if count == len(each) else "held in part" if count else "did not hold"
-    spelled = "; ".join(f"{loss}: {', '.join(names) or 'none'}" for loss, names in above.items())
-    return Claim(claim, answer, f"the 95 % interval {side} for {spelled}")
+    texts = "; ".join(f"{loss}: {', '.join(names) or 'none'}" for loss, names in above.items())
+    return Claim(claim, claim_outcome(count == len(each), count > 0), f"the 95 % interval {side} for {texts}")
 
 
-def main_table(found: Found, *losses: str) -> dict[str, Table]:
-    """Accuracies and locality of every net, by title."""
+def main_table(results: StudyResults, *losses: str) -> dict[str, Table]:
+    """Accuracies and locality of every network, by title."""
     names = [f"{method} {score}" for method in METHODS for score in SCORES]
     columns = [Column("clean, %", "high", 1), Column("PGD-20, %", "high", 1)]
     columns += [Column(f"{method} {short}", "high", 3) for method in METHODS for short in SCORES.values()]
     rows = {}
-    for cell in ends(found, *losses):
-        accuracies = [found.mean(cell.row, name, 100) for name in ("clean", "PGD-20")]
-        rows[cell.row] = [*accuracies, *(found.mean(cell.row, name) for name in names)]
+    for cell in ends(results, *losses):
+        accuracies = [results.mean(cell.row, name, 100) for name in ("clean", "PGD-20")]
+        rows[cell.row] = [*accuracies, *(results.mean(cell.row, name) for name in names)]
     return {"Accuracy and locality": Table(columns, rows)}
 
 
-def describe(found: Found) -> str:
-    """What was measured, and on what."""
-    size = SIZES[found.scale]
+def describe(results: StudyResults) -> str:
+    """Networks, data and points, as text."""
+    size = SIZES[results.scale]
     text = (
-        "The nets of a size and seed start from the same standard net and differ in their loss only. Accuracies on"
-        f" {size.points:,} random test points; attributions at the first {size.explained:,} of them that a net"
-        " classifies correctly and whose box covers at most 80 % of the image."
+        "The networks of a size and seed start from the same standard network and differ only in their loss. Accuracies"
+        f" on the first {size.points:,} test points; attributions at {size.explained:,} random test points that a"
+        " network classifies correctly and whose box covers at most 80 % of the image."
     )
-    for run in found.runs.values():
+    for run in results.runs.values():
         data, shape = run.data, " x ".join(map(str, run.data.shape))
         inner = getattr(data, "data", None)
         name = type(data).__name__ + (f" of {type(inner).__name__}" if inner is not None else "")
@@ -218,25 +232,25 @@ def describe(found: Found) -> str:
     return text
 
 
-def precision_words(found: Found) -> str:
-    """What the numbers would be of maps that mean nothing."""
-    nets = [*ends(found, *LOSSES).values()]
+def describe_baseline(results: StudyResults) -> str:
+    """The numbers of meaningless maps, as text."""
+    nets = [*ends(results, *LOSSES).values()]
     share = Estimate.mean_of(torch.tensor([net["share of the box"] for net in nets], dtype=torch.float64)).value
     undefined = sum(net[f"{method} undefined"] for net in nets for method in METHODS)
     return (
-        f"A map that is the same everywhere has a precision of {share:.3f}, the box's share of the image; one with"
-        " random signs a recall of 0.5. IG is 0 where an image is black, as its baseline is. F1 was undefined (a map"
-        f" of zeros) {undefined} times."
+        f"A constant map has a precision of {share:.3f}, the box's share of the image; a map with random signs has a"
+        " recall of 0.5. IG is 0 at black pixels, because its baseline is black. F1 was undefined (a map of zeros)"
+        f" {undefined} times."
     )
 
 
-def scatter(found: Found, name: str, losses: Sequence[str]) -> Figure:
-    """F1 of every net against an accuracy, for each attribution."""
+def scatter(results: StudyResults, name: str, losses: Sequence[str]) -> Figure:
+    """F1 of every network against an accuracy, for each attribution."""
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     axes: Any = figure.subplots(1, len(METHODS))
     for axis, method in zip(axes, METHODS, strict=True):
         for loss in losses:
-            nets = ends(found, loss).values()
+            nets = ends(results, loss).values()
             axis.plot([100 * net[name] for net in nets], [net[f"{method} f1"] for net in nets], "o", label=loss)
         axis.set_title(method, fontsize=10)
         axis.set_xlabel(f"{name} accuracy in %")
@@ -245,17 +259,17 @@ def scatter(found: Found, name: str, losses: Sequence[str]) -> Figure:
     return figure
 
 
-def picture(found: Found, count: int = 4) -> dict[str, Figure]:
-    """Attributions of a standard and a robust net side by side, at points that both get right if there are such."""
-    size = SIZES[found.scale]
+def picture(results: StudyResults, count: int = 4) -> dict[str, Figure]:
+    """Attributions of a standard and a robust network side by side, at points that both get right if possible."""
+    size = SIZES[results.scale]
     middle = size.nets[len(size.nets) // 2]
-    known = {cell.name: run for cell, run in found.runs.items()}
-    runs = {loss: known[name] for loss in ("standard", "at") if (name := f"{loss}-{middle}-0") in known}
+    by_name = {cell.name: run for cell, run in results.runs.items()}
+    runs = {loss: by_name[name] for loss in ("standard", "at") if (name := f"{loss}-{middle}-0") in by_name}
     if len(runs) < 2:
         return {}
     models = {loss: run.model("last") for loss, run in runs.items()}
-    data, split = runs["at"].data, points_of(runs["at"], size)
-    x, y, boxes = explained(models["standard"], split, size.explained)
+    data, split = runs["at"].data, select_points(runs["at"], size)
+    x, y, boxes = select_explained(models["standard"], split, size.explained)
     with torch.no_grad():
         rows = (models["at"](x).argmax(1) == y).sort(descending=True, stable=True).indices[:count]
     x, y, boxes = x[rows], y[rows], boxes[rows]

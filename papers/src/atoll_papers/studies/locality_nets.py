@@ -1,4 +1,4 @@
-"""What the studies of locality share: standard and robust nets on canvases, and what is measured of them."""
+"""Cells and measurements of the locality studies: standard and robust networks on canvases."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.attacks import PGD
-from atoll.attacks.evaluate import evaluate
 from atoll.data.base import SubSplit, sample_rows, to_float
 from atoll.data.boxes import boxes_of
 from atoll.distributed import default_device
@@ -21,11 +19,11 @@ from atoll.explain.faithfulness import distance
 from atoll.explain.locality import locality, usable
 from atoll.models import Classifier
 from atoll.runs.run import Run
-from atoll.studies.base import Cell, Found, Numbers, Scale, Study
+from atoll.studies.base import Cell, Numbers, Scale, Study, StudyResults
 from atoll.training.checkpoint import Checkpoints
 
 LOSSES = ("standard", "at", "trades")
-METHODS, CHEAP = ("SM", "IG", "BIG"), ("SM", "IG")  # the latter without a boundary search, also after every epoch
+METHODS, CHEAP = ("SM", "IG", "BIG"), ("SM", "IG")  # the cheap ones need no boundary search
 SCORES = {"precision": "P", "recall": "R", "f1": "F1"}
 PAIRS = (("SM", "BSM"), ("IG", "BIG"))
 START = "start"
@@ -33,14 +31,14 @@ START = "start"
 
 @dataclass(frozen=True)
 class Size:
-    """How much a scale takes.
+    """Networks and points of a scale.
 
     Args:
-        nets: sizes of the book ``canvas``.
-        seeds: how many.
-        points: test points for accuracies.
-        explained: of these, as many that are classified correctly and have a usable box.
-        overrides: for every recipe.
+        nets: sizes of the recipe grid ``canvas``.
+        seeds: number of seeds.
+        points: number of test points for accuracies.
+        explained: number of test points to explain.
+        overrides: overrides for every recipe.
     """
 
     nets: tuple[str, ...]
@@ -57,12 +55,13 @@ SIZES: Mapping[Scale, Size] = {
         20,
         2,
         (
-            *("data.data=Digits", "data.size=10", "data.clutter=1", "data.limit=300"),
+            *("data.data=Digits", "data.size=10", "data.clutter=1", "data.limit=300", "attack.steps=1"),
+            "model={class_path: MLP, init_args: {hidden: [16]}}",
             *("threat.eps=0.02", "trainer.batch_size=20", "trainer.epochs=2", "trainer.keep_epochs=[1, 2]"),
         ),
     ),
     "cpu": Size(("small", "medium", "large"), 3, 500, 100),
-    # The thesis takes 1000 images; its nets were trained by others, on ImageNet.
+    # The thesis explains 1000 images of ImageNet, with published networks.
     "paper": Size(
         ("small", "medium", "large"),
         5,
@@ -74,8 +73,11 @@ SIZES: Mapping[Scale, Size] = {
 
 
 class LocalityStudy(Study):
-    """For each size and seed a standard net is trained first; the nets that are compared start from it and differ in
-    their loss only."""
+    """Base of the locality studies.
+
+    For each size and seed a standard network is trained first.  The networks that are compared start from its weights
+    and differ only in their loss.
+    """
 
     family = "locality"
     losses: Sequence[str] = LOSSES
@@ -91,85 +93,85 @@ class LocalityStudy(Study):
                 cells += [start, *(Cell(row, seed, name, fixed, (start.name,)) for row, name in recipes.items())]
         return cells
 
-    def overrides(self, cell: Cell, needed: Mapping[str, Run]) -> tuple[str, ...]:
-        weights = [run.checkpoint_path("last").resolve() / "model.safetensors" for run in needed.values()]
+    def overrides(self, cell: Cell, dependencies: Mapping[str, Run]) -> tuple[str, ...]:
+        weights = [run.checkpoint_path("last").resolve() / "model.safetensors" for run in dependencies.values()]
         return (*cell.overrides, *(f"pretrained={path}" for path in weights))
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
-        """Of the net that others start from, epoch by epoch, what is cheap; of the others all, at the end."""
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
+        """The cheap methods after every epoch of the first network, all methods at the end of the others."""
         assert run is not None
         steps = Checkpoints(run.folder / "checkpoints").steps()
-        if cell.needs:
-            return measured(run, steps[-1], METHODS, SIZES[scale])
-        return {"epochs": [measured(run, step, CHEAP, SIZES[scale]) for step in steps]}
+        if cell.depends_on:
+            return measure_step(run, steps[-1], METHODS, SIZES[scale])
+        return {"epochs": [measure_step(run, step, CHEAP, SIZES[scale]) for step in steps]}
 
 
-def points_of(run: Run, size: Size) -> SubSplit:
-    """The same random test points for every net; some data sets are sorted by class."""
+def select_points(run: Run, size: Size) -> SubSplit:
+    """Random test points, the same for every network; some data sets are sorted by class."""
     test = run.data.test
     return SubSplit(test, sample_rows(test, size.points, "locality"))
 
 
-def explained(model: Classifier, split: SubSplit, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, labels and boxes of points that are classified correctly and have a usable box."""
+def select_explained(model: Classifier, split: SubSplit, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, labels and boxes of the first points that are classified correctly and have a usable box."""
     boxes = boxes_of(split)
     if boxes is None:
         raise InputError("data: expected a test set with boxes, got one without")
     x, y = to_float(split.fetch(torch.arange(len(split)))), split.labels
     with torch.no_grad():
-        right = model(x.to(_device(model))).argmax(1).cpu() == y
-    rows = (right & usable(boxes, x.shape)).nonzero().squeeze(1)[:count]
+        correct = model(x.to(_device(model))).argmax(1).cpu() == y
+    rows = (correct & usable(boxes, x.shape)).nonzero().squeeze(1)[:count]
     if not len(rows):
-        raise InputError("data: expected points that the net classifies correctly, with usable boxes, got none")
+        raise InputError("data: expected points that are classified correctly and have usable boxes, got none")
     return x[rows], y[rows], boxes[rows]
 
 
 def attributions(model: Classifier, x: Tensor, y: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """By method; those that need a boundary share one search."""
+    """Attributions by method; those that need a boundary share one search."""
     x, y = x.to(_device(model)), y.to(_device(model))
     boundary = boundary_search(model, x) if {"BSM", "BIG"} & set(names) else None
-    found = {}
+    maps = {}
     for name in names:
         shared: dict[str, Any] = {"boundary": boundary} if name in ("BSM", "BIG") else {}
-        found[name] = attribution(name, model).attribute(x, y, **shared).cpu()
-    return found
+        maps[name] = attribution(name, model).attribute(x, y, **shared).cpu()
+    return maps
 
 
 def _device(model: Classifier) -> torch.device:
     return next(model.parameters()).device
 
 
-def measured(run: Run, step: int, methods: Sequence[str], size: Size) -> Numbers:
-    """Accuracies (shares), locality and distances of a checkpoint."""
-    device = default_device()
-    model, split = run.model(step).to(device), points_of(run, size)
-    # Whether a net of an early epoch is robust is not asked.
-    attacks = {"PGD-20": PGD(run.threat, steps=20)} if "BIG" in methods else {}
-    accuracy = evaluate(model, split, attacks, seed="evaluation", check=False, device=device)
-    x, y, boxes = explained(model, split, size.explained)
+def measure_step(run: Run, step: int, methods: Sequence[str], size: Size) -> Numbers:
+    """Accuracies (as shares), locality and distances of a checkpoint."""
+    # Robustness matters only at the end.
+    accuracy = run.attack("PGD-20" if "BIG" in methods else "none", checkpoint=step, points=size.points).accuracy
+    model = run.model(step).to(default_device())
+    x, y, boxes = select_explained(model, select_points(run, size), size.explained)
     maps = attributions(model, x, y, (*methods, "BSM") if "BIG" in methods else methods)
-    found: Numbers = {name: share.value for name, share in accuracy.accuracy.items()} | {"points": len(x)}
+    numbers: Numbers = {name: share.value for name, share in accuracy.items()} | {"points": len(x)}
     for name in methods:
         result = locality(maps[name], boxes)
-        found |= {f"{name} {score}": result.means[score].value for score in SCORES}
-        found[f"{name} undefined"] = result.undefined["f1"]
+        numbers |= {f"{name} {score}": result.means[score].value for score in SCORES}
+        numbers[f"{name} undefined"] = result.undefined["f1"]
     for near, far in PAIRS if "BIG" in methods else ():
         gap, length = distance(maps[near], maps[far]), maps[near].flatten(1).norm(dim=1)
-        found |= {f"{near}-{far}": gap.mean().item(), f"{near}-{far}, relative": (gap / length).mean().item()}
+        numbers |= {f"{near}-{far}": gap.mean().item(), f"{near}-{far}, relative": (gap / length).mean().item()}
     sides = (boxes[:, 2:] - boxes[:, :2] + 1).double()
-    found["share of the box"] = (sides.prod(1) / (x.shape[-1] * x.shape[-2])).mean().item()
-    return found
+    numbers["share of the box"] = (sides.prod(1) / (x.shape[-1] * x.shape[-2])).mean().item()
+    return numbers
 
 
-def ends(found: Found, *losses: str) -> dict[Cell, Numbers]:
-    """What was measured of the nets that are compared, not of those they start from."""
-    return {cell: numbers for cell, numbers in found.numbers.items() if cell.row.partition(",")[0] in losses}
+def ends(results: StudyResults, *losses: str) -> dict[Cell, Numbers]:
+    """The numbers of the networks that are compared, without those that they start from."""
+    return {cell: numbers for cell, numbers in results.numbers.items() if cell.row.partition(",")[0] in losses}
 
 
-def apart(found: Found, loss: str, name: str, of: Callable[[float], float] = float) -> list[float]:
-    """A number (or a function of it) of robust nets minus that of the standard net of the same start."""
+def robust_minus_standard(
+    results: StudyResults, loss: str, name: str, of: Callable[[float], float] = float
+) -> list[float]:
+    """A number (or a function of it) of robust networks minus that of the standard network of the same start."""
     return [
         difference
-        for size in SIZES[found.scale].nets
-        for difference in found.paired(f"{loss}, {size}", f"standard, {size}", name, of)
+        for size in SIZES[results.scale].nets
+        for difference in results.paired(f"{loss}, {size}", f"standard, {size}", name, of)
     ]

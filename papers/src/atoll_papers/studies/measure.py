@@ -1,27 +1,34 @@
-"""Measurements that several studies share; each is what the command of the same name does."""
+"""Cells and measurements that several studies share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from atoll.attacks.measure import AttackResult, AttackSettings
-from atoll.data.base import Split, SubSplit
 from atoll.measure import SplitName
 from atoll.runs.run import Run, Which
-from atoll.studies.base import Numbers
+from atoll.studies.base import Cell, Numbers
 
-# The part of MNIST where robust overfitting shows.  Here and not only in the recipes, because data sets that users put
-# in MNIST's place start without arguments; and what a study needs of a test, it measures itself.
+# A part of MNIST that is small enough for robust overfitting.  The recipes have the same values, but another data set
+# in place of MNIST would lose them.  No test at the end of training: the studies measure what they need.
 SMALL_MNIST = ("data.limit=1000", "data.validation=0.01", "trainer.test_steps=0")
-TINY_DIGITS = ("data.limit=200", "trainer.epochs=1", "trainer.test_steps=0")  # for the smallest scale
+# For the smallest scale.
+TINY_DIGITS = (
+    *("data.limit=100", "model={class_path: MLP, init_args: {hidden: [8]}}", "attack.steps=2"),
+    *("trainer.epochs=1", "trainer.validation_steps=1", "trainer.test_steps=0"),
+)
+# A standard network and one trained by AT that differ in nothing else.
+NETS: Mapping[str, tuple[str, ...]] = {"standard": ("loss=Standard",), "AT": ()}
 
 
-def first(split: Split, points: int | None) -> Split:
-    """The first points of a split, or all of it."""
-    return split if points is None else SubSplit(split, torch.arange(min(points, len(split))))
+def standard_and_at(recipe: str, seeds: int, overrides: tuple[str, ...]) -> list[Cell]:
+    """The cells of both networks, from a recipe of AT.
+
+    >>> [cell.name for cell in standard_and_at("digits-at", 2, ())]
+    ['standard-0', 'standard-1', 'at-0', 'at-1']
+    """
+    return [Cell(row, seed, recipe, (*overrides, *own)) for row, own in NETS.items() for seed in range(seeds)]
 
 
 def accuracies(
@@ -34,10 +41,7 @@ def accuracies(
     attacks: Sequence[str] = ("PGD-20",),
     autoattack: str | None = None,
 ) -> Numbers:
-    """Clean accuracy, that under each of some attacks alone, and that under a version of AutoAttack, in %.
-
-    The results are stored with the run, as those of ``atoll attack``.
-    """
+    """Accuracy in % on clean inputs, under each attack, and under a version of AutoAttack."""
     common: dict[str, Any] = {"split": split, "points": points}
     place: dict[str, Any] = {"checkpoint": which, "weights": weights}
     result: AttackResult = run.measure(AttackSettings(attacks=",".join(attacks), **common), **place)
@@ -58,10 +62,9 @@ def certified(
     check: int = 500,
     which: Which = "best",
 ) -> Numbers:
-    """Clean, verified and (under attacks) empirical robust accuracy in % at radii in l2.
+    """Accuracy in %: clean, verified (VRA) and under attack (ERA) at l2 radii, named ``VRA 0.3``.
 
-    Some certified points are attacked at their radius: ``UnsoundError`` if one falls.  Names of numbers end with the
-    radius, as ``VRA 0.3``; ``curve`` has all radii.
+    ``curve`` has the verified accuracy at all radii.  Raises ``UnsoundError`` if an attack breaks a certified point.
     """
     eps = ",".join(map(repr, radii))
     result = run.certify(eps=eps, points=points, attacks=attacks, check=check, checkpoint=which)
@@ -76,24 +79,32 @@ def certified(
 
 
 def certified_as_trained(run: Run, *, points: int | None, attacks: str, check: int = 500) -> Numbers:
-    """Clean, verified (``VRA``) and empirical (``ERA``) robust accuracy in % at the radius of training."""
+    """Accuracy in % at the radius of training: clean, verified (VRA) and under attack (ERA)."""
     eps = run.threat.radius
-    found = certified(run, [eps], points=points, attacks=attacks, check=check)
-    return {"clean": found["clean"], "VRA": found[f"VRA {eps:.4g}"], "ERA": found[f"ERA {eps:.4g}"]}
+    numbers = certified(run, [eps], points=points, attacks=attacks, check=check)
+    return {"clean": numbers["clean"], "VRA": numbers[f"VRA {eps:.4g}"], "ERA": numbers[f"ERA {eps:.4g}"]}
 
 
-def evaluated(points: int | None, autoattack: str | None = None) -> str:
-    """How accuracies came about, in words.
+def describe_evaluation(points: int | None, autoattack: str | None = None) -> str:
+    """How accuracies were measured, as text.
 
-    >>> evaluated(500, "fast")
-    'Accuracy on the first 500 test images, AutoAttack in its version `fast`. Best is chosen on validation points.'
+    >>> describe_evaluation(500, "fast")
+    'Accuracy on the first 500 test images, AutoAttack version `fast`. The best epoch is that on validation points.'
     """
-    where = "all" if points is None else f"the first {points:,}"
-    version = "" if autoattack is None else f", AutoAttack in its version `{autoattack}`"
-    return f"Accuracy on {where} test images{version}. Best is chosen on validation points."
+    version = "" if autoattack is None else f", AutoAttack version `{autoattack}`"
+    return f"Accuracy on {describe_points(points)} test images{version}. The best epoch is that on validation points."
+
+
+def describe_points(points: int | None) -> str:
+    """How many points, as text.
+
+    >>> describe_points(None), describe_points(1000)
+    ('all', 'the first 1,000')
+    """
+    return "all" if points is None else f"the first {points:,}"
 
 
 def series(run: Run, *names: str) -> dict[str, list[float]]:
-    """Some metrics, over the epochs that have all of them; ``epoch`` is one."""
+    """Some metrics over the epochs that have all of them; ``epoch`` is one of the names."""
     records = [record for record in run.metrics if record["kind"] == "epoch" and all(name in record for name in names)]
     return {name: [record[name] for record in records] for name in names}

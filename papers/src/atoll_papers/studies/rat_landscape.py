@@ -1,8 +1,8 @@
-"""The loss around test images, of nets trained with and without RAT."""
+"""The loss around test images of networks trained with and without RAT."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,18 @@ from torch import Tensor
 from atoll.curvature import input_landscape
 from atoll.distributed import default_device
 from atoll.runs.run import Run
-from atoll.studies.base import Cell, Found, Numbers, Scale, Study, StudyReport
+from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import claim_increase
 from atoll.studies.table import Column, Table
 from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS
 
 SHOWN = 4  # images in the figure
+COLUMNS = {"rise": Column("rise", "low", 4), "bend": Column("bend", "low", 5)}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Recipes of TRADES without and with RAT, overrides for both, seeds, test images, and steps of the grid."""
+    """Recipes of TRADES without and with RAT, overrides for both, seeds, test images, and steps of the loss grid."""
 
     base: str
     ours: str
@@ -38,7 +39,7 @@ class RATLandscape(Study):
 
     name = "rat-landscape"
     title = "The loss around test images with and without RAT"
-    shows = "RAT, figures 2 and 3"
+    reference = "RAT, figures 2 and 3"
     settings = {  # noqa: RUF012
         "smoke": Setting("digits-flat/trades-base", "digits-flat/trades-rat", TINY_DIGITS, 1, 4, 5),
         "cpu": Setting("mnist-flat/trades-base", "mnist-flat/trades-rat", SMALL_MNIST),
@@ -51,8 +52,8 @@ class RATLandscape(Study):
         recipes = zip(self.rows, (setting.base, setting.ours), strict=True)
         return [Cell(row, seed, recipe, setting.overrides) for row, recipe in recipes for seed in range(setting.seeds)]
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
-        """Mean rise and bend over images, and the loss on the grids of the first ones."""
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
+        """Mean rise and bend over images, and the loss on the grids of the first images."""
         assert run is not None
         setting = self.settings[scale]
         model, radius = run.model().to(default_device()), run.threat.radius
@@ -65,25 +66,28 @@ class RATLandscape(Study):
         numbers = {name: sum(each[name] for each in shapes) / len(shapes) for name in shapes[0]}
         return numbers | {"grids": [grid.tolist() for grid in grids[:SHOWN]], "radius": radius}
 
-    def conclude(self, found: Found) -> StudyReport:
-        columns = {"rise": Column("rise", "low", 4), "bend": Column("bend", "low", 5)}
-        rows = {row: [found.mean(row, name) for name in columns] for row in found.rows}
-        words = (
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
+        rows = {row: [results.mean(row, name) for name in COLUMNS] for row in results.rows}
+        return {"The loss around test images": Table(list(COLUMNS.values()), rows)}
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        base, ours = self.rows
+        claim = "RAT flattens the loss around images: less"
+        return [claim_increase(f"{claim} {name}", results, [(ours, base)], name, sign=-1) for name in COLUMNS]
+
+    def figures(self, results: StudyResults) -> Mapping[str, Figure]:
+        return {"landscape": _figure(results)}
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        return [
             "Rise: the highest loss on the grid minus that of the image itself. Bend: mean absolute second difference"
-            " of the loss from one grid point to the next. Both are means over test images, the same for all nets; the"
-            " papers show pictures only."
-        )
-        ours, base = reversed(self.rows)
-        verdicts = [
-            claim_increase(f"RAT flattens the loss around images: less {name}", found, [(ours, base)], name, sign=-1)
-            for name in columns
+            " of the loss from one grid point to the next. Both are means over test images, the same for all networks."
+            " The papers only show pictures."
         ]
-        table = Table(list(columns.values()), rows)
-        return StudyReport({"The loss around test images": table}, verdicts, {"landscape": _figure(found)}, [words])
 
 
 def shape(loss: Tensor) -> dict[str, float]:
-    """How high the loss on a grid rises above its centre, and how much it bends from one point to the next.
+    """How high the loss on a grid rises above its center, and how much it bends from one point to the next.
 
     >>> shape(torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]))  # a slope
     {'rise': 1.0, 'bend': 0.0}
@@ -95,9 +99,9 @@ def shape(loss: Tensor) -> dict[str, float]:
     return {"rise": float(loss.max() - middle), "bend": float(bends.mean())}
 
 
-def _figure(found: Found) -> Figure:
-    """As in the paper: a column for each image, a row for each method; the first seed that each has."""
-    first = {row: found.of(row)[0] for row in found.rows if found.of(row)}
+def _figure(results: StudyResults) -> Figure:
+    """A column per image and a row per method, as in the paper; the first seed of each."""
+    first = {row: results.of(row)[0] for row in results.rows if results.of(row)}
     columns = max(len(numbers["grids"]) for numbers in first.values())
     figure = Figure(figsize=(3 * columns, 3 * len(first)), layout="constrained")
     for line, (row, numbers) in enumerate(first.items()):
@@ -108,7 +112,7 @@ def _figure(found: Found) -> Figure:
             a, b = torch.meshgrid(ticks, ticks, indexing="ij")
             axis.plot_surface(a.numpy(), b.numpy(), loss.numpy(), cmap="viridis")
             both = torch.stack([torch.tensor(other["grids"][column]) for other in first.values()])
-            axis.set_zlim(float(both.min()), float(both.max()))  # the same for both methods, to see which is flatter
+            axis.set_zlim(float(both.min()), float(both.max()))  # the same for both methods, to compare them
             axis.set_title(f"{row}, image {column}", fontsize=8)
             axis.tick_params(labelsize=6)
     return figure

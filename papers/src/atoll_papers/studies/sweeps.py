@@ -1,4 +1,4 @@
-"""How sensitive a method is to its own parameter: one value after another, everything else fixed."""
+"""How sensitive a method is to its own parameter, with everything else fixed."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from atoll.runs.run import Run
-from atoll.studies.base import Cell, Claim, Found, Numbers, Scale, Study, StudyReport
+from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import claim_increase
 from atoll.studies.table import Column, Table
-from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS, accuracies, evaluated
+from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS, accuracies, describe_evaluation
 
 LITTLE = 1.0  # point of accuracy
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a scale consists of.
+    """Recipes and values of a scale.
 
     Args:
-        recipes: by the name of the curve, each followed by overrides of its own.
-        values: of the parameter.
-        seeds: how many.
-        points: test points that are attacked; None for all.
-        autoattack: its version.
-        overrides: for every recipe.
+        recipes: recipes by name of the curve, each followed by overrides of its own.
+        values: values of the parameter.
+        seeds: number of seeds.
+        points: number of test points to attack; None for all.
+        autoattack: version of AutoAttack.
+        overrides: overrides for every recipe.
     """
 
     recipes: Mapping[str, tuple[str, ...]]
@@ -38,13 +38,13 @@ class Sweep:
 
 
 class ParameterSweep(Study):
-    """A subclass says what is varied.
+    """Base of studies that vary one parameter.
 
     Attributes:
-        key: of the parameter in recipes.
-        symbol: for it.
-        sweeps: by scale.
-        attacks: besides AutoAttack.
+        key: key of the parameter in recipes.
+        symbol: symbol of the parameter.
+        sweeps: sweeps by scale.
+        attacks: attacks besides AutoAttack.
     """
 
     key: str
@@ -64,39 +64,38 @@ class ParameterSweep(Study):
             for seed in range(sweep.seeds)
         ]
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
-        """Of the best checkpoint, as in the papers."""
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
+        """Accuracies of the best checkpoint, as in the papers."""
         assert run is not None
         sweep = self.sweeps[scale]
         return accuracies(run, points=sweep.points, attacks=self.attacks, autoattack=sweep.autoattack)
 
-    def conclude(self, found: Found) -> StudyReport:
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
         names = ("clean", *self.attacks, "AutoAttack")
-        table = Table(
-            [Column(name, "high") for name in names],
-            {row: [found.mean(row, name) for name in names] for row in found.rows},
-        )
-        sweep = self.sweeps[found.scale]
+        rows = {row: [results.mean(row, name) for name in names] for row in results.rows}
+        return {"Accuracy in %": Table([Column(name, "high") for name in names], rows)}
+
+    def figures(self, results: StudyResults) -> Mapping[str, Figure]:
+        return {"sweep": self._figure(results)}
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        sweep = self.sweeps[results.scale]
         recipes = ", ".join(f"`{' '.join(recipe)}` ({curve})" for curve, recipe in sweep.recipes.items())
-        words = [f"Recipes {recipes}, best checkpoint. {evaluated(sweep.points, sweep.autoattack)}"]
-        return StudyReport({"Accuracy in %": table}, self.verdicts(found), {"sweep": self._figure(found)}, words)
+        return [f"Recipes {recipes}, best checkpoint. {describe_evaluation(sweep.points, sweep.autoattack)}"]
 
-    def verdicts(self, found: Found) -> list[Claim]:
-        raise NotImplementedError
-
-    def best(self, found: Found, curve: str, value: float) -> Claim:
-        """Whether one value of a curve is better than all the others."""
-        others = [other for other in self.sweeps[found.scale].values if other != value]
+    def best(self, results: StudyResults, curve: str, value: float) -> Claim:
+        """Whether one value of a curve is better than all others."""
+        others = [other for other in self.sweeps[results.scale].values if other != value]
         pairs = [(self.row(curve, value), self.row(curve, other)) for other in others]
         claim = f"{curve}: {self.symbol} = {value:g} has the highest accuracy under AutoAttack"
-        return claim_increase(claim, found, pairs, "AutoAttack")
+        return claim_increase(claim, results, pairs, "AutoAttack")
 
-    def _figure(self, found: Found) -> Figure:
-        sweep = self.sweeps[found.scale]
+    def _figure(self, results: StudyResults) -> Figure:
+        sweep = self.sweeps[results.scale]
         figure = Figure(figsize=(6, 4), layout="constrained")
         axis = figure.subplots()
         for curve in sweep.recipes:
-            means = {value: found.mean(self.row(curve, value), "AutoAttack") for value in sweep.values}
+            means = {value: results.mean(self.row(curve, value), "AutoAttack") for value in sweep.values}
             known = {value: mean for value, mean in means.items() if mean is not None}
             heights, errors = [m.value for m in known.values()], [m.standard_error for m in known.values()]
             axis.errorbar(list(known), heights, errors, marker="o", capsize=2, label=curve)
@@ -108,9 +107,11 @@ class ParameterSweep(Study):
 
 
 class TrHLambda(ParameterSweep):
+    """Robust accuracy over the weight of TrH."""
+
     name = "trh-lambda"
     title = "How sensitive TrH is to its weight"
-    shows = "TrH, figure 3"
+    reference = "TrH, figure 3"
     key, symbol = "methods.0.lambda_", "λ"
     published, plateau = 5e-4, (1e-4, 5e-4, 1e-3)
     sweeps = {  # noqa: RUF012
@@ -126,25 +127,27 @@ class TrHLambda(ParameterSweep):
         "paper": Sweep(
             {"AT": ("trh-imagenet/linf-vit_l16-at-trh",), "TRADES": ("trh-imagenet/linf-vit_l16-trades-trh",)},
             (1e-5, 1e-4, 5e-4, 1e-3, 1e-2),
-            2,  # the paper has one, which cannot tell a difference from chance
+            2,  # the paper has one seed, which cannot tell a difference from chance
         ),
     }
 
-    def verdicts(self, found: Found) -> list[Claim]:
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
         low, _, high = self.plateau
-        curves = self.sweeps[found.scale].recipes
-        claim = f"Little degradation ({LITTLE:g} point at most) for λ from {low:g} to {high:g}"
+        curves = self.sweeps[results.scale].recipes
+        claim = f"Little degradation (at most {LITTLE:g} point) for λ from {low:g} to {high:g}"
         ends = [(self.row(c, v), self.row(c, self.published)) for c in curves for v in (low, high)]
         return [
-            *(self.best(found, curve, self.published) for curve in curves),
-            claim_increase(claim, found, ends, "AutoAttack", -LITTLE),
+            *(self.best(results, curve, self.published) for curve in curves),
+            claim_increase(claim, results, ends, "AutoAttack", -LITTLE),
         ]
 
 
 class RATEta(ParameterSweep):
+    """Robust accuracy over the weight of RAT's Taylor terms."""
+
     name = "rat-eta"
     title = "How sensitive RAT is to its weight"
-    shows = "RAT, table 1"
+    reference = "RAT, table 1"
     key, symbol = "methods.0.eta", "η"
     attacks = ("PGD-20", "CW-20")
     published = {"first term": 0.3, "first and second": 0.2}  # noqa: RUF012
@@ -168,6 +171,6 @@ class RATEta(ParameterSweep):
         ),
     }
 
-    def verdicts(self, found: Found) -> list[Claim]:
-        curves = self.sweeps[found.scale].recipes
-        return [self.best(found, curve, eta) for curve, eta in self.published.items() if curve in curves]
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        curves = self.sweeps[results.scale].recipes
+        return [self.best(results, curve, eta) for curve, eta in self.published.items() if curve in curves]

@@ -1,16 +1,16 @@
-"""How often the class that threatens a prediction most changes during training, by the number of classes."""
+"""How often the most threatening class changes during training, by number of classes."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
 from atoll.runs.run import Run
-from atoll.studies.base import Cell, Found, Numbers, Scale, Study, StudyReport
+from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import claim_increase
 from atoll.studies.table import Column, Table
 
@@ -19,12 +19,12 @@ _METHODS = "methods=[EpsRamp, Lookahead, MeasureThreats]"
 
 @dataclass(frozen=True)
 class Setting:
-    """What a scale consists of.
+    """Recipes of a scale.
 
     Args:
-        recipes: by the number of classes, the fewest first.
-        seeds: how many.
-        overrides: for every recipe.
+        recipes: recipes by number of classes, the fewest first.
+        seeds: number of seeds.
+        overrides: overrides for every recipe.
     """
 
     recipes: Mapping[int, str]
@@ -37,8 +37,8 @@ SETTINGS: Mapping[Scale, Setting] = {
         {3: "mnist-classes/3", 10: "mnist-classes/10"},
         1,
         (
-            *("data.data=Digits", "data.limit=200", "model.depth=1", "model.width=4", "model.features=8"),
-            *("trainer.epochs=3", "trainer.batch_size=40"),
+            *("data.data=Digits", "data.limit=100", "model={class_path: MLP, init_args: {hidden: [8]}}"),
+            *("trainer.epochs=3", "trainer.batch_size=50", "trainer.power_iterations=1"),
         ),
     ),
     "cpu": Setting({3: "mnist-classes/3", 5: "mnist-classes/5", 10: "mnist-classes/10"}, 3),
@@ -55,11 +55,11 @@ SETTINGS: Mapping[Scale, Setting] = {
 
 
 class ThreatSwitching(Study):
-    """The share of training points whose threatening class is another one than an epoch before."""
+    """Share of training points whose threatening class differs from the epoch before."""
 
     name = "threat-switching"
     title = "How often the threatening class changes"
-    shows = "Thesis, figure 5.4"
+    reference = "Thesis, figure 5.4"
 
     def cells(self, scale: Scale) -> list[Cell]:
         setting = SETTINGS[scale]
@@ -69,11 +69,11 @@ class ThreatSwitching(Study):
             for seed in range(setting.seeds)
         ]
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
         assert run is not None
         key = "threat_switching"
         records = [record for record in run.metrics if record["kind"] == "epoch" and key in record]
-        epochs = {int(record["epoch"]): 100 * record[key] for record in records}  # a resumed run repeats some
+        epochs = {int(record["epoch"]): 100 * record[key] for record in records}  # a resumed run may repeat epochs
         early = [value for epoch, value in epochs.items() if epoch <= max(epochs) / 2]
         return {
             "epochs": list(epochs),
@@ -82,31 +82,38 @@ class ThreatSwitching(Study):
             "first half": statistics.fmean(early or epochs.values()),
         }
 
-    def conclude(self, found: Found) -> StudyReport:
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = [Column("all epochs"), Column("first half")]
-        rows = {row: [found.mean(row, name) for name in ("mean", "first half")] for row in found.rows}
-        counts = list(SETTINGS[found.scale].recipes)
+        rows = {row: [results.mean(row, name) for name in ("mean", "first half")] for row in results.rows}
+        return {"Points whose threatening class changes, %": Table(columns, rows)}
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        counts = list(SETTINGS[results.scale].recipes)
         pairs = [(_row(more), _row(fewer)) for fewer, more in itertools.pairwise(counts)]
-        verdict = claim_increase("The more classes, the more often the threatening class changes", found, pairs, "mean")
-        words = (
-            "GloRo-TRADES of LiResNets: the share of training points in % whose threatening class, the one that ends"
-            " the certified radius, is another one than an epoch before; mean over epochs."
+        return [claim_increase("With more classes, the threatening class changes more often", results, pairs, "mean")]
+
+    def figures(self, results: StudyResults) -> Mapping[str, Figure]:
+        return {"switching": _figure(results)}
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        text = (
+            "GloRo-TRADES of LiResNets: share of training points in % whose threatening class, the one that limits the"
+            " certified radius, differs from the epoch before; mean over epochs."
         )
-        if found.scale == "cpu":
-            words += " Here fewer classes are the first ones of MNIST, with as many training points."
-        tables = {"Points whose threatening class changes, %": Table(columns, rows)}
-        return StudyReport(tables, [verdict], {"switching": _figure(found)}, [words])
+        if results.scale == "cpu":
+            text += " Fewer classes are the first ones of MNIST, with the same number of training points."
+        return [text]
 
 
 def _row(classes: int) -> str:
     return f"{classes} classes"
 
 
-def _figure(found: Found) -> Figure:
+def _figure(results: StudyResults) -> Figure:
     figure = Figure(figsize=(6, 3.5), layout="constrained")
     axis = figure.subplots()
-    for number, row in enumerate(found.rows):
-        for seed, numbers in enumerate(found.of(row)):
+    for number, row in enumerate(results.rows):
+        for seed, numbers in enumerate(results.of(row)):
             label = row if seed == 0 else None
             axis.plot(numbers["epochs"], numbers["switching"], color=f"C{number}", label=label)
     axis.set_xlabel("epoch")

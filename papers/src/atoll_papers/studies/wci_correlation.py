@@ -1,8 +1,8 @@
-"""Whether WCI and the robust gap go together: over epochs, as in the paper, and beyond what time alone makes."""
+"""Whether WCI and the robust gap correlate: over epochs, as in the paper, and beyond what time alone explains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,24 +10,24 @@ from matplotlib.figure import Figure
 
 from atoll.runs.run import Run
 from atoll.stats import Estimate
-from atoll.studies.base import Cell, Claim, Found, Numbers, Scale, Study, StudyReport
+from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import claim_unanimous
 from atoll.studies.table import Column, Table, Value
-from atoll_papers.correlation import Fit, analyse, fit
-from atoll_papers.studies.wci_runs import GAPS, SIGNIFICANT, curves, legend, stacked, wci_cell, words_of
+from atoll_papers.correlation import Fit, analyze, fit
+from atoll_papers.studies.wci_runs import GAPS, SIGNIFICANT, curves, describe_setting, legend, stacked, wci_cell
 
-CHANGES, BETWEEN = "changes from one measurement to the next", "seeds apart from their mean at the same epoch"
+CHANGES, BETWEEN = "changes from one measurement to the next", "deviations of seeds from their mean at each epoch"
 LAST = "last epoch, all runs of all schedules"
 POOLED = "all seeds and epochs"
 COLUMNS = ("pairs", "Pearson r", "95 % interval", "p", "slope", "95 % interval", "R²")
 
 
 class WCICorrelation(Study):
-    """Correlations over epochs of one schedule, and over runs of all of them."""
+    """Correlations over the epochs of one schedule, and over the runs of all schedules."""
 
     name = "wci-correlation"
-    title = "Whether WCI and the robust gap go together"
-    shows = "WCI, figures 5 and 6"
+    title = "Correlation of WCI and the robust gap"
+    reference = "WCI, figures 5 and 6"
 
     def cells(self, scale: Scale) -> list[Cell]:
         if scale == "smoke":
@@ -36,38 +36,44 @@ class WCICorrelation(Study):
         cells = [wci_cell(row, seed, scale, row) for row, count in seeds.items() for seed in range(count)]
         return cells + [wci_cell("rule, τ = 10", seed, scale, "rule", "methods.0.threshold=10") for seed in range(3)]
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, needed: Mapping[str, Run]) -> Numbers:
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
         assert run is not None
         return curves(run)
 
-    def conclude(self, found: Found) -> StudyReport:
-        fits = {title: correlations(found, gap) for gap, title in GAPS.items()}
-        tables = {f"Gap in {title} against WCI": _table(one) for title, one in fits.items()}
-        words = [
-            *words_of(found.scale),
-            "Over the epochs of the piecewise runs, as in the paper. WCI and gap both rise while a net is trained, and"
-            " neighbouring epochs are alike, so r is large and p small for any two such numbers; the last three rows"
-            " are those that time alone cannot make. Only in the last row is every pair a run of its own; all other"
-            " intervals are too narrow.",
+    def tables(self, results: StudyResults) -> Mapping[str, Table]:
+        return {f"Gap in {title} against WCI": _table(correlations(results, gap)) for gap, title in GAPS.items()}
+
+    def claims(self, results: StudyResults) -> Sequence[Claim]:
+        fits = {title: correlations(results, gap) for gap, title in GAPS.items()}
+        return [claim for title, one in fits.items() for claim in tracking(one, title, results.scale)]
+
+    def figures(self, results: StudyResults) -> Mapping[str, Figure]:
+        return {"correlation": _figure(results)}
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        return [
+            *describe_setting(results.scale),
+            "Over the epochs of the piecewise runs, as in the paper. WCI and the gap both rise during training, and"
+            " neighboring epochs are alike, so r is large and p small for any two such numbers. Time alone cannot"
+            " explain the last three rows. Only in the last row is every pair a run of its own; all other intervals are"
+            " too narrow.",
         ]
-        verdicts = [verdict for title, one in fits.items() for verdict in tracking(one, title, found.scale)]
-        return StudyReport(tables, verdicts, {"correlation": _figure(found)}, words)
 
 
-def correlations(found: Found, gap: str) -> dict[str, Fit]:
-    """The paper's correlations over epochs, and three that time alone cannot make; what cannot be had is left out."""
-    both = stacked(found, "piecewise", "wci", gap)  # (seeds, 2, epochs)
+def correlations(results: StudyResults, gap: str) -> dict[str, Fit]:
+    """The paper's correlations over epochs and three that time alone cannot explain, as far as there is data."""
+    both = stacked(results, "piecewise", "wci", gap)  # (seeds, 2, epochs)
     fits: dict[str, Fit] = {}
     if len(both) and both.shape[-1] >= 3:
         index, gaps = both[:, 0], both[:, 1]
-        over_time = analyse(*({f"seed {k}": list(row) for k, row in enumerate(part)} for part in (index, gaps)))
+        over_time = analyze(*({f"seed {k}": list(row) for k, row in enumerate(part)} for part in (index, gaps)))
         fits |= {**over_time.seeds, POOLED: over_time.pooled}
         changes = [np.diff(part).ravel() for part in (index, gaps)]
         if len(changes[0]) >= 3:
             fits[CHANGES] = fit(*changes)
         if len(both) >= 2:
             fits[BETWEEN] = fit(*((part - part.mean(0)).ravel() for part in (index, gaps)))
-    each = [one for row in found.rows if (one := stacked(found, row, "wci", gap)).size]
+    each = [one for row in results.rows if (one := stacked(results, row, "wci", gap)).size]
     last = np.concatenate([one[:, :, -1] for one in each]) if each else np.empty((0, 2))
     if len(last) >= 3:
         fits[LAST] = fit(*last.T)
@@ -75,20 +81,22 @@ def correlations(found: Found, gap: str) -> dict[str, Fit]:
 
 
 def tracking(fits: Mapping[str, Fit], title: str, scale: Scale) -> list[Claim]:
-    """The paper's claim by its own test, and by those that do not gain from time."""
-    over_time = f"WCI goes with the gap in {title} over the epochs of every seed (r > 0 and p < 0.05, the paper's test)"
-    beyond = f"WCI goes with the gap in {title} beyond what time alone makes"
+    """The paper's claim by its own test, and by tests that do not profit from time."""
+    over_time = (
+        f"WCI and the gap in {title} correlate over the epochs of every seed (r > 0, p < 0.05: the paper's test)"
+    )
+    beyond = f"WCI and the gap in {title} correlate beyond what time alone explains"
     seeds = [one for name, one in fits.items() if name.startswith("seed ")]
     others = {name: fits[name] for name in (CHANGES, BETWEEN, LAST) if name in fits}
     if scale == "smoke" or len(seeds) < 2 or len(others) < 3:
-        few = "that takes more seeds, epochs and schedules"
-        return [Claim(claim, "not testable", few) for claim in (over_time, beyond)]
+        message = "more seeds, epochs and schedules are needed"
+        return [Claim(claim, "not testable", message) for claim in (over_time, beyond)]
     good = sum(one.r > 0 and one.p < SIGNIFICANT for one in seeds)
-    words = f"in {good} of {len(seeds)} seeds; r from {min(s.r for s in seeds):.2f} to {max(s.r for s in seeds):.2f}"
+    message = f"in {good} of {len(seeds)} seeds; r from {min(s.r for s in seeds):.2f} to {max(s.r for s in seeds):.2f}"
     clear = sum(one.r_interval[0] > 0 for one in others.values())
     ends = {name: "[{:.2f}, {:.2f}]".format(*one.r_interval) for name, one in others.items()}
-    told = "; ".join(f"{name}: r {one.r:.2f} {ends[name]}" for name, one in others.items())
-    return [claim_unanimous(over_time, good, len(seeds), words), claim_unanimous(beyond, clear, len(others), told)]
+    texts = "; ".join(f"{name}: r {one.r:.2f} {ends[name]}" for name, one in others.items())
+    return [claim_unanimous(over_time, good, len(seeds), message), claim_unanimous(beyond, clear, len(others), texts)]
 
 
 def _table(fits: Mapping[str, Fit]) -> Table:
@@ -100,12 +108,12 @@ def _table(fits: Mapping[str, Fit]) -> Table:
     return Table([Column(name) for name in COLUMNS], {name: line(one) for name, one in fits.items()})
 
 
-def _figure(found: Found) -> Figure:
-    """Gap against WCI with a line for each seed; correlation across seeds and spread of WCI, epoch by epoch."""
+def _figure(results: StudyResults) -> Figure:
+    """Gap against WCI with a line per seed; correlation across seeds and spread of WCI by epoch."""
     figure = Figure(figsize=(13, 6), layout="constrained")
     axes: Any = figure.subplots(2, 3)
     for place, (gap, title) in zip(axes, GAPS.items(), strict=True):
-        both = stacked(found, "piecewise", "epoch", "wci", gap)
+        both = stacked(results, "piecewise", "epoch", "wci", gap)
         for number, (_, index, gaps) in enumerate(both):
             place[0].plot(index, gaps, ".", color=f"C{number}", label=f"seed {number}")
             if len(index) >= 3:

@@ -1,0 +1,24 @@
+"""Claims about handmade accuracies, compared with published ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.stats import Estimate
+from atoll_papers.studies.gloro_table import COMPARISONS
+from study_cases import STUDIES, outcomes, results_of
+
+STUDY = STUDIES["gloro-table"]
+
+
+@pytest.mark.parametrize(("more", "expected"), [(0.0, "supported in part"), (3.0, "supported"), (-3.0, "contradicted")])
+def test_against_the_best_earlier_methods(more: float, expected: str) -> None:
+    results = results_of({row: (net.published or 0) + more for row, net in COMPARISONS["paper"].nets.items()}, "paper")
+    assert outcomes(STUDY, results) == [expected, "supported", "supported"]  # the thesis's own numbers
+    assert STUDY.tables(results)["Accuracy in %"].rows["ImageNet, L18W588, EMMA"][3] == Estimate(35.0)
+
+
+@pytest.mark.parametrize(("vra", "expected"), [(60.0, "supported"), (30.0, "not testable")])
+def test_networks_with_less_data_cannot_contradict(vra: float, expected: str) -> None:
+    rows = dict.fromkeys(COMPARISONS["cpu"].nets, vra)
+    assert outcomes(STUDY, results_of(rows, seeds=2))[0] == expected

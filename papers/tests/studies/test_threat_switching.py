@@ -1,0 +1,26 @@
+"""Claims about handmade shares."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.studies import Cell, StudyResults
+from study_cases import STUDIES, WIGGLE, outcomes
+
+
+@pytest.mark.parametrize(("slope", "expected"), [(1.0, "supported"), (-1.0, "contradicted")])
+def test_claims(slope: float, expected: str) -> None:
+    results = StudyResults(
+        "cpu",
+        {
+            Cell(f"{classes} classes", seed): {
+                "epochs": [2, 3],
+                "switching": [9.0, 8.0],
+                "mean": 30 + slope * classes + WIGGLE[seed],
+                "first half": 9.0,
+            }
+            for classes in (3, 5, 10)
+            for seed in range(3)
+        },
+    )
+    assert outcomes(STUDIES["threat-switching"], results) == [expected]

@@ -1,0 +1,88 @@
+"""The numbers of a study's cell as a result of its run, so that a report of the run shows them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from atoll.config import to_plain
+from atoll.errors import InputError
+from atoll.measure import MEASUREMENTS, Context, Environment, Measurement, Result, Settings, load_result, save_result
+from atoll.runs.run import Run
+from atoll.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellSettings(Settings):
+    """Which cell of which study.
+
+    Args:
+        study: name of the study.
+        scale: smoke, cpu or paper.
+        row: row of the cell.
+        cell_seed: seed of the cell.
+        definition: everything that the numbers depend on: study or family, scale, recipe, overrides.
+    """
+
+    kind: ClassVar[str] = "cell"
+    study: str
+    scale: str
+    row: str
+    cell_seed: int
+    definition: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellResult(Result):
+    """The numbers of a cell by name.  Its subject is the last checkpoint; some numbers are of others."""
+
+    kind: ClassVar[str] = "cell"
+    settings: CellSettings
+    numbers: dict[str, Any]
+
+
+@MEASUREMENTS.register("cell")
+class MeasureCell(Measurement):
+    """Numbers of a cell of a study; made by ``atoll study``."""
+
+    settings = CellSettings
+    result = CellResult
+
+    def measure(self, subject: Subject, settings: CellSettings, context: Context) -> dict[str, Any]:
+        raise InputError(f"cell: only its study can measure it; run `atoll study {settings.study}`")
+
+
+def load_cell(run: Run, settings: CellSettings) -> CellResult | None:
+    """The result of a finished cell; None if there is none, or if the run was trained again since."""
+    if not run.is_finished:
+        return None
+    for result in run.results("cell"):
+        if isinstance(result, CellResult) and result.settings.definition == settings.definition and not result.stale:
+            return result
+    return None
+
+
+def store_cell(run: Run, settings: CellSettings, measure: Callable[[], dict[str, Any]]) -> CellResult:
+    """Measure a cell and store its numbers with the run."""
+    began = time.monotonic()
+    numbers = measure()
+    subject = run.subject("last")
+    result = CellResult(
+        subject=subject.record,
+        inputs="",  # every number has points of its own
+        points=0,
+        settings=settings,
+        environment=Environment.current(),
+        seconds=time.monotonic() - began,
+        numbers=to_plain(numbers),
+    )
+    digest = hashlib.sha256(json.dumps(settings.definition, sort_keys=True).encode()).hexdigest()[:16]
+    folder = run.folder / "results" / "cell" / digest
+    save_result(result, folder)
+    stored = load_result(folder)
+    assert isinstance(stored, CellResult)
+    return stored
