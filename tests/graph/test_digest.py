@@ -347,3 +347,19 @@ def test_function_digest_never_raises_for_a_model():
     assert digests[0] == digests[1]
     with pytest.raises(InputError, match=r"module: expected an nn\.Module, got function"):
         function_digest(lambda x: x, (4,))
+
+
+def test_checkpoints_of_one_model_are_captured_once(monkeypatch):
+    from atoll.graph import function
+
+    calls = []
+    monkeypatch.setattr(function, "capture", lambda *a, **k: calls.append(1) or capture(*a, **k))
+    structures = []
+    first, second = (nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2))
+    digests = [function_digest(net, (4,), structures=structures).value for net in (first, second, first)]
+    assert digests[0] == digests[2] != digests[1]
+    assert digests == [function_digest(net, (4,)).value for net in (first, second, first)]
+    assert len(calls) == 4  # once for the shared structure, and three times without
+    second[1].register_forward_hook(lambda module, inputs, output: 2 * output)
+    assert function_digest(second, (4,), structures=structures).value == function_digest(second, (4,)).value
+    assert len(structures) == 2

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import AtollError, InputError
-from atoll.graph.capture import capture
+from atoll.graph.capture import Structure, capture
 from atoll.graph.digest import tensors_digest
 from atoll.graph.source import all_tensors, describe, safe_repr
 
@@ -32,8 +32,20 @@ class Digest:
     reason: str = ""
 
 
-def function_digest(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Digest:
+def function_digest(
+    module: nn.Module,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    structures: list[Structure] | None = None,
+) -> Digest:
     """Digest of a model's graph and weights if it can be captured, of its code and weights otherwise.
+
+    Args:
+        module: the model.
+        shape: of one input.
+        dtype: of the inputs.
+        structures: graphs captured before.  A model that differs from one of them only in the values of its weights is
+            not captured again; the graph of a new model is added.
 
     >>> function_digest(nn.Linear(4, 3), (4,)).method
     'graph'
@@ -43,8 +55,14 @@ def function_digest(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtyp
     """
     if not isinstance(module, nn.Module):
         raise InputError(f"module: expected an nn.Module, got {type(module).__name__}")
+    structures = [] if structures is None else structures
     try:
-        return Digest(capture(module, shape, dtype=dtype).digest, "graph", torch.__version__)
+        for structure in structures:
+            if (structure.shape, structure.dtype) == (shape, dtype) and structure.matches(module):
+                return Digest(structure.digest(module), "graph", torch.__version__)
+        captured = capture(module, shape, dtype=dtype)
+        structures.append(captured.structure)
+        return Digest(captured.digest, "graph", torch.__version__)
     except AtollError as error:
         reason = str(error)
     except Exception as error:

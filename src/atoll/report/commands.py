@@ -37,18 +37,18 @@ def repeat(run: Path, result: Result) -> str | None:
     """
     if result.kind not in VERBS:
         return None
-    words = []
+    flags = []
     stored = result.settings.to_json()  # without what only says how to compute
     for field in dataclasses.fields(result.settings):
         value = getattr(result.settings, field.name)
         if field.name == "points" and value is None and field.default is not None:
             value = result.points  # all points, which only a number can say
         if field.name in stored and value != field.default and value is not None:
-            words += _flag(field.name, value)
+            flags += _flag(field.name, value)
     origin = result.subject.origin
-    words += [] if origin.step is None else ["--checkpoint", str(origin.step)]
-    words += [] if origin.weights == "raw" else ["--weights", origin.weights]
-    return command(result.kind, run, *words)
+    flags += [] if origin.step is None else ["--checkpoint", str(origin.step)]
+    flags += [] if origin.weights == "raw" else ["--weights", origin.weights]
+    return command(result.kind, run, *flags)
 
 
 def _flag(name: str, value: Any) -> list[str]:

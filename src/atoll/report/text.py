@@ -72,7 +72,9 @@ def interval(ends: tuple[float, float], scale: float = 1.0, form: str = ".4g") -
     ('95 %: 82.6–94.5', '')
     """
     low, high = (number(scale * end) for end in ends)
-    return "" if low is None or high is None else f"95 %: {low:{form}}–{high:{form}}"
+    if low is None or high is None:
+        return ""
+    return f"95 %: {low:{form}}{' to ' if low < 0 else '–'}{high:{form}}"
 
 
 def accuracy(value: Accuracy, *notes: str, mark: str = "") -> Cell:
