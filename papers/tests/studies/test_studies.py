@@ -19,7 +19,16 @@ from wci_cases import factors, rates
 
 # Studies whose measurements others cover.
 COVERED = (
-    *("rat-table", "rat-eta", "transfer", "gloro-ablation", "centroid-mnist", "wci-correlation", "wci-parts"),
+    *(
+        "rat-table",
+        "rat-eta",
+        "transfer",
+        "gloro-table",
+        "gloro-ablation",
+        "centroid-mnist",
+        "wci-correlation",
+        "wci-parts",
+    ),
     *("lr-schedules", "rat-cost", "wci-cost"),
 )
 LOCALITY = ("locality-robustness", "locality-accuracy", "attribution-distance")  # they share cells
