@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import support
 from atoll.certify import GloRo, heuristic_certifier
 from atoll.data.base import sample
 from atoll.errors import InputError
@@ -60,7 +61,8 @@ class Epochs(Observer):
 
 
 @pytest.mark.parametrize("loss", ["standard", *CERTIFIED])
-def test_training_records_it_without_changing(loss):
+def test_training_records_it_without_changing(loss, monkeypatch):
+    monkeypatch.setitem(support.METHODS, "measure-threats", lambda: MeasureThreats(points=20))
     epochs = Epochs()
     trainer = tiny_trainer(loss, methods=["measure-threats"], observers=[epochs], validation_steps=0, test_steps=0)
     trainer.fit()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from atoll.errors import AtollError, InputError
 from atoll.runs.recipe import read_recipe
-from atoll.studies import Cell, Column, Table, run_study
+from atoll.studies import Cell, Column, Table, engine, run_study
 from atoll.studies.engine import CellRunner, merge_overrides, sort_cells
 from studies.toy import Toy, Trained
 
@@ -67,6 +68,24 @@ def test_overrides_for_some_rows(tmp_path: Path) -> None:
         run_study(Toy(log), "smoke", folder, overrides=["d:seed=1"])
 
 
+def test_several_processes_train_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quick: what is launched; the slow test below launches it."""
+    launched: list[int] = []
+
+    def launch(processes: int, training: Callable[[], object]) -> None:
+        launched.append(processes)
+        if "odd" in str(training):
+            raise AtollError("no such luck")
+        training()
+
+    monkeypatch.setattr(engine, "launch", launch)
+    results, _ = run_study(Trained(epochs=1), "smoke", tmp_path, processes=2)
+    assert launched == [2, 2]
+    assert list(results.failed.values()) == ["no such luck"]
+    assert [cell.row for cell in results.numbers] == ["even"]
+
+
+@pytest.mark.slow
 def test_two_processes_train_a_cell_as_one_does(tmp_path: Path) -> None:
     handler = signal.getsignal(signal.SIGINT)
     one, _ = run_study(Trained(), "smoke", tmp_path / "one")

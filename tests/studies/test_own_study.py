@@ -89,6 +89,12 @@ def test_a_study_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     raw = json.loads((tmp_path / "study" / "raw.json").read_text())
     assert raw["cells"][1]["numbers"] == cell.numbers
 
+    page = tmp_path / "report.html"
+    assert main(["report", str(cells / "standard-0"), str(cells / "at-0"), "-o", str(page)]) == 0
+    text = page.read_text()
+    assert "Study mine" in text
+    assert "width" in text
+
 
 def test_a_study_of_a_file_can_be_sent_to_another_process(tmp_path: Path) -> None:
     file = tmp_path / "my_study.py"

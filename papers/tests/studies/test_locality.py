@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from atoll.studies import Cell, StudyResults, run_study
+from atoll.studies import Cell, StudyResults
 from atoll.studies.base import Numbers
 from atoll_papers.studies.locality import DISTANCES, METHODS, over_nets
-from atoll_papers.studies.locality_nets import LOSSES, SCORES, SIZES, robust_minus_standard
+from atoll_papers.studies.locality_nets import LOSSES, SCORES, robust_minus_standard
 from study_cases import STUDIES
 
 SEEDS, NETS = range(3), ("small", "medium", "large")
@@ -102,22 +99,3 @@ def test_rank_correlation() -> None:
     truth = spearmanr(x, y)
     assert over_nets(nets, "F") == pytest.approx((truth.statistic, truth.pvalue))
     assert np.isnan(over_nets([{"clean": 0.5, "F": 1.0}, {"clean": 0.5, "F": 2.0}], "F")).all()
-
-
-def test_studies_of_a_family_share_cells_and_robust_networks_start_from_the_standard_one(tmp_path: Path) -> None:
-    first, _ = run_study(STUDIES["locality-robustness"], "smoke", tmp_path / "a", cells_folder=tmp_path / "cells")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*/results/*/*/result.json")}
-    second, _ = run_study(STUDIES["attribution-distance"], "smoke", tmp_path / "b", cells_folder=tmp_path / "cells")
-    assert second.numbers == first.numbers
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    runs = {cell.row: run for cell, run in first.runs.items()}
-    start = runs["start, small"].checkpoint_path("last") / "model.safetensors"
-    assert runs["start, small"].recipe["pretrained"] is None
-    assert all(Path(runs[f"{loss}, small"].recipe["pretrained"]) == start.resolve() for loss in LOSSES)
-    raw = json.loads((tmp_path / "b" / "raw.json").read_text())
-    assert len(raw["cells"]) == 4
-    cell = next(cell for cell in first.numbers if cell.row == "at, small")
-    result = runs["at, small"].attack("PGD-20", checkpoint="last", points=SIZES["smoke"].points)
-    assert result.folder is not None  # loaded: the study has measured it
-    assert result.folder / "result.json" in before
-    assert first.numbers[cell]["PGD-20"] == result.robust.value

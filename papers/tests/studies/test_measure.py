@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from atoll.runs.run import Run
 from atoll.runs.train import train
+from atoll_papers.studies.gloro_table import TINY_GLORO
 from atoll_papers.studies.measure import accuracies, certified, certified_as_trained
 
 
-@pytest.mark.slow
 def test_certified(tmp_path: Path) -> None:
-    short = ("model.widths=[8, 8]", "model.hidden=16", "trainer.epochs=6", "threat.eps=0.1", "data.validation=0")
-    run = train("digits-gloro", *short, out=tmp_path / "run")
-    numbers = certified(run, [0.1, 0.3], attacks="PGD-20", check=5, which="last")
+    longer = ("data.limit=300", "model.hidden=[32]", "trainer.epochs=10", "threat.eps=0.1", "data.validation=0")
+    run = train("digits-gloro", *TINY_GLORO, *longer, out=tmp_path / "run")
+    numbers = certified(run, [0.1, 0.3], attacks="PGD-2", check=5, which="last")
     test = next(row for row in run.tests() if row.checkpoint == "last")
     assert test.verified is not None
     assert numbers["clean"] == pytest.approx(100 * test.clean.value)
@@ -22,16 +23,17 @@ def test_certified(tmp_path: Path) -> None:
     assert 0 < numbers["VRA 0.3"] <= numbers["VRA 0.1"] <= numbers["ERA 0.1"] <= numbers["clean"]
     assert numbers["attacked"] == 5
     assert numbers["curve"]["verified"][0] * 100 == pytest.approx(numbers["clean"])
-    trained = certified_as_trained(run, points=None, attacks="PGD-20", check=5)
+    trained = certified_as_trained(run, points=None, attacks="PGD-2", check=5)
     assert trained["VRA"] == numbers["VRA 0.1"]  # without validation points, the best checkpoint is the last
 
 
-def test_accuracies(tiny_run) -> None:
+def test_accuracies(tiny_run: Run) -> None:
     """The PGD of a study is that of `atoll attack` and of the test at the end of training."""
     numbers = accuracies(tiny_run, which="last", attacks=("PGD-2", "CW-2"), autoattack="fast")
     test = next(row for row in tiny_run.tests() if row.checkpoint == "last")
     assert test.robust is not None
     assert (numbers["clean"], numbers["PGD-2"]) == (100 * test.clean.value, 100 * test.robust.value)
     assert numbers["AutoAttack"] <= numbers["clean"]
-    settings = {result.settings.attacks for result in tiny_run.results("attack")}
-    assert settings == {"PGD-2", "PGD-2,CW-2", "fast"}
+    settings = {result.settings.attacks for result in tiny_run.results("attack")}  # type: ignore[attr-defined]
+    assert settings >= {"PGD-2", "PGD-2,CW-2", "fast"}
+    assert numbers["clean"] > 30  # better than chance, so that the comparison means something

@@ -13,14 +13,31 @@ from atoll.runs.run import Run
 from atoll.studies import Cell, StudyResults
 from atoll.studies.base import SCALES, Numbers, Scale
 from atoll.studies.engine import sort_cells
+from atoll_papers.studies.locality_nets import LOSSES, SIZES
 from study_cases import STUDIES, make_results, outcomes
 from wci_cases import factors, rates
 
+# Studies whose measurements others cover.
+COVERED = (
+    *(
+        "rat-table",
+        "rat-eta",
+        "transfer",
+        "gloro-table",
+        "gloro-ablation",
+        "centroid-mnist",
+        "wci-correlation",
+        "wci-parts",
+    ),
+    *("lr-schedules", "rat-cost", "wci-cost"),
+)
+LOCALITY = ("locality-robustness", "locality-accuracy", "attribution-distance")  # they share cells
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_smoke(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study, folder = STUDIES[name], tmp_path / "study"
-    assert main(["study", name, "--scale", "smoke", "--out", str(folder), "--json"]) == 0
+
+def smoke(name: str, folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> StudyResults:
+    """Run a study at its smallest scale and check its files."""
+    study = STUDIES[name]
+    assert main(["study", name, "--scale", "smoke", "--out", str(folder), "--json", *options]) == 0
     output = json.loads(capsys.readouterr().out)
     assert not output["failed"]
     assert output["claims"]
@@ -31,7 +48,8 @@ def test_smoke(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     raw = json.loads((folder / "raw.json").read_text())
     cells = study.cells("smoke")
     numbers = {cell: record["numbers"] for cell, record in zip(cells, raw["cells"], strict=True)}
-    runs = {cell: Run(folder / "cells" / cell.name) for cell in cells if cell.recipe}
+    parent = Path(options[1]) if options else folder / "cells"
+    runs = {cell: Run(parent / cell.name) for cell in cells if cell.recipe}
     for cell, run in runs.items():
         assert [result.numbers for result in run.results("cell")] == [numbers[cell]]  # type: ignore[attr-defined]
     for missing in cells if len(cells) > 1 else ():
@@ -40,6 +58,35 @@ def test_smoke(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert study.claims(results)
         assert study.tables(results)
         assert study.notes(results)
+    return StudyResults("smoke", numbers, {}, runs)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in COVERED else ()) for name in STUDIES if name not in LOCALITY],
+)
+def test_smoke(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    smoke(name, tmp_path / "study", capsys)
+
+
+def test_smoke_of_a_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Studies of a family share cells, and robust networks start from the standard one."""
+    cells = tmp_path / "cells"
+    first = smoke(LOCALITY[0], tmp_path / LOCALITY[0], capsys, "--cells", str(cells))
+    files = {path: path.stat().st_mtime_ns for path in cells.glob("*/results/*/*/result.json")}
+    for name in LOCALITY[1:]:
+        results = smoke(name, tmp_path / name, capsys, "--cells", str(cells))
+        assert results.numbers.items() <= first.numbers.items()
+    assert {path: path.stat().st_mtime_ns for path in cells.glob("*/results/*/*/result.json")} == files
+    runs = {cell.row: run for cell, run in first.runs.items()}
+    start = runs["start, small"].checkpoint_path("last") / "model.safetensors"
+    assert runs["start, small"].recipe["pretrained"] is None
+    assert all(Path(runs[f"{loss}, small"].recipe["pretrained"]) == start.resolve() for loss in LOSSES)
+    cell = next(cell for cell in first.numbers if cell.row == "at, small")
+    result = runs["at, small"].attack("PGD-20", checkpoint="last", points=SIZES["smoke"].points)
+    assert result.folder is not None
+    assert result.folder / "result.json" in files  # the study has measured and stored it
+    assert first.numbers[cell]["PGD-20"] == result.robust.value
 
 
 @pytest.mark.parametrize("scale", SCALES)

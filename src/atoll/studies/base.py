@@ -181,7 +181,6 @@ class Study(ABC):
 
 
 def _restore(path: str, attributes: dict[str, Any]) -> Study:
-    cls: Any = STUDIES.resolve(path).cls
-    study: Study = cls.__new__(cls)
+    study: Study = object.__new__(STUDIES.resolve(path).cls)
     vars(study).update(attributes)
     return study

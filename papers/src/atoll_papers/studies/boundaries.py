@@ -35,7 +35,7 @@ LITTLE = 0.01  # share of the distance that counts as no improvement
 
 
 @dataclass(frozen=True)
-class Setting:
+class BoundarySetting:
     """Recipe and points of a scale.
 
     Args:
@@ -55,8 +55,8 @@ class Setting:
     overrides: tuple[str, ...] = ()
 
 
-SETTINGS: Mapping[Scale, Setting] = {
-    "smoke": Setting(
+SETTINGS: Mapping[Scale, BoundarySetting] = {
+    "smoke": BoundarySetting(
         "digits-at",
         1,
         4,
@@ -67,8 +67,8 @@ SETTINGS: Mapping[Scale, Setting] = {
             *("trainer.batch_size=20", "trainer.test_steps=0"),
         ),
     ),
-    "cpu": Setting("mnist-flat/at-base", 3, 100, overrides=("data.limit=1000", "data.validation=0.01")),
-    "paper": Setting("mnist-at", 3, 1000),
+    "cpu": BoundarySetting("mnist-flat/at-base", 3, 100, overrides=("data.limit=1000", "data.validation=0.01")),
+    "paper": BoundarySetting("mnist-at", 3, 1000),
 }
 
 

@@ -20,7 +20,7 @@ THESIS = 62.8  # verified robust accuracy in % at 1.58 of a GloRo Net on MNIST (
 
 
 @dataclass(frozen=True)
-class Setting:
+class CentroidSetting:
     """Recipes and radii of a scale.
 
     Args:
@@ -46,8 +46,8 @@ _TURNED = "data.augment=[{class_path: RandomAffine, init_args: {degrees: 5.0, sc
 _NARROW = ("threat.eps=0.3", "loss.target=2", "loss.tau=0.4", "model.per_class=500", "model.stretch=0")
 _PART = ("data.limit=10000", "data.validation=0.02")
 _FEW = "model.per_class=300"  # fewer than a class has training points
-SETTINGS: Mapping[Scale, Setting] = {
-    "smoke": Setting(
+SETTINGS: Mapping[Scale, CentroidSetting] = {
+    "smoke": CentroidSetting(
         (0.1, 0.5),
         {
             "GloRo, 0.5": ("digits-gloro", TINY_GLORO),
@@ -58,7 +58,7 @@ SETTINGS: Mapping[Scale, Setting] = {
         "PGD-2",
         1,
     ),
-    "cpu": Setting(
+    "cpu": CentroidSetting(
         (0.3, 1.58),
         {
             "GloRo, 0.3": ("mnist-gloro", (*SHORT, "threat.eps=0.3")),
@@ -70,7 +70,7 @@ SETTINGS: Mapping[Scale, Setting] = {
         500,
         check=100,
     ),
-    "paper": Setting(
+    "paper": CentroidSetting(
         (0.3, 1.58),
         {
             "GloRo, 0.3": ("mnist-gloro", ("threat.eps=0.3",)),

@@ -205,7 +205,7 @@ class RATCost(CostTable):
 
 
 @dataclass(frozen=True)
-class Net:
+class WCINet:
     """A recipe that measures WCI, the shape and number of its images, and overrides."""
 
     recipe: str
@@ -222,19 +222,21 @@ class WCICost(Study):
     reference = "WCI, table 2"
     nets = {  # noqa: RUF012
         "smoke": {
-            "small ConvNet": Net(
+            "small ConvNet": WCINet(
                 "mnist-wci/piecewise", (1, 8, 8), 1000, ("methods.0.points=16", "trainer.batch_size=16")
             )
         },
         "cpu": {
-            "small ConvNet, 60,000 images": Net("mnist-wci/piecewise", (1, 28, 28), 60_000, ("methods.0.points=512",)),
-            "PreAct ResNet-18 of a quarter of its width, 50,000 images": Net(
+            "small ConvNet, 60,000 images": WCINet(
+                "mnist-wci/piecewise", (1, 28, 28), 60_000, ("methods.0.points=512",)
+            ),
+            "PreAct ResNet-18 of a quarter of its width, 50,000 images": WCINet(
                 "wci/cifar10-piecewise", (3, 32, 32), 50_000, ("model.width=16", "trainer.batch_size=32")
             ),
         },
         "paper": {
-            "PreAct ResNet-18, CIFAR-10 and CIFAR-100": Net("wci/cifar10-piecewise", (3, 32, 32), 50_000),
-            "PreAct ResNet-18, SVHN": Net("wci/svhn-piecewise", (3, 32, 32), 73_257),
+            "PreAct ResNet-18, CIFAR-10 and CIFAR-100": WCINet("wci/cifar10-piecewise", (3, 32, 32), 50_000),
+            "PreAct ResNet-18, SVHN": WCINet("wci/svhn-piecewise", (3, 32, 32), 73_257),
         },
     }
 

@@ -24,7 +24,7 @@ TINY_GLORO = (
 
 
 @dataclass(frozen=True)
-class Net:
+class GloRoNet:
     """A row of the main table.
 
     Args:
@@ -54,7 +54,7 @@ class Comparison:
         check: number of certified points to attack at their radius.
     """
 
-    nets: Mapping[str, Net]
+    nets: Mapping[str, GloRoNet]
     best_others: Mapping[str, float]
     blocks: Sequence[tuple[str, str]]
     sizes: Sequence[tuple[str, str]]
@@ -72,9 +72,9 @@ _DIGITS = ("Digits, ConvNet, TRADES", "Digits, L1W4, EMMA", "Digits, L2W4, EMMA"
 COMPARISONS: Mapping[Scale, Comparison] = {
     "smoke": Comparison(
         {
-            _DIGITS[0]: Net("digits-gloro", None, TINY_GLORO),
-            _DIGITS[1]: Net(f"{GRID}/emma-liresnet-l2", None, (*TINY, "model.depth=1")),
-            _DIGITS[2]: Net(f"{GRID}/emma-liresnet-l2", None, TINY),
+            _DIGITS[0]: GloRoNet("digits-gloro", None, TINY_GLORO),
+            _DIGITS[1]: GloRoNet(f"{GRID}/emma-liresnet-l2", None, (*TINY, "model.depth=1")),
+            _DIGITS[2]: GloRoNet(f"{GRID}/emma-liresnet-l2", None, TINY),
         },
         {},
         [(_DIGITS[1], _DIGITS[0])],
@@ -86,9 +86,9 @@ COMPARISONS: Mapping[Scale, Comparison] = {
     ),
     "cpu": Comparison(
         {
-            _MNIST[0]: Net("mnist-gloro", 62.8, SHORT),
-            _MNIST[1]: Net(f"{GRID}/emma-liresnet-l2", None, (*_SIXTH, "threat.eps=1.58")),
-            _MNIST[2]: Net(f"{GRID}/emma-liresnet-l8", None, (*_SIXTH, "threat.eps=1.58")),
+            _MNIST[0]: GloRoNet("mnist-gloro", 62.8, SHORT),
+            _MNIST[1]: GloRoNet(f"{GRID}/emma-liresnet-l2", None, (*_SIXTH, "threat.eps=1.58")),
+            _MNIST[2]: GloRoNet(f"{GRID}/emma-liresnet-l8", None, (*_SIXTH, "threat.eps=1.58")),
         },
         {_MNIST[0]: 47.9},
         [(_MNIST[2], _MNIST[0])],
@@ -99,15 +99,15 @@ COMPARISONS: Mapping[Scale, Comparison] = {
     ),
     "paper": Comparison(
         {
-            _MNIST[0]: Net("mnist-gloro", 62.8),
-            _CIFAR10[0]: Net("gloro/cifar10-6c2f", 60.0),
-            _CIFAR10[1]: Net("gloro/cifar10-l6w128", 63.7),
-            _CIFAR10[2]: Net("gloro/cifar10-l18w256", 66.0),
-            _CIFAR100[0]: Net("gloro/cifar100-l6w128", 35.4),
-            _CIFAR100[1]: Net("gloro/cifar100-l18w256", 38.3),
-            _IMAGES[0]: Net("gloro/tiny-l6w128", 27.0),
-            _IMAGES[1]: Net("gloro/tiny-l18w256", 29.2),
-            _IMAGES[2]: Net("gloro-imagenet", 35.0),
+            _MNIST[0]: GloRoNet("mnist-gloro", 62.8),
+            _CIFAR10[0]: GloRoNet("gloro/cifar10-6c2f", 60.0),
+            _CIFAR10[1]: GloRoNet("gloro/cifar10-l6w128", 63.7),
+            _CIFAR10[2]: GloRoNet("gloro/cifar10-l18w256", 66.0),
+            _CIFAR100[0]: GloRoNet("gloro/cifar100-l6w128", 35.4),
+            _CIFAR100[1]: GloRoNet("gloro/cifar100-l18w256", 38.3),
+            _IMAGES[0]: GloRoNet("gloro/tiny-l6w128", 27.0),
+            _IMAGES[1]: GloRoNet("gloro/tiny-l18w256", 29.2),
+            _IMAGES[2]: GloRoNet("gloro-imagenet", 35.0),
         },
         # BCP, SLL, SLL, Local-Lip Net
         {_MNIST[0]: 47.9, _CIFAR10[2]: 65.8, _CIFAR100[1]: 36.5, _IMAGES[1]: 23.4},

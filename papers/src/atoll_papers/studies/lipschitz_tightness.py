@@ -18,7 +18,7 @@ ORDERS = 2.0  # "several orders of magnitude": a factor of a hundred
 
 
 @dataclass(frozen=True)
-class Setting:
+class TightnessSetting:
     """Recipes and points of a scale.
 
     Args:
@@ -36,13 +36,13 @@ class Setting:
     overrides: tuple[str, ...] = ()
 
 
-SETTINGS: Mapping[Scale, Setting] = {
-    "smoke": Setting({"Digits": "digits-gloro"}, 1, 4, 2, TINY_GLORO),
-    "cpu": Setting(
+SETTINGS: Mapping[Scale, TightnessSetting] = {
+    "smoke": TightnessSetting({"Digits": "digits-gloro"}, 1, 4, 2, TINY_GLORO),
+    "cpu": TightnessSetting(
         {"MNIST": "mnist-ablation/trades-convnet-l2"}, 3, 100, 100, ("data.limit=5000", "data.validation=0.02")
     ),
     # The thesis also has 100 pairs, and thousands of steps of Adam; our steps are normalized, so fewer are enough.
-    "paper": Setting(
+    "paper": TightnessSetting(
         {"MNIST": "mnist-gloro", "CIFAR-10": "gloro/cifar10-6c2f", "Tiny-ImageNet": "gloro/tiny-6c2f"}, 3, 100, 500
     ),
 }

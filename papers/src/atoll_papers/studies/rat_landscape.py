@@ -23,7 +23,7 @@ COLUMNS = {"rise": Column("rise", "low", 4), "bend": Column("bend", "low", 5)}
 
 
 @dataclass(frozen=True)
-class Setting:
+class LandscapeSetting:
     """Recipes of TRADES without and with RAT, overrides for both, seeds, test images, and steps of the loss grid."""
 
     base: str
@@ -41,9 +41,9 @@ class RATLandscape(Study):
     title = "The loss around test images with and without RAT"
     reference = "RAT, figures 2 and 3"
     settings = {  # noqa: RUF012
-        "smoke": Setting("digits-flat/trades-base", "digits-flat/trades-rat", TINY_DIGITS, 1, 4, 5),
-        "cpu": Setting("mnist-flat/trades-base", "mnist-flat/trades-rat", SMALL_MNIST),
-        "paper": Setting("rat/cifar10-preact18-linf-trades-0th", "rat/cifar10-preact18-linf-trades-both"),
+        "smoke": LandscapeSetting("digits-flat/trades-base", "digits-flat/trades-rat", TINY_DIGITS, 1, 4, 5),
+        "cpu": LandscapeSetting("mnist-flat/trades-base", "mnist-flat/trades-rat", SMALL_MNIST),
+        "paper": LandscapeSetting("rat/cifar10-preact18-linf-trades-0th", "rat/cifar10-preact18-linf-trades-both"),
     }
     rows = ("TRADES", "TRADES + RAT")
 

@@ -20,7 +20,7 @@ METHODS = ("SM", "IG", "BIG")
 
 
 @dataclass(frozen=True)
-class Setting:
+class SanitySetting:
     """Recipe and points of a scale.
 
     Args:
@@ -36,15 +36,15 @@ class Setting:
     overrides: tuple[str, ...] = ()
 
 
-SETTINGS: Mapping[Scale, Setting] = {
-    "smoke": Setting(
+SETTINGS: Mapping[Scale, SanitySetting] = {
+    "smoke": SanitySetting(
         "digits-at",
         1,
         2,
         ("model.class_path=MLP", "model.hidden=[8]", "data.limit=100", "trainer.epochs=1", "attack.steps=1"),
     ),
-    "cpu": Setting("mnist-flat/at-base", 3, 50, ("data.limit=1000", "data.validation=0.01")),
-    "paper": Setting("mnist-at", 5, 1000),
+    "cpu": SanitySetting("mnist-flat/at-base", 3, 50, ("data.limit=1000", "data.validation=0.01")),
+    "paper": SanitySetting("mnist-at", 5, 1000),
 }
 
 

@@ -18,7 +18,7 @@ _METHODS = "methods=[EpsRamp, Lookahead, MeasureThreats]"
 
 
 @dataclass(frozen=True)
-class Setting:
+class SwitchingSetting:
     """Recipes of a scale.
 
     Args:
@@ -32,8 +32,8 @@ class Setting:
     overrides: tuple[str, ...] = ()
 
 
-SETTINGS: Mapping[Scale, Setting] = {
-    "smoke": Setting(
+SETTINGS: Mapping[Scale, SwitchingSetting] = {
+    "smoke": SwitchingSetting(
         {3: "mnist-classes/3", 10: "mnist-classes/10"},
         1,
         (
@@ -41,8 +41,8 @@ SETTINGS: Mapping[Scale, Setting] = {
             *("trainer.epochs=3", "trainer.batch_size=50", "trainer.power_iterations=1"),
         ),
     ),
-    "cpu": Setting({3: "mnist-classes/3", 5: "mnist-classes/5", 10: "mnist-classes/10"}, 3),
-    "paper": Setting(
+    "cpu": SwitchingSetting({3: "mnist-classes/3", 5: "mnist-classes/5", 10: "mnist-classes/10"}, 3),
+    "paper": SwitchingSetting(
         {
             10: "gloro-ablation/cifar10-trades-liresnet-l12",
             100: "gloro-ablation/cifar100-trades-liresnet-l12",

@@ -38,7 +38,7 @@ class TrHTwoMoons(Study):
         fixed: tuple[str, ...] = (f"trainer.keep_epochs={list(epochs)}", f"trainer.epochs={epochs[-1]}")
         seeds = range(1 if scale == "smoke" else 5)
         if scale == "smoke":
-            fixed += ("model.hidden=[20, 20]",)  # a small Hessian
+            fixed += ("data.n=100", "model.hidden=[8, 8]")  # a small Hessian
         return [Cell(row, seed, f"moons-trh/{row}", fixed) for row in COLORS for seed in seeds]
 
     def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
