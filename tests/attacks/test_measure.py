@@ -22,7 +22,7 @@ from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.cli import main
 from atoll.config import from_plain
 from atoll.data import MemorySplit, Splits
-from atoll.errors import InputError, ResultError
+from atoll.errors import InputError, RecipeError, ResultError
 from atoll.measure import load_result, measure
 from atoll.runs.run import open_run
 from atoll.runs.train import train
@@ -321,7 +321,9 @@ def test_an_attack_of_my_own_in_recipe_command_and_python(trained, tmp_path, min
     attack = json.dumps({"class_path": name, "init_args": {"share": 0.5}})
     mine_trained = train("digits-at", *words, f"attack={attack}", out=tmp_path / "mine")
     assert mine_trained.recipe["attack"] == {"class_path": name, "init_args": {"share": 0.5}}
-    assert train(None, out=tmp_path / "mine", resume=True).is_finished
+    with pytest.raises(RecipeError, match="--trust"):
+        train(None, out=tmp_path / "mine", resume=True)
+    assert train(None, out=tmp_path / "mine", resume=True, trust=True).is_finished
     assert open_run(tmp_path / "mine").attack("FGSM", points=5).points == 5  # the recipe's attack is not imported
     with pytest.raises(InputError, match=r"cannot import.*Mien"):
         run.attack(f"{mine}:Mien")

@@ -57,7 +57,7 @@ def attack(capsys, *words):
 
 def test_prints_a_table_and_stores_result_inputs_and_picture(trained, capsys, short):
     assert main(["attack", str(trained), "--points", "40"]) == 0
-    table = capsys.readouterr().out
+    table = " ".join(capsys.readouterr().out.split())
     for word in ("APGD-CE", "FAB-T", "Square", "worst case", "95 %", "passes", "seconds", "40 test points, linf 0.1"):
         assert word in table
     result = attack(capsys, trained, "--points", 40)

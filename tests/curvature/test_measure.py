@@ -41,15 +41,16 @@ def quick(**options):
 
 
 layers = st.builds(Layer, texts, numbers, estimates, numbers, numbers)
+counts = st.integers(-(2**62), 2**62)
 fields = {item.name: numbers for item in dataclasses.fields(PACBayesBounds)}
 bounds = st.builds(
-    PACBayesBounds, **fields | {"posterior": texts, "message": texts, "n": st.integers(), "noisy": estimates,
+    PACBayesBounds, **fields | {"posterior": texts, "message": texts, "n": counts, "noisy": estimates,
                                 "clipped": estimates}
 )  # fmt: skip
 all_settings = st.builds(
     CurvatureSettings,
     split=st.sampled_from(["train", "test"]),
-    points=st.none() | st.integers(1),
+    points=st.none() | st.integers(1, 2**62),
     loss=st.none() | texts,
     relative_error=st.floats(1e-6, 1.0),
     landscape=st.sampled_from([None, "input", "weights"]),
@@ -60,9 +61,9 @@ results = st.builds(
     CurvatureResult,
     subject=records,
     inputs=texts,
-    points=st.integers(0),
+    points=st.integers(0, 2**62),
     settings=all_settings,
-    environment=st.none() | st.builds(Environment, *[texts] * 5, st.integers(), st.integers(), texts),
+    environment=st.none() | st.builds(Environment, *[texts] * 5, counts, counts, texts),
     seconds=numbers,
     loss=texts,
     attacked=st.booleans(),
@@ -71,12 +72,12 @@ results = st.builds(
     bound=numbers,
     weight_norm=numbers,
     root_trace=numbers,
-    negative=st.integers(),
+    negative=counts,
     layers=st.lists(layers, max_size=2).map(tuple),
     trace=st.none() | estimates,
     estimator=texts,
     reason=texts,
-    probes=st.integers(),
+    probes=counts,
     eigenvalues=st.lists(numbers, max_size=3).map(tuple),
     pac_bayes=st.lists(bounds, max_size=2).map(tuple),
     gap=st.none() | st.builds(Gap, estimates, estimates, estimates, estimates),

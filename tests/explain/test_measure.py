@@ -43,7 +43,7 @@ def quick(**options):
 optional = st.none() | estimates
 methods = st.builds(
     MethodResult,
-    undefined=st.integers(),
+    undefined=st.integers(-(2**62), 2**62),
     infidelity=estimates,
     scaled_infidelity=estimates,
     scale=optional,
@@ -52,21 +52,21 @@ methods = st.builds(
     sanity_layers=st.lists(st.tuples(texts, estimates), max_size=2).map(tuple),
     sensitivity=optional,
     precision=optional,
-    boxes=st.integers(),
+    boxes=st.integers(-(2**62), 2**62),
 )
 all_settings = st.builds(
     ExplainSettings,
-    points=st.none() | st.integers(1),
+    points=st.none() | st.integers(1, 2**62),
     methods=st.lists(texts, min_size=1, max_size=3).map(tuple),
     norm=st.sampled_from(["linf", "l2", "l1"]),
-    budget=st.none() | st.integers(1),
+    budget=st.none() | st.integers(1, 2**62),
     images=st.lists(texts, max_size=2).map(tuple),
 )
 results = st.builds(
     ExplainResult,
     subject=records,
     inputs=texts,
-    points=st.integers(0),
+    points=st.integers(0, 2**62),
     settings=all_settings,
     predictions=st.lists(texts, max_size=2).map(tuple),
     titles=st.lists(texts, max_size=2).map(tuple),
@@ -74,7 +74,7 @@ results = st.builds(
     success=numbers,
     distances=st.lists(st.none() | numbers, max_size=3).map(tuple),
     others=st.lists(texts, max_size=2).map(tuple),
-    searches=st.dictionaries(texts, st.integers(), max_size=2),
+    searches=st.dictionaries(texts, st.integers(-(2**62), 2**62), max_size=2),
     calls=numbers,
     methods=st.dictionaries(texts, methods, max_size=2),
     pairs=st.dictionaries(texts, estimates, max_size=2),

@@ -95,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_main() or isinstance(error, TrainingError):
             error_console.print(f"atoll {options.verb}: {error}", style="red", markup=False, soft_wrap=True)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        if str(interrupt):
+            sys.stderr.write(f"atoll {options.verb}: {interrupt}\n")
         return 130
     except BrokenPipeError:  # `atoll ls | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

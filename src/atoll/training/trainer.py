@@ -460,7 +460,7 @@ class Trainer:
         """For signal handlers: stop after this step, when it is saved, or at once if there is nothing to save."""
         self.stop_requested = True
         if self.trained:
-            raise TrainingError("stopped during the final test; resume to test again")
+            raise KeyboardInterrupt("stopped during the final test; resume to test again")
 
     def _save_if_due(self) -> None:
         if self.stop_requested:
