@@ -81,11 +81,11 @@ class Registry:
     _members: dict[str, Member] = field(default_factory=dict, repr=False)
     _patterns: dict[str, Callable[[int], Member]] = field(default_factory=dict, repr=False)
 
-    def register(self, *aliases: str) -> Callable[[T], T]:
+    def register(self, *aliases: str, own_name: bool = True) -> Callable[[T], T]:
         """Class decorator: list the class under its own name, and under aliases."""
 
         def add(cls: T) -> T:
-            for name in (cls.__name__, *aliases):
+            for name in (*((cls.__name__,) if own_name else ()), *aliases):
                 self.add(name, cls)
             return cls
 

@@ -6,7 +6,7 @@ import yaml
 
 from atoll.errors import InputError, RecipeError
 from atoll.registry import REGISTRIES, registry
-from atoll.runs.recipe import build_recipe, read_recipe, recipes, rows
+from atoll.runs.recipe import build_recipe, read_recipe, recipes, variants
 from atoll.runs.train import build_model, build_trainer
 
 MINIMAL = {"data": "Digits", "model": "MLP"}
@@ -15,7 +15,7 @@ MINIMAL = {"data": "Digits", "model": "MLP"}
 @pytest.mark.parametrize("name", recipes())
 def test_every_shipped_recipe_and_row_is_valid_and_survives_its_own_dump(name):
     assert recipes()[name], "the first line of a recipe says what it is"
-    for number, row in enumerate(rows(name)):
+    for number, row in enumerate(variants(name)):
         recipe = build_recipe(row)
         if number == 0:
             again = build_recipe(yaml.safe_load(yaml.safe_dump(dict(recipe.tree))))

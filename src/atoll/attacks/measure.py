@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import inspect
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from atoll.attacks.base import Attack
 from atoll.attacks.diagnostics import EvaluationWarning
 from atoll.attacks.evaluate import MISCLASSIFIED, AttackSummary, Evaluation, evaluate
 from atoll.attacks.rays import boundary_distance
@@ -21,9 +18,18 @@ from atoll.attacks.transfer import Transfer
 from atoll.data.base import Split, to_float
 from atoll.distributed import all_sum, is_main, rank, world_size
 from atoll.errors import InputError
-from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, execution, resolve_threat, select
+from atoll.measure import (
+    MEASUREMENTS,
+    Context,
+    Measurement,
+    Result,
+    Settings,
+    execution,
+    foreign_code,
+    resolve_threat,
+    select,
+)
 from atoll.plots import plot_adversarial
-from atoll.registry import class_path
 from atoll.stats import Accuracy, Estimate
 from atoll.subject import Subject, SubjectRecord
 from atoll.threat import Norm, ThreatModel
@@ -101,7 +107,7 @@ class AttackResult(Result):
         return {"clean": self.clean, **{attack.name: attack.accuracy for attack in self.attacks}}
 
 
-@MEASUREMENTS.register("attack")
+@MEASUREMENTS.register("attack", own_name=False)
 class MeasureAttack(Measurement):
     """Accuracy of a model without and under attack."""
 
@@ -111,8 +117,7 @@ class MeasureAttack(Measurement):
     def depends_on(self, subject: Subject, settings: AttackSettings, context: Context) -> tuple[str, ...]:
         """The surrogate, and the code of attacks from outside Atoll."""
         attacks = parse_attacks(settings.attacks, resolve_threat(subject, settings.norm, settings.eps))
-        files = {Path(inspect.getfile(type(a))) for a in attacks.values() if not _is_ours(a)}
-        digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)]
+        digests = [*foreign_code(map(type, attacks.values()))]
         if settings.surrogate is not None:
             digests.append(_open_surrogate(settings.surrogate, context).digest.value)
         return tuple(digests)
@@ -150,10 +155,6 @@ class MeasureAttack(Measurement):
             "adbd": adbd,
             "surrogate": surrogate,
         }
-
-
-def _is_ours(attack: Attack) -> bool:
-    return class_path(type(attack)).startswith("atoll.")
 
 
 def _open_surrogate(path: str, context: Context) -> Subject:

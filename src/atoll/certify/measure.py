@@ -172,7 +172,7 @@ class CertifyResult(Result):
         return self.settings.smooth is not None
 
 
-@MEASUREMENTS.register("certify")
+@MEASUREMENTS.register("certify", own_name=False)
 class MeasureCertify(Measurement):
     """Provable robustness of a model.
 

@@ -18,7 +18,7 @@ from atoll.config import parameters
 from atoll.errors import InputError
 from atoll.registry import REGISTRIES, registry, suggest
 from atoll.runs.collect import find_runs, main_numbers
-from atoll.runs.recipe import recipes, rows
+from atoll.runs.recipe import recipes, variants
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def entries(title: str, kind: str | None, every_row: bool = False) -> dict[str, 
         return {name: (make.__doc__ or "").splitlines()[0] for name, make in SUITES.items()}
     lines: dict[str, str] = {}
     for name, text in recipes().items():
-        names = rows(name)
+        names = variants(name)
         lines |= dict.fromkeys(names, text) if every_row else {name: text}
         if not every_row and names != [name]:
             lines[name] = f"{text} ({len(names)} variants, such as {names[0]})"

@@ -155,7 +155,7 @@ class CurvatureResult(Result):
         return path if path is not None and path.is_file() else None
 
 
-@MEASUREMENTS.register("curvature")
+@MEASUREMENTS.register("curvature", own_name=False)
 class MeasureCurvature(Measurement):
     """How flat the loss of a model is, layer by layer."""
 

@@ -178,7 +178,7 @@ class ExplainResult(Result):
             raise ResultError(f"{path} cannot be read: {error}") from None
 
 
-@MEASUREMENTS.register("explain")
+@MEASUREMENTS.register("explain", own_name=False)
 class MeasureExplanation(Measurement):
     """What a model looks at, and whether that is faithful."""
 

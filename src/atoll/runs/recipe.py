@@ -9,9 +9,9 @@ A recipe has one section per part of a run.  A section names a class and its arg
 Arguments are checked against the constructor's signature and type hints (by jsonargparse), and all faults of a
 recipe are reported at once.
 
-A table of a paper is a book of recipes: a ``base``, and axes to ``vary``, each with named choices of overrides.  Its
-rows are named after their choices, ``BOOK/CHOICE-CHOICE-...``; ``rows`` adds overrides to single rows (by a pattern
-with wildcards).
+A table of a paper is a grid of recipes: a ``base``, and axes to ``vary``, each with named choices of overrides.  Its
+variants are named after their choices, ``GRID/CHOICE-CHOICE-...``; ``rows`` adds overrides to single variants (by a
+pattern with wildcards).
 """
 
 from __future__ import annotations
@@ -93,36 +93,38 @@ def recipes() -> dict[str, str]:
     return {name: file.read_text().splitlines()[0].lstrip("# ") for name, file in _recipe_files().items()}
 
 
-def rows(book: str) -> list[str]:
-    """The names of a book's recipes; the book's own name alone if it is a plain recipe.
+def variants(grid: str) -> list[str]:
+    """The names of a grid's variants; the name alone if it is a plain recipe.
 
-    >>> rows("digits-at")
+    >>> variants("digits-at")
     ['digits-at']
-    >>> "digits-flat/trades-trh" in rows("digits-flat")
+    >>> "digits-flat/trades-trh" in variants("digits-flat")
     True
     """
-    tree = parse_yaml(_recipe_text(book), book)
-    if not _is_book(tree):
-        return [book]
-    return [f"{book}/{'-'.join(choices)}" for choices in itertools.product(*tree["vary"])]
+    tree = parse_yaml(_recipe_text(grid), grid)
+    if not _is_grid(tree):
+        return [grid]
+    return [f"{grid}/{'-'.join(choices)}" for choices in itertools.product(*tree["vary"])]
 
 
-def _is_book(tree: Any) -> bool:
+def _is_grid(tree: Any) -> bool:
     return isinstance(tree, dict) and "base" in tree and "vary" in tree
 
 
-def _row(tree: dict[str, Any], book: str, row: str) -> dict[str, Any]:
-    """One row of a book as a recipe of its own."""
+def _variant(tree: dict[str, Any], grid: str, variant: str) -> dict[str, Any]:
+    """One variant of a grid as a recipe of its own."""
     for choices in itertools.product(*tree["vary"]):
-        if "-".join(choices) == row:
+        if "-".join(choices) == variant:
             overrides = [axis[choice] or {} for axis, choice in zip(tree["vary"], choices, strict=True)]
             special = tree.get("rows") or {}
-            overrides += [more for pattern, more in special.items() if fnmatch.fnmatchcase(row, pattern)]
+            overrides += [more for pattern, more in special.items() if fnmatch.fnmatchcase(variant, pattern)]
             recipe: dict[str, Any] = _copy(tree["base"])
             for key, value in (item for override in overrides for item in override.items()):
                 _override(recipe, key, _copy(value))
             return recipe
-    raise RecipeError(f"{book} has no row {row!r}{suggest(row, (r.partition('/')[2] for r in rows(book)))}")
+    raise RecipeError(
+        f"{grid} has no variant {variant!r}{suggest(variant, (r.partition('/')[2] for r in variants(grid)))}"
+    )
 
 
 def read_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -130,13 +132,15 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     if isinstance(source, Mapping):
         tree = _copy(source)
     else:
-        book, _, row = str(source).partition("/")
-        in_book = book in recipes() and row
-        tree = parse_yaml(_recipe_text(book if in_book else source), str(source))
-        if in_book and _is_book(tree):
-            tree = _row(tree, book, row)
-        elif _is_book(tree):
-            raise RecipeError(f"{source} is a book of recipes; name one of its rows, such as {rows(str(source))[0]}")
+        grid, _, variant = str(source).partition("/")
+        in_grid = grid in recipes() and variant
+        tree = parse_yaml(_recipe_text(grid if in_grid else source), str(source))
+        if in_grid and _is_grid(tree):
+            tree = _variant(tree, grid, variant)
+        elif _is_grid(tree):
+            raise RecipeError(
+                f"{source} is a grid of recipes; name one of its variants, such as {variants(str(source))[0]}"
+            )
     if not isinstance(tree, dict):
         raise RecipeError(f"{source}: expected a mapping of sections, got {type(tree).__name__}")
     for override in overrides:

@@ -45,7 +45,7 @@ class CellResult(Result):
     numbers: dict[str, Any]
 
 
-@MEASUREMENTS.register("cell")
+@MEASUREMENTS.register("cell", own_name=False)
 class MeasureCell(Measurement):
     """Numbers of a cell of a study; made by ``atoll study``."""
 

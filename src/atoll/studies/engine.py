@@ -24,9 +24,10 @@ from atoll.config import to_plain
 from atoll.distributed import launch, started
 from atoll.errors import AtollError, InputError
 from atoll.files import finite, write_atomic, write_json
+from atoll.registry import class_path
 from atoll.runs.run import Run
 from atoll.runs.train import environment, train
-from atoll.studies.base import Cell, Numbers, Scale, Study, StudyReport, StudyResults
+from atoll.studies.base import STUDIES, Cell, Numbers, Scale, Study, StudyReport, StudyResults
 from atoll.studies.cell import CellSettings, load_cell, store_cell
 from atoll.studies.table import Column, Table
 
@@ -291,7 +292,7 @@ def write_study(
     shown = "".join(f" {o}" for o in overrides if not o.partition("=")[0].endswith(PRIVATE))
     scale = f"Scale `{results.scale}`; mean ± standard error over seeds."
     lines = [f"# {study.title}", "", f"{study.reference}. {scale}", ""]
-    lines += [f"    atoll study {study.name} --scale {results.scale}{shown}", ""]
+    lines += [f"    atoll study {study_name(study)} --scale {results.scale}{shown}", ""]
     for note in report.notes:
         lines += [note, ""]
     for number, (title, table) in enumerate(report.tables.items()):
@@ -320,3 +321,8 @@ def write_study(
             "environment": environment(),
         },
     )
+
+
+def study_name(study: Study) -> str:
+    """What ``atoll study`` calls a study: its name if it is registered, otherwise its class."""
+    return study.name if study.name in STUDIES.members() else class_path(type(study))

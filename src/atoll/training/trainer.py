@@ -250,7 +250,7 @@ class Trainer:
             with sync or nullcontext():
                 with self._autocast():
                     clean = self.loss.uses_clean if plain else self.uses_clean
-                    # One step, one estimate: the parts of a batch share the constants, too.
+                    # One step, one estimate: the parts of a batch share the constants.
                     part.out = self.passes(part.x if clean else None, part.x_adv, part.eps, update=number == 0)
                 part.terms = self.loss.values(part.out, part.y)
                 for method in () if plain else self.methods:

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from atoll.runs.recipe import rows
+from atoll.runs.recipe import variants
 from atoll.runs.run import Run
 from atoll.studies.base import SCALES, Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import claim_increase
@@ -47,7 +47,7 @@ class Grid:
 
     def recipes(self) -> dict[str, str]:
         """Recipes by row, which is the name of the variant."""
-        variants = {recipe.partition("/")[2]: recipe for grid in self.grids for recipe in rows(grid)}
+        variants = {recipe.partition("/")[2]: recipe for grid in self.grids for recipe in variants(grid)}
         matching = {name for name in variants for pattern in self.patterns if fnmatch.fnmatchcase(name, pattern)}
         return {name: recipe for name, recipe in variants.items() if name in matching}
 
