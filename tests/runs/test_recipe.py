@@ -60,9 +60,9 @@ def test_rows_of_a_book_are_the_papers_settings():
 
 
 def test_books_and_rows_that_do_not_exist():
-    with pytest.raises(RecipeError, match=r"rat is a book of recipes; name one of its rows, such as rat/cifar10"):
+    with pytest.raises(RecipeError, match=r"rat is a grid of recipes; name one of its variants, such as rat/cifar10"):
         build_recipe("rat")
-    with pytest.raises(RecipeError, match=r"moons-trh has no row 'tap'; did you mean top\?"):
+    with pytest.raises(RecipeError, match=r"moons-trh has no variant 'tap'; did you mean top\?"):
         build_recipe("moons-trh/tap")
 
 
@@ -86,7 +86,7 @@ def test_all_faults_come_at_once_each_with_what_was_expected_and_got():
         "data: this section is required",
         "model.hiden: MLP has no such argument; did you mean hidden?",
         "model.input_range: expected one of [0,1], [-1,1], centered, got '[0,255]'",
-        "loss.class_path: expected a loss, got 'TRADS'; did you mean TRADES?",
+        "loss.class_path: expected a loss, got 'TRADS'; did you mean TRADES or GloRoTRADES?",
         "threat: eps: expected a finite number >= 0, got -1",
         "attack.steps: expected an integer, got 'many'",
         "methods[0]: k, alpha: expected k >= 1",

@@ -176,7 +176,7 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
     _check_attack(builder, parts)
     if builder.errors:
         title = source if isinstance(source, str | Path) else "recipe"
-        raise RecipeError("\n  ".join([f"{title} has {len(builder.errors)} fault(s):", *builder.errors]))
+        raise RecipeError("\n  ".join([f"{title} has {len(builder.errors)} error(s):", *builder.errors]))
     resolved["threat"].pop("bounds", None)
     resolved["model"]["init_args"].pop("bounds", None)
     return Recipe(**parts, tree=resolved)
