@@ -75,13 +75,13 @@ def test_several_processes_train_a_cell(tmp_path: Path, monkeypatch: pytest.Monk
     def launch(processes: int, training: Callable[[], object]) -> None:
         launched.append(processes)
         if "odd" in str(training):
-            raise AtollError("no such luck")
+            raise AtollError("the workers failed")
         training()
 
     monkeypatch.setattr(engine, "launch", launch)
     results, _ = run_study(Trained(epochs=1), "smoke", tmp_path, processes=2)
     assert launched == [2, 2]
-    assert list(results.failed.values()) == ["no such luck"]
+    assert list(results.failed.values()) == ["the workers failed"]
     assert [cell.row for cell in results.numbers] == ["even"]
 
 
