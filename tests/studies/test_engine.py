@@ -55,7 +55,7 @@ def test_overrides_of_the_cell_apply_to_another_data_set() -> None:
 def test_overrides_for_some_rows(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "study"
     run_study(Toy(log), "smoke", folder, overrides=["[bc]:pretrained=mine/file", "trainer.epochs=5"])
-    assert "atoll study toy --scale smoke trainer.epochs=5\n" in (folder / "README.md").read_text()
+    assert "atoll study studies.toy.Toy --scale smoke trainer.epochs=5\n" in (folder / "README.md").read_text()
     # Overrides of other rows do not change the definition of a row.
     run_study(Toy(log), "smoke", folder, overrides=["trainer.epochs=5"])
     assert sorted(seen(log)[7:]) == ["b-0", "b-1", "b-2", "c-0"]
