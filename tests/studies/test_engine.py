@@ -55,7 +55,7 @@ def test_overrides_of_the_cell_apply_to_another_data_set() -> None:
 def test_overrides_for_some_rows(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "study"
     run_study(Toy(log), "smoke", folder, overrides=["[bc]:pretrained=mine/file", "trainer.epochs=5"])
-    assert "atoll study toy --scale smoke trainer.epochs=5\n" in (folder / "README.md").read_text()
+    assert "atoll study studies.toy.Toy --scale smoke trainer.epochs=5\n" in (folder / "README.md").read_text()
     # Overrides of other rows do not change the definition of a row.
     run_study(Toy(log), "smoke", folder, overrides=["trainer.epochs=5"])
     assert sorted(seen(log)[7:]) == ["b-0", "b-1", "b-2", "c-0"]
@@ -75,13 +75,13 @@ def test_several_processes_train_a_cell(tmp_path: Path, monkeypatch: pytest.Monk
     def launch(processes: int, training: Callable[[], object]) -> None:
         launched.append(processes)
         if "odd" in str(training):
-            raise AtollError("no such luck")
+            raise AtollError("the workers failed")
         training()
 
     monkeypatch.setattr(engine, "launch", launch)
     results, _ = run_study(Trained(epochs=1), "smoke", tmp_path, processes=2)
     assert launched == [2, 2]
-    assert list(results.failed.values()) == ["no such luck"]
+    assert list(results.failed.values()) == ["the workers failed"]
     assert [cell.row for cell in results.numbers] == ["even"]
 
 

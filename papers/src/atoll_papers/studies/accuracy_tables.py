@@ -47,9 +47,9 @@ class Grid:
 
     def recipes(self) -> dict[str, str]:
         """Recipes by row, which is the name of the variant."""
-        variants = {recipe.partition("/")[2]: recipe for grid in self.grids for recipe in variants(grid)}
-        matching = {name for name in variants for pattern in self.patterns if fnmatch.fnmatchcase(name, pattern)}
-        return {name: recipe for name, recipe in variants.items() if name in matching}
+        by_row = {recipe.partition("/")[2]: recipe for grid in self.grids for recipe in variants(grid)}
+        matching = {name for name in by_row for pattern in self.patterns if fnmatch.fnmatchcase(name, pattern)}
+        return {name: recipe for name, recipe in by_row.items() if name in matching}
 
     def cells(self) -> list[Cell]:
         return [

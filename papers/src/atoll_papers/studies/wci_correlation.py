@@ -54,7 +54,7 @@ class WCICorrelation(Study):
         return [
             *describe_setting(results.scale),
             "Over the epochs of the piecewise runs, as in the paper. WCI and the gap both rise during training, and"
-            " neighboring epochs are alike, so r is large and p small for any two such numbers. Time alone cannot"
+            " neighboring epochs are alike, so r is large and p small for any two numbers that do. Time alone cannot"
             " explain the last three rows. Only in the last row is every pair a run of its own; all other intervals are"
             " too narrow.",
         ]
