@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A value, a smaller line below it, and a mark: ``absent``, ``warning`` or ``different``."""
 
     text: str
@@ -16,7 +16,7 @@ class Cell:
     mark: str = ""
 
 
-Row = Sequence[str | Cell]
+Row = Sequence[str | TableCell]
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from atoll.measure import Result
-from atoll.report.blocks import Block, Cell, Row, Table
+from atoll.report.blocks import Block, Row, Table, TableCell
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import NOTHING, plain
 
 R = TypeVar("R", bound=Result)
 T = TypeVar("T")
-ABSENT = Cell("not measured", mark="absent")
+ABSENT = TableCell("not measured", mark="absent")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Comparison(Generic[R]):
         ]
         return [(run, value) for run, value in values if value is not None]
 
-    def table(self, cells: Callable[[R], Mapping[str, str | Cell]], heading: str = "") -> list[Block]:
+    def table(self, cells: Callable[[R], Mapping[str, str | TableCell]], heading: str = "") -> list[Block]:
         """A row for every number, a column for every run; nothing if there are no numbers."""
         columns = [cells(result) for _, result in self.results]
         names = list(dict.fromkeys(name for column in columns for name in column))
@@ -52,10 +52,10 @@ class Comparison(Generic[R]):
             [Table([heading, *(run.name for run in runs)], rows, [None, *(run.number for run in runs)])] if rows else []
         )
 
-    def row(self, runs: Sequence[RunSummary], what: str, cell: Callable[[R], Cell]) -> Row:
+    def row(self, runs: Sequence[RunSummary], what: str, cell: Callable[[R], TableCell]) -> Row:
         """A row with a column for every run; a run without an answer is marked."""
         cells = {run.number: cell(result) for run, result in self.results}
-        return [Cell(what, self.title), *(cells.get(run.number, ABSENT) for run in runs)]
+        return [TableCell(what, self.title), *(cells.get(run.number, ABSENT) for run in runs)]
 
 
 def compare(

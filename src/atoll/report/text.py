@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.report.blocks import Cell
+from atoll.report.blocks import TableCell
 from atoll.stats import Accuracy, Estimate
 
 LONGEST = 2000  # characters of one text
@@ -77,31 +77,31 @@ def interval(ends: tuple[float, float], scale: float = 1.0, form: str = ".4g") -
     return f"95 %: {low:{form}}{' to ' if low < 0 else '–'}{high:{form}}"
 
 
-def accuracy(value: Accuracy, *notes: str, mark: str = "") -> Cell:
+def accuracy(value: Accuracy, *notes: str, mark: str = "") -> TableCell:
     """An accuracy with its interval.
 
     >>> accuracy(Accuracy(90, 100), "PGD-20")
-    Cell(text='90.00 %', note='95 %: 82.6–94.5; PGD-20', mark='')
+    TableCell(text='90.00 %', note='95 %: 82.6–94.5; PGD-20', mark='')
     """
     if not value.total:
-        return Cell("no points", "; ".join(filter(None, notes)), "absent")
+        return TableCell("no points", "; ".join(filter(None, notes)), "absent")
     parts = (interval(value.interval, 100, ".1f"), *notes)
-    return Cell(f"{100 * value.value:.2f} %", "; ".join(filter(None, parts)), mark)
+    return TableCell(f"{100 * value.value:.2f} %", "; ".join(filter(None, parts)), mark)
 
 
-def estimate(value: Estimate | None, *notes: str, scale: float = 1.0, form: str = ".4g", unit: str = "") -> Cell:
+def estimate(value: Estimate | None, *notes: str, scale: float = 1.0, form: str = ".4g", unit: str = "") -> TableCell:
     """An estimate with its interval.
 
     >>> estimate(Estimate(2.0, 0.1)), estimate(None).text
-    (Cell(text='2', note='95 %: 1.804–2.196', mark=''), 'not measured')
+    (TableCell(text='2', note='95 %: 1.804–2.196', mark=''), 'not measured')
     """
     if value is None or (finite := number(value.value)) is None:
-        return Cell("not measured", mark="absent")
+        return TableCell("not measured", mark="absent")
     error = interval(value.interval, scale, form) if value.standard_error else ""
-    return Cell(f"{scale * finite:{form}}{unit}", "; ".join(filter(None, (error, *notes))))
+    return TableCell(f"{scale * finite:{form}}{unit}", "; ".join(filter(None, (error, *notes))))
 
 
-def flatten(tree: object, path: str = "", depth: int = DEEPEST) -> list[tuple[str, str | Cell]]:
+def flatten(tree: object, path: str = "", depth: int = DEEPEST) -> list[tuple[str, str | TableCell]]:
     """The leaves of any value with their paths; class paths stand for what they name.
 
     >>> flatten({"loss": {"class_path": "atoll.AT", "init_args": {"a": [1, 2]}}, "methods": [{"class_path": "x.SWA"}]})
@@ -121,7 +121,7 @@ def flatten(tree: object, path: str = "", depth: int = DEEPEST) -> list[tuple[st
         part is None or isinstance(part, bool | int | float | str) for part in tree
     ):
         return [(path, plain(", ".join(map(plain, tree[:MOST]))) or "[]")]
-    leaves: list[tuple[str, str | Cell]] = []
+    leaves: list[tuple[str, str | TableCell]] = []
     for name, value in _children(tree, path):
         leaves += flatten(value, name, depth - 1)
         if len(leaves) > MOST:  # anchors make a short file long

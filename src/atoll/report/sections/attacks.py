@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.attacks.measure import AttackResult
-from atoll.report.blocks import Block, Cell, Columns, Paragraphs, Picture, Plot, Row, Section, Title
+from atoll.report.blocks import Block, Columns, Paragraphs, Picture, Plot, Row, Section, TableCell, Title
 from atoll.report.compare import Comparison, compare, notes
 from atoll.report.figures import dots
 from atoll.report.pictures import embedded
@@ -36,7 +36,7 @@ def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
     return rows + [each.row(runs, "Robust accuracy", _robust) for each in _comparisons(runs) if each.first.attacks]
 
 
-def _robust(result: AttackResult) -> Cell:
+def _robust(result: AttackResult) -> TableCell:
     note, mark = ("see the warning", "warning") if result.warnings else ("", "")
     return accuracy(result.robust, note, mark=mark)
 
@@ -61,8 +61,8 @@ def _accuracies(result: AttackResult) -> dict[str, Accuracy]:
     return {"clean": result.clean, **attacks, **({"worst case": result.robust} if len(attacks) > 1 else {})}
 
 
-def _cells(result: AttackResult) -> dict[str, str | Cell]:
-    cells: dict[str, str | Cell] = {"clean": accuracy(result.clean)}
+def _cells(result: AttackResult) -> dict[str, str | TableCell]:
+    cells: dict[str, str | TableCell] = {"clean": accuracy(result.clean)}
     for attack in result.attacks:
         broken = f"broke {attack.broken:,} of {attack.attacked:,} points"
         cost = f"{attack.forward + attack.backward:,} passes, {attack.seconds:.1f} s"

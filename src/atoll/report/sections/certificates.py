@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.certify.measure import CertifyResult
-from atoll.report.blocks import Block, Callout, Cell, Collapsible, Plot, Row, Section, Title
+from atoll.report.blocks import Block, Callout, Collapsible, Plot, Row, Section, TableCell, Title
 from atoll.report.compare import Comparison, compare, notes
 from atoll.report.figures import PERCENT, chart, curve
 from atoll.report.run_summary import RunSummary
@@ -42,7 +42,7 @@ def _compare(
     return compare(runs, CertifyResult, _describe, named=NAMED, ignore=lambda result: ATTACKS, where=where)
 
 
-def _verified(result: CertifyResult) -> dict[float, Cell]:
+def _verified(result: CertifyResult) -> dict[float, TableCell]:
     note = f"each certificate is false with probability at most {digits(result.settings.alpha)}"
     return {row.eps: accuracy(row.accuracy, note if result.is_probabilistic else "proven") for row in result.verified}
 
@@ -79,8 +79,8 @@ def _details(comparison: Comparison[CertifyResult]) -> list[Block]:
     ]
 
 
-def _cells(result: CertifyResult) -> dict[str, str | Cell]:
-    cells: dict[str, str | Cell] = {"clean": accuracy(result.clean)}
+def _cells(result: CertifyResult) -> dict[str, str | TableCell]:
+    cells: dict[str, str | TableCell] = {"clean": accuracy(result.clean)}
     cells |= {f"verified at {digits(eps)}": cell for eps, cell in _verified(result).items()}
     for row in result.empirical:
         cells[f"under attack at {digits(row.eps)} ({plain(row.attacks)})"] = accuracy(row.accuracy)
@@ -96,16 +96,16 @@ def _cells(result: CertifyResult) -> dict[str, str | Cell]:
     return cells
 
 
-def _check(result: CertifyResult) -> str | Cell:
+def _check(result: CertifyResult) -> str | TableCell:
     if result.check is None:
-        return Cell("not attacked", "--no-attack", "absent")
-    return Cell("no certificate was broken", f"{result.check.attacked:,} of {result.check.certified:,} points")
+        return TableCell("not attacked", "--no-attack", "absent")
+    return TableCell("no certificate was broken", f"{result.check.attacked:,} of {result.check.certified:,} points")
 
 
-def _layers(result: CertifyResult) -> dict[str, str | Cell]:
-    layers: dict[str, str | Cell] = {}
+def _layers(result: CertifyResult) -> dict[str, str | TableCell]:
+    layers: dict[str, str | TableCell] = {}
     for layer in result.layers:
         proof = layer.method  # how the bound was proven
         if proof != "known":
-            layers[plain(layer.name)] = Cell(digits(layer.lipschitz), f"{plain(layer.kind)}; {plain(proof)}")
+            layers[plain(layer.name)] = TableCell(digits(layer.lipschitz), f"{plain(layer.kind)}; {plain(proof)}")
     return layers

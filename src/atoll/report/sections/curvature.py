@@ -13,7 +13,7 @@ from atoll.curvature.landscape import Landscape
 from atoll.curvature.measure import CurvatureResult
 from atoll.curvature.spectrum import Density
 from atoll.errors import DataError
-from atoll.report.blocks import Block, Cell, Collapsible, Columns, Plot, Row, Section, Title
+from atoll.report.blocks import Block, Collapsible, Columns, Plot, Row, Section, TableCell, Title
 from atoll.report.compare import Comparison, compare, notes
 from atoll.report.figures import Trace, bars, chart, common_ranges, contour, curve, surface
 from atoll.report.run_summary import RunSummary
@@ -53,7 +53,7 @@ def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
     return rows + [each.row(runs, "Robust gap (test − train error)", _gap) for each in gaps]
 
 
-def _gap(result: CurvatureResult) -> Cell:
+def _gap(result: CurvatureResult) -> TableCell:
     return estimate(None if result.gap is None else result.gap.error, scale=100, form=".1f", unit=" points")
 
 
@@ -137,8 +137,8 @@ def _check_drawable(*arrays: NDArray[Any]) -> None:
         raise DataError(f"{size:,} numbers are too many to draw")
 
 
-def _cells(result: CurvatureResult) -> dict[str, str | Cell]:
-    cells: dict[str, str | Cell] = {
+def _cells(result: CurvatureResult) -> dict[str, str | TableCell]:
+    cells: dict[str, str | TableCell] = {
         "WCI": estimate(result.wci),
         "upper bound of the WCI": digits(result.bound),
         "norm of the weights": digits(result.weight_norm),
@@ -157,9 +157,9 @@ def _cells(result: CurvatureResult) -> dict[str, str | Cell]:
     return cells
 
 
-def _layers(result: CurvatureResult) -> dict[str, str | Cell]:
+def _layers(result: CurvatureResult) -> dict[str, str | TableCell]:
     return {
-        plain(layer.name): Cell(
+        plain(layer.name): TableCell(
             f"{digits(layer.term)} ({digits(100 * layer.share)} %)",
             f"norm {digits(layer.norm)}; trace {estimate(layer.trace).text}, {estimate(layer.trace).note}",
         )
@@ -167,9 +167,9 @@ def _layers(result: CurvatureResult) -> dict[str, str | Cell]:
     }
 
 
-def _bounds(result: CurvatureResult) -> dict[str, str | Cell]:
+def _bounds(result: CurvatureResult) -> dict[str, str | TableCell]:
     """PAC-Bayes bounds, each with a note on whether it is vacuous."""
-    cells: dict[str, str | Cell] = {}
+    cells: dict[str, str | TableCell] = {}
     for bounds in result.pac_bayes:
         cells[plain(bounds.posterior)] = plain(bounds.message)
         cells |= {f"{plain(bounds.posterior)}: {name}": digits(getattr(bounds, key)) for key, name in BOUNDS.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.explain.measure import ExplainResult, MethodResult
-from atoll.report.blocks import Block, Cell, Picture, Section, Title
+from atoll.report.blocks import Block, Picture, Section, TableCell, Title
 from atoll.report.compare import compare, notes
 from atoll.report.pictures import embedded
 from atoll.report.run_summary import RunSummary
@@ -37,10 +37,10 @@ def section(runs: Sequence[RunSummary]) -> Section:
     return Section("explanation", "Explanation", [*notes(runs, "explanation"), *blocks])
 
 
-def _cells(result: ExplainResult) -> dict[str, str | Cell]:
+def _cells(result: ExplainResult) -> dict[str, str | TableCell]:
     share = number(result.success)
     success = "" if share is None else f"boundary found for {100 * share:.1f} % of the points"
-    cells: dict[str, str | Cell] = {"distance to the decision boundary": estimate(result.distance, success)}
+    cells: dict[str, str | TableCell] = {"distance to the decision boundary": estimate(result.distance, success)}
     for field, name in METRICS.items():
         for method, numbers in result.methods.items():
             if (value := getattr(numbers, field)) is not None:
@@ -55,8 +55,8 @@ def _cells(result: ExplainResult) -> dict[str, str | Cell]:
     return cells
 
 
-def _sanity(method: MethodResult) -> Cell:
+def _sanity(method: MethodResult) -> TableCell:
     """Whether the attribution changes when layers are randomized, as it should."""
     if method.sanity_passed is None:
-        return Cell("not run", mark="absent")
-    return Cell("passed") if method.sanity_passed else Cell("not passed", mark="warning")
+        return TableCell("not run", mark="absent")
+    return TableCell("passed") if method.sanity_passed else TableCell("not passed", mark="warning")

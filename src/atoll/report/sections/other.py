@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from atoll.measure import Result
-from atoll.report.blocks import Block, Cell, Section, Title
+from atoll.report.blocks import Block, Section, TableCell, Title
 from atoll.report.compare import compare, notes
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import flatten, plain
@@ -46,7 +46,7 @@ def _ignores(result: Result) -> tuple[str, ...]:
     return CELL if result.kind == "cell" else ()
 
 
-def numbers(result: Result) -> dict[str, str | Cell]:
+def numbers(result: Result) -> dict[str, str | TableCell]:
     """All numbers of any result, by name."""
     common = {field.name for field in dataclasses.fields(Result)}
     fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name not in common}

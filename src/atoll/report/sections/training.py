@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from atoll.report.blocks import Block, Cell, Columns, Paragraphs, Plot, Row, Section
+from atoll.report.blocks import Block, Columns, Paragraphs, Plot, Row, Section, TableCell
 from atoll.report.compare import notes
 from atoll.report.figures import PERCENT, Trace, chart, curve
 from atoll.report.run_summary import RunSummary
@@ -34,14 +34,14 @@ def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
     return [["Training", *map(_overview, runs)]]
 
 
-def _overview(run: RunSummary) -> Cell:
+def _overview(run: RunSummary) -> TableCell:
     parts = [run.recipe_value(part, "class_path") for part in ("loss", "model", "data")]
     names = ", ".join(plain(part).rpartition(".")[2] for part in parts if part)
     threat = f"{plain(run.recipe_value('threat', 'norm'))} {plain(run.recipe_value('threat', 'eps'))}"
     epochs = f"{len(run.epochs)} of {plain(run.recipe_value('trainer', 'epochs'))} epochs"
     if run.run.is_finished:
-        return Cell(names, f"threat {threat}; {epochs}")
-    return Cell(names, f"threat {threat}; {epochs}, not finished", "warning")
+        return TableCell(names, f"threat {threat}; {epochs}")
+    return TableCell(names, f"threat {threat}; {epochs}, not finished", "warning")
 
 
 def section(runs: Sequence[RunSummary]) -> Section:
