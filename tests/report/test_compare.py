@@ -13,7 +13,7 @@ from atoll.curvature import Landscape
 from atoll.curvature.measure import CurvatureResult
 from atoll.measure import Result, Settings, load_result
 from atoll.report import read_runs, render
-from atoll.report.blocks import Table, Title, plots
+from atoll.report.blocks import TableBlock, Title, plots
 from atoll.report.compare import compare
 from atoll.report.page import summarize
 from atoll.report.sections import all_sections, curvature, other
@@ -33,7 +33,7 @@ def _checkpoints(measured):
 
 def rows(*folders):
     """The rows of the table at the top: what and which question, and the text of every run's cell."""
-    (table,) = [block for block in summarize(read_runs(folders)) if isinstance(block, Table)]
+    (table,) = [block for block in summarize(read_runs(folders)) if isinstance(block, TableBlock)]
     return {(row[0].text, row[0].note): [cell.text for cell in row[1:]] for row in table.rows[1:]}
 
 
@@ -169,7 +169,7 @@ def test_a_stale_result_is_apart_with_its_reason(robust):
     for _, reason in stale:
         assert reason in text
     assert "2.50 %" not in [cell for cells in only(rows(robust), "Robust accuracy").values() for cell in cells]
-    shown = [row for block in sections["stale"].blocks if isinstance(block, Table) for row in block.rows]
+    shown = [row for block in sections["stale"].blocks if isinstance(block, TableBlock) for row in block.rows]
     assert {"2.50 %", "5.00 %"} == {row[1].text for row in shown if row[0] == "robust"}
 
 
@@ -211,7 +211,7 @@ def test_the_numbers_of_a_study_are_shown_and_compared_across_its_cells(measured
     section = other.section(runs)
     assert section.title == "Study"
     assert "Study trh-table, smoke" in section.blocks[0].text
-    table = next(block for block in section.blocks if isinstance(block, Table))
+    table = next(block for block in section.blocks if isinstance(block, TableBlock))
     shown = {row[0]: list(row[1:]) for row in table.rows}
     assert shown == {
         "row": ["AT", "TRADES"], "cell seed": ["0", "0"], "robust": ["0.125"] * 2, "by_layer.first": ["1.5"] * 2,

@@ -20,7 +20,7 @@ Row = Sequence[str | TableCell]
 
 
 @dataclass(frozen=True)
-class Table:
+class TableBlock:
     """Rows of cells or plain texts; the first column names the row, ``runs`` says which columns belong to which run."""
 
     columns: Sequence[str]
@@ -109,7 +109,7 @@ class Columns:
     blocks: Sequence[Block]
 
 
-Block = Table | Plot | Picture | Title | Paragraphs | Callout | Missing | Code | Collapsible | Columns
+Block = TableBlock | Plot | Picture | Title | Paragraphs | Callout | Missing | Code | Collapsible | Columns
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from atoll.measure import Result
-from atoll.report.blocks import Block, Row, Table, TableCell
+from atoll.report.blocks import Block, Row, TableBlock, TableCell
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import NOTHING, plain
 
@@ -49,7 +49,9 @@ class Comparison(Generic[R]):
         rows: list[Row] = [[name, *(column.get(name, NOTHING) for column in columns)] for name in names]
         runs = [run for run, _ in self.results]
         return (
-            [Table([heading, *(run.name for run in runs)], rows, [None, *(run.number for run in runs)])] if rows else []
+            [TableBlock([heading, *(run.name for run in runs)], rows, [None, *(run.number for run in runs)])]
+            if rows
+            else []
         )
 
     def row(self, runs: Sequence[RunSummary], what: str, cell: Callable[[R], TableCell]) -> Row:

@@ -39,7 +39,7 @@ class GloRoNet:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class GloRoComparison:
     """Networks and comparisons of a scale.
 
     Args:
@@ -69,8 +69,8 @@ _CIFAR100 = ("CIFAR-100, L6W128, EMMA", "CIFAR-100, L18W256, EMMA")
 _IMAGES = ("Tiny-ImageNet, L6W128, EMMA", "Tiny-ImageNet, L18W256, EMMA", "ImageNet, L18W588, EMMA")
 _MNIST = ("MNIST, 4C3F, TRADES", "MNIST, L2W16, EMMA", "MNIST, L8W16, EMMA")
 _DIGITS = ("Digits, ConvNet, TRADES", "Digits, L1W4, EMMA", "Digits, L2W4, EMMA")
-COMPARISONS: Mapping[Scale, Comparison] = {
-    "smoke": Comparison(
+COMPARISONS: Mapping[Scale, GloRoComparison] = {
+    "smoke": GloRoComparison(
         {
             _DIGITS[0]: GloRoNet("digits-gloro", None, TINY_GLORO),
             _DIGITS[1]: GloRoNet(f"{GRID}/emma-liresnet-l2", None, (*TINY, "model.depth=1")),
@@ -84,7 +84,7 @@ COMPARISONS: Mapping[Scale, Comparison] = {
         "PGD-2",
         1,
     ),
-    "cpu": Comparison(
+    "cpu": GloRoComparison(
         {
             _MNIST[0]: GloRoNet("mnist-gloro", 62.8, SHORT),
             _MNIST[1]: GloRoNet(f"{GRID}/emma-liresnet-l2", None, (*_SIXTH, "threat.eps=1.58")),
@@ -97,7 +97,7 @@ COMPARISONS: Mapping[Scale, Comparison] = {
         500,
         check=100,
     ),
-    "paper": Comparison(
+    "paper": GloRoComparison(
         {
             _MNIST[0]: GloRoNet("mnist-gloro", 62.8),
             _CIFAR10[0]: GloRoNet("gloro/cifar10-6c2f", 60.0),

@@ -30,7 +30,7 @@ START = "start"
 
 
 @dataclass(frozen=True)
-class Size:
+class LocalityScale:
     """Networks and points of a scale.
 
     Args:
@@ -48,8 +48,8 @@ class Size:
     overrides: tuple[str, ...] = ()
 
 
-SIZES: Mapping[Scale, Size] = {
-    "smoke": Size(
+SIZES: Mapping[Scale, LocalityScale] = {
+    "smoke": LocalityScale(
         ("small",),
         1,
         20,
@@ -60,9 +60,9 @@ SIZES: Mapping[Scale, Size] = {
             *("threat.eps=0.02", "trainer.batch_size=20", "trainer.epochs=2", "trainer.keep_epochs=[1, 2]"),
         ),
     ),
-    "cpu": Size(("small", "medium", "large"), 3, 500, 100),
+    "cpu": LocalityScale(("small", "medium", "large"), 3, 500, 100),
     # The thesis explains 1000 images of ImageNet, with published networks.
-    "paper": Size(
+    "paper": LocalityScale(
         ("small", "medium", "large"),
         5,
         10_000,
@@ -106,7 +106,7 @@ class LocalityStudy(Study):
         return {"epochs": [measure_step(run, step, CHEAP, SIZES[scale]) for step in steps]}
 
 
-def select_points(run: Run, size: Size) -> SubSplit:
+def select_points(run: Run, size: LocalityScale) -> SubSplit:
     """Random test points, the same for every network; some data sets are sorted by class."""
     test = run.data.test
     return SubSplit(test, sample_rows(test, size.points, "locality"))
@@ -141,7 +141,7 @@ def _device(model: Classifier) -> torch.device:
     return next(model.parameters()).device
 
 
-def measure_step(run: Run, step: int, methods: Sequence[str], size: Size) -> Numbers:
+def measure_step(run: Run, step: int, methods: Sequence[str], size: LocalityScale) -> Numbers:
     """Accuracies (as shares), locality and distances of a checkpoint."""
     # Robustness matters only at the end.
     accuracy = run.attack("PGD-20" if "BIG" in methods else "none", checkpoint=step, points=size.points).accuracy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.report.blocks import Block, Code, Paragraphs, Row, Section, Table, Title
+from atoll.report.blocks import Block, Code, Paragraphs, Row, Section, TableBlock, Title
 from atoll.report.commands import repeat, train_again
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import plain
@@ -23,7 +23,7 @@ def section(runs: Sequence[RunSummary]) -> Section:
     names = list(dict.fromkeys(name for run in runs for name in run.environment if name != "command"))
     if names:
         rows: list[Row] = [[plain(name), *(_value(run.environment.get(name)) for run in runs)] for name in names]
-        table = Table(["", *(run.name for run in runs)], rows, [None, *(run.number for run in runs)])
+        table = TableBlock(["", *(run.name for run in runs)], rows, [None, *(run.number for run in runs)])
         blocks += [Title("Environment of the training"), table]
     return Section("reproduce", "Reproduce", blocks)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.report.blocks import Block, Callout, Collapsible, Row, Section, Table, Title
+from atoll.report.blocks import Block, Callout, Collapsible, Row, Section, TableBlock, Title
 from atoll.report.run_summary import RunSummary
 from atoll.report.sections.other import numbers
 from atoll.report.text import flatten, plain
@@ -22,5 +22,8 @@ def section(runs: Sequence[RunSummary]) -> Section | None:
             blocks.append(Callout("stale", "Stale", plain(result.stale), run.number))
             settings: list[Row] = [[name, value] for name, value in flatten(result.settings.to_json())]
             rows: list[Row] = [[name, value] for name, value in numbers(result).items()]
-            blocks += [Table(["", run.name], rows), Collapsible("Settings", [Table(["", run.name], settings)])]
+            blocks += [
+                TableBlock(["", run.name], rows),
+                Collapsible("Settings", [TableBlock(["", run.name], settings)]),
+            ]
     return Section("stale", "Stale results", blocks) if blocks else None
