@@ -18,7 +18,12 @@ numbers = st.floats(-1e6, 1e6)
 texts = st.text(max_size=8)
 estimates = st.builds(Estimate, numbers, st.floats(0, 1e6), st.booleans())
 records = st.builds(
-    SubjectRecord, texts, texts, texts, texts, st.builds(Origin, texts, st.none() | st.integers(0), st.none(), texts)
+    SubjectRecord,
+    texts,
+    texts,
+    texts,
+    texts,
+    st.builds(Origin, texts, st.none() | st.integers(0, 2**62), st.none(), texts),
 )
 
 

@@ -139,7 +139,7 @@ def test_an_encoder_in_a_recipe(tmp_path):
     words = (encoder, "data.limit=128", "model.per_class=3", "trainer.epochs=1", "trainer.test_steps=0")
     run = train("digits-centroid", *words, out=tmp_path / "run")
     assert run.metrics[-1]["validation_vra_estimate"] >= 0
-    assert "vra" in run.result["last"]
+    assert run.tests()[-1].verified is not None
     model = open_run(tmp_path / "run").model("last")
     assert model.head.centroids.shape == (10, 3, 8)
     assert type(build_model(build_recipe("digits-centroid")).body).__name__ == "Flatten"

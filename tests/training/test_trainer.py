@@ -224,20 +224,20 @@ def test_a_request_to_stop_saves_first(tmp_path):
     assert trainer.checkpoints.steps()[-1] == 7
 
 
-def test_a_request_to_stop_in_the_last_validation_skips_the_test(tmp_path):
+def test_a_request_to_stop_in_the_last_validation_is_not_lost(tmp_path):
     trainer = tiny_trainer(folder=tmp_path, epochs=1)
-    evaluate = trainer.evaluate
+    validate = trainer.validate
 
-    def ask(*arguments, **words):
-        if not trainer.stop_requested:  # in the validation, not in the test
-            trainer.stop()
-        return evaluate(*arguments, **words)
+    def ask(*arguments):
+        trainer.stop()
+        return validate(*arguments)
 
-    trainer.evaluate = ask
-    with pytest.raises(TrainingError, match="stopped in the final test as asked"):
+    trainer.validate = ask
+    with pytest.raises(KeyboardInterrupt, match="stopped during the final test"):
         trainer.fit()
     trainer = tiny_trainer(folder=tmp_path, epochs=1)
-    assert trainer.fit(resume=True)["last"]["epoch"] == 1
+    trainer.fit(resume=True)
+    assert trainer.step == 5
 
 
 def test_methods_act_at_their_places_in_order():
@@ -372,8 +372,7 @@ def test_any_module_can_be_trained():
 def test_robust_training_is_far_more_robust_than_standard_training(tmp_path):
     robust = {}
     for recipe in ("digits-standard", "digits-at"):
-        result = train(recipe, out=tmp_path / recipe).result
-        robust[recipe] = result["last"]["robust"]["value"]
+        robust[recipe] = train(recipe, out=tmp_path / recipe).tests()[-1].robust.value
     assert robust["digits-at"] > robust["digits-standard"] + 0.3
 
 

@@ -84,9 +84,8 @@ def stop_on_signals(trainer: Trainer) -> None:
         signal.signal(number, signal.SIG_DFL)
         running = reference()
         if running is None:
-            signal.raise_signal(number)
-        else:
-            running.stop()
+            raise KeyboardInterrupt
+        running.stop()
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
