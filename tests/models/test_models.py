@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jvp
 
 import atoll.models
+from atoll import config
 from atoll.errors import InputError
 from atoll.models import (
     VGG,
@@ -81,8 +82,10 @@ def test_options_are_keywords_with_defaults(case: Case) -> None:
     parameters = list(inspect.signature(case.model).parameters.values())
     assert [p.name for p in parameters[:2]] == ["input_shape", "num_classes"]
     for parameter in parameters[2:]:
-        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        assert parameter.default is not inspect.Parameter.empty
+        assert parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    options = list(config.parameters(case.model).items())[2:]  # with those of the base classes
+    assert {"input_range", "bounds"} <= dict(options).keys()
+    assert all(option["default"] != "required" for _, option in options)
 
 
 @pytest.mark.parametrize("case", [case for case in MODELS if "encoder" not in case.options], ids=str)

@@ -77,7 +77,7 @@ class _Writer:
     def lines(self) -> Iterator[str]:
         yield _safe_repr(self.root)
         for name, module in self.root.named_modules(remove_duplicate=False):
-            yield f"module {name} {self.names[module]} {_class_source(type(module))}"
+            yield f"module {name} {self.names[module]} {self.text(type(module))}"
             for key in sorted(vars(module).keys() - _INTERNAL):
                 yield f"attribute {name} {key} {self.text(vars(module)[key])}"
             for key in _HOOKS:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.errors import InputError
 from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels, require_margin
-from atoll.models.stretch_distance import stretch_distance
+from atoll.models.stretch import stretch_distance
 
 
 class PlaneDistance(Term):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from atoll.errors import InputError
-from atoll.models.base import MODELS, Classifier, InputRange, expect_image
+from atoll.errors import InputError, check_range
+from atoll.models.base import MODELS, Classifier, expect_image
 from atoll.models.vit import Encoder, Variant, linear_head, size_of
-from atoll.threat import Bounds
 
 # As in the code the published weights come from.
 GROUPS = 32
@@ -167,8 +167,7 @@ class HybridViT(Classifier):
         depth: int | None = None,
         heads: int | None = None,
         mlp_ratio: float | None = None,
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
         channels, *sides = expect_image(input_shape, type(self).__name__)
         if not blocks or len(strides) != len(blocks) + 1 or min(*strides, *blocks) < 1:
@@ -178,9 +177,8 @@ class HybridViT(Classifier):
             )
         if stem_width < 1 or stem_width % GROUPS:
             raise InputError(f"stem_width: expected a multiple of {GROUPS}, got {stem_width}")
-        if root_kernel < 2:  # one weight cannot be standardised
-            raise InputError(f"root_kernel: expected at least 2, got {root_kernel}")
-        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        check_range("[2, inf)", root_kernel=root_kernel)  # one weight cannot be standardized
+        super().__init__(input_shape, num_classes, **options)
         size = size_of(variant, width, depth, heads, mlp_ratio)
         stem = ResNetStem(channels, width=stem_width, blocks=blocks, strides=strides, root_kernel=root_kernel)
         for stride in strides:
