@@ -39,7 +39,7 @@ class ResultError(AtollError):
     """A stored result is damaged, or this version cannot read it."""
 
 
-def check_range(interval: str, **values: float | None) -> None:
+def check_range(interval: str, /, **values: float | None) -> None:
     """Refuse numbers outside an interval such as ``[0, 1)`` or ``(0, inf)``; None is allowed.
 
     >>> check_range("[0, 1)", dropout=1.5)
@@ -50,7 +50,7 @@ def check_range(interval: str, **values: float | None) -> None:
     bounds = [bound for bound, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "[]"]
     wanted = f"a number in {interval}"
     if high == math.inf:
-        wanted = f"at least {low:g}" if low in bounds else f"a finite number > {low:g}"
+        wanted = f"at least {low:g}" if low in bounds else f"a number > {low:g}"
     for name, value in values.items():
         if value is not None and not (low < value < high or value in bounds):
             raise InputError(f"{name}: expected {wanted}, got {value}")
