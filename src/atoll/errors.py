@@ -48,9 +48,9 @@ def check_range(interval: str, /, **values: float | None) -> None:
     """
     low, high = map(float, interval[1:-1].split(","))
     bounds = [bound for bound, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "[]"]
-    wanted = f"a number in {interval}"
+    expected = f"a number in {interval}"
     if high == math.inf:
-        wanted = f"at least {low:g}" if low in bounds else f"a number > {low:g}"
+        expected = f"at least {low:g}" if low in bounds else f"a number > {low:g}"
     for name, value in values.items():
         if value is not None and not (low < value < high or value in bounds):
-            raise InputError(f"{name}: expected {wanted}, got {value}")
+            raise InputError(f"{name}: expected {expected}, got {value}")

@@ -223,7 +223,7 @@ def test_weights_survive_safetensors(case: Case, tmp_path: Path) -> None:
 
 
 @every_model
-def test_normalisation_is_inside(case: Case) -> None:
+def test_normalization_is_inside(case: Case) -> None:
     """The ``[-1,1]`` model on x is the ``[0,1]`` model on 2 x - 1."""
     plain = Case(case.name, case.model, case.input_shape, {**case.options, "input_range": "[0,1]"}).build().eval()
     signed = Case(case.name, case.model, case.input_shape, {**case.options, "input_range": "[-1,1]"}).build().eval()
@@ -312,7 +312,7 @@ def test_tables_and_literals_list_the_same() -> None:
 
 # Published counts: PreAct ResNet-18 11.17 M; WRN-34-10 46.16 M, WRN-28-10 36.48 M; ViT as timm counts them,
 # and R50+ViT-B/16 at 384 as its vit_base_r50_s16_384.  VGG16 is the usual 14,728,266 less the 4,224 biases
-# that batch normalisation makes redundant.  The others (4C3F, 6C2F, PreAct-34, MobileNetV2) have no published count:
+# that batch normalization makes redundant.  The others (4C3F, 6C2F, PreAct-34, MobileNetV2) have no published count:
 # they are ours, kept so that an architecture does not change unnoticed.
 COUNTS: list[tuple[type[Classifier], tuple[int, ...], int, dict[str, Any], int]] = [
     (ConvNet4C3F, (1, 28, 28), 10, {}, 1_974_762),

@@ -34,13 +34,13 @@ def _remote(name: str, md5: str) -> Remote:
     return Remote(name, md5, (f"https://www.cs.toronto.edu/~kriz/{name}", f"https://cave.cs.toronto.edu/kriz/{name}"))
 
 
-def _read_members(archive: Path, wanted: list[str]) -> dict[str, bytes]:
-    """The wanted files out of a ``.tar.gz``, in one pass and without unpacking anything."""
+def _read_members(archive: Path, names: list[str]) -> dict[str, bytes]:
+    """Files out of a ``.tar.gz``, in one pass and without unpacking anything."""
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r|gz") as tar:
             for member in tar:
-                if member.name not in wanted:
+                if member.name not in names:
                     continue
                 content = tar.extractfile(member) if member.isreg() and member.name not in files else None
                 if content is None:
@@ -48,8 +48,8 @@ def _read_members(archive: Path, wanted: list[str]) -> dict[str, bytes]:
                 files[member.name] = content.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(f"{archive}: cannot be read, broken or truncated: {error}") from None
-    if missing := sorted(set(wanted) - files.keys()):
-        raise DataError(f"{archive}: expected the files {', '.join(wanted)}, got none named {', '.join(missing)}")
+    if missing := sorted(set(names) - files.keys()):
+        raise DataError(f"{archive}: expected the files {', '.join(names)}, got none named {', '.join(missing)}")
     return files
 
 

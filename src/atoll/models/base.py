@@ -114,8 +114,8 @@ def expect_image(
     shape = tuple(input_shape)
     if len(shape) != 3 or shape[0] < 1 or any(side % multiple_of or side < at_least for side in shape[1:]):
         sides = [f"divisible by {multiple_of}"] * (multiple_of > 1) + [f"of at least {at_least}"] * (at_least > 1)
-        wanted = " with sides " + " and ".join(sides) if sides else ""
-        raise InputError(f"{model}: expected an image shape (channels, height, width){wanted}, got {shape}")
+        condition = " with sides " + " and ".join(sides) if sides else ""
+        raise InputError(f"{model}: expected an image shape (channels, height, width){condition}, got {shape}")
     channels, height, width = shape
     return channels, height, width
 

@@ -1,4 +1,4 @@
-"""Hybrid Vision Transformer: a ResNet with group normalisation and standardised weights makes the patches."""
+"""Hybrid Vision Transformer: a ResNet with group normalization and standardized weights makes the patches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def standardize(weight: Tensor) -> Tensor:
 
 
 class StdConv(nn.Conv2d):
-    """Convolution with standardised weights, without bias, padded to ``ceil(side / stride)``.
+    """Convolution with standardized weights, without bias, padded to ``ceil(side / stride)``.
 
     >>> StdConv(3, 4, 7, stride=2)(torch.zeros(1, 3, 9, 8)).shape
     torch.Size([1, 4, 5, 4])
@@ -137,7 +137,7 @@ class HybridViT(Classifier):
         blocks: bottlenecks in each stage of the ResNet.
         strides: of the root convolution, the pooling (left out at 1), and each stage but the first.
         root_kernel: side of the root convolution's kernel.
-        stem_width: channels of the root, a multiple of 32 (the groups of the normalisation).
+        stem_width: channels of the root, a multiple of 32 (the groups of the normalization).
         dropout: rate in the transformer.
         width: in place of the variant's own, as are the next three.
         depth: number of blocks.
@@ -179,7 +179,7 @@ class HybridViT(Classifier):
             raise InputError(f"stem_width: expected a multiple of {GROUPS}, got {stem_width}")
         check_range("[2, inf)", root_kernel=root_kernel)  # one weight cannot be standardized
         super().__init__(input_shape, num_classes, **options)
-        size = size_of(variant, width, depth, heads, mlp_ratio)
+        size = size_of(variant, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
         stem = ResNetStem(channels, width=stem_width, blocks=blocks, strides=strides, root_kernel=root_kernel)
         for stride in strides:
             sides = [-(-side // stride) for side in sides]

@@ -59,7 +59,7 @@ class Residual(nn.Module):
 
 
 class ChannelScale(nn.Module):
-    """A learnt factor for each channel."""
+    """A learned factor for each channel."""
 
     def __init__(self, channels: int, start: float) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class ChannelScale(nn.Module):
 
 
 class UnitLinear(nn.Linear):
-    """Last-layer normalisation (Singla et al., 2022): a dense layer whose rows have norm 1.
+    """Last-layer normalization (Singla et al., 2022): a dense layer whose rows have norm 1.
 
     >>> UnitLinear(3, 2).unit_weight.norm(dim=1).detach().round(decimals=4)
     tensor([1., 1.])
@@ -96,7 +96,7 @@ def _block(kind: Block, width: int, depth: int) -> nn.Module:
 
 @MODELS.register()
 class LiResNet(Classifier):
-    """Stem, ``depth`` blocks each followed by MinMax, neck, normalised head (thesis, C.1.2): LiResNet LxW.
+    """Stem, ``depth`` blocks each followed by MinMax, neck, normalized head (thesis, C.1.2): LiResNet LxW.
 
     The stem makes maps of 16x16 of images of 32 (5x5, stride 2), 64 (7x7, stride 4) and 224 pixels (14x14, stride 14).
 

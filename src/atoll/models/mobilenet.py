@@ -33,7 +33,7 @@ def rounded(channels: float) -> int:
 
 
 def convolution(channels: int, out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    """A convolution and its normalisation."""
+    """A convolution and its normalization."""
     conv = nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
     return [conv, nn.BatchNorm2d(out)]
 

@@ -13,7 +13,7 @@ DEPTHS: dict[int, tuple[int, int, int, int]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 
 
 
 class PreActBlock(nn.Module):
-    """Two 3x3 convolutions, normalised and activated before rather than after, plus a shortcut.
+    """Two 3x3 convolutions, normalized and activated before rather than after, plus a shortcut.
 
     Where the shape changes, the shortcut is a 1x1 convolution of the *activated* input (He et al., 2016).
 
@@ -45,7 +45,7 @@ class PreActBlock(nn.Module):
 class PreActResNet(Classifier):
     """Pre-activation ResNet, CIFAR variant: 3x3 stem, no pooling until the global average (He et al., 2016).
 
-    PyTorch's default initialisation, which the published robust models of this family were trained from.
+    PyTorch's default initialization, which the published robust models of this family were trained from.
 
     Args:
         depth: 18 or 34.

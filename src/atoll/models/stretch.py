@@ -18,7 +18,7 @@ class Stretch(nn.Module):
     r"""Contrast stretching: :math:`\phi(x) = \mathrm{clip}((x - t) / (1 - 2t), 0, 1)`, for inputs in [0, 1].
 
     What is closer than t to black or white becomes black or white.  A perturbation that is small in l2 and spread over
-    many pixels then changes only those that were grey: to move the others costs t each before it counts.
+    many pixels then changes only those that were gray: to move the others costs t each before it counts.
 
     Args:
         t: in [0, 1/2); for 0 only the clipping is left.

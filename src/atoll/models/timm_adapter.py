@@ -26,7 +26,7 @@ class TimmBody(nn.Module):
 
 @MODELS.register()
 class Timm(Classifier):
-    """A model of PyTorch Image Models (Wightman, 2019), normalised by its own mean and standard deviation.
+    """A model of PyTorch Image Models (Wightman, 2019), normalized by its own mean and standard deviation.
 
     There is no ``input_range``: the model brings the mean and std it was trained with.  Images of other than
     three channels take the averages.

@@ -1,4 +1,4 @@
-"""VGG with batch normalisation for small images."""
+"""VGG with batch normalization for small images."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DEPTHS: dict[int, tuple[int, ...]] = {
 
 @MODELS.register()
 class VGG(Classifier):
-    """VGG (Simonyan & Zisserman, 2015) with batch normalisation, CIFAR variant: no dense layer but the head.
+    """VGG (Simonyan & Zisserman, 2015) with batch normalization, CIFAR variant: no dense layer but the head.
 
-    The convolutions carry no bias, since the normalisation after each has one.  Pooling rounds up, so that
+    The convolutions carry no bias, since the normalization after each has one.  Pooling rounds up, so that
     the five halvings also work below 32 pixels; above, what is left is averaged.
 
     Args:

@@ -17,7 +17,7 @@ Variant = Literal["Ti", "S", "B", "L"]
 
 
 @dataclass(frozen=True)
-class Size:
+class EncoderSize:
     """Size of an encoder: token width, blocks, attention heads, and MLP width in units of the token width."""
 
     width: int
@@ -33,23 +33,22 @@ class Size:
             raise InputError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
 
 
-VARIANTS: dict[str, Size] = {
-    "Ti": Size(192, 12, 3),
-    "S": Size(384, 12, 6),
-    "B": Size(768, 12, 12),
-    "L": Size(1024, 24, 16),
+VARIANTS: dict[str, EncoderSize] = {
+    "Ti": EncoderSize(192, 12, 3),
+    "S": EncoderSize(384, 12, 6),
+    "B": EncoderSize(768, 12, 12),
+    "L": EncoderSize(1024, 24, 16),
 }
 
 
-def size_of(variant: str, width: int | None, depth: int | None, heads: int | None, mlp_ratio: float | None) -> Size:
-    """The variant's size with whatever is given in its place.
+def size_of(variant: str, **changes: float | None) -> EncoderSize:
+    """The variant's size with the changes that are not None.
 
-    >>> size_of("Ti", None, 2, None, None)
-    Size(width=192, depth=2, heads=3, mlp_ratio=4.0)
+    >>> size_of("Ti", depth=2, heads=None)
+    EncoderSize(width=192, depth=2, heads=3, mlp_ratio=4.0)
     """
-    given = {"width": width, "depth": depth, "heads": heads, "mlp_ratio": mlp_ratio}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return replace(choose(VARIANTS, variant, "variant"), **changes)
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    return replace(choose(VARIANTS, variant, "variant"), **given)
 
 
 class Attention(nn.Module):
@@ -82,9 +81,9 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each normalised before and added to its input."""
+    """Attention and MLP, each normalized before and added to its input."""
 
-    def __init__(self, size: Size, dropout: float) -> None:
+    def __init__(self, size: EncoderSize, dropout: float) -> None:
         super().__init__()
         hidden = round(size.width * size.mlp_ratio)
         self.norm1 = nn.LayerNorm(size.width, eps=1e-6)
@@ -124,7 +123,7 @@ class Encoder(nn.Module):
         *,
         patch: int,
         stride: int,
-        size: Size,
+        size: EncoderSize,
         dropout: float,
     ) -> None:
         super().__init__()
@@ -212,6 +211,6 @@ class ViT(Classifier):
                 f" {shape[1]}x{shape[2]} (expected side = patch_size + a multiple of stride)"
             )
         super().__init__(input_shape, num_classes, **options)
-        size = size_of(variant, width, depth, heads, mlp_ratio)
+        size = size_of(variant, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
         self.body = Encoder(nn.Identity(), shape, patch=patch_size, stride=stride, size=size, dropout=dropout)
         self.head = linear_head(size.width, num_classes)

@@ -14,7 +14,7 @@ from atoll.models.preact_resnet import PreActBlock
 
 @MODELS.register()
 class WideResNet(Classifier):
-    """Wide ResNet ``WRN-depth-widen_factor`` (Zagoruyko & Komodakis, 2016), with He initialisation as there.
+    """Wide ResNet ``WRN-depth-widen_factor`` (Zagoruyko & Komodakis, 2016), with He initialization as there.
 
     Args:
         depth: 6 n + 4 for n blocks in each of the three stages.
