@@ -165,7 +165,7 @@ def awp_projection():
 def spherical_posterior():
     """TrH, App. A, case I: K/(2 beta) log(1 + sigma0^2 beta Tr/K) is sigma0^2/(2 beta) Tr to first order.
 
-    The logarithm itself is right (tests/curvature/test_pac_bayes.py minimises numerically).
+    The logarithm itself is right (tests/curvature/test_pac_bayes.py minimizes numerically).
     """
     k, beta, trace = 50, 100.0, 6.0
     squared = torch.zeros((), dtype=torch.float64, requires_grad=True)  # sigma0^2

@@ -31,11 +31,11 @@ def test_uniform_never_reaches_its_ends():
 def test_rows_draws_and_names_are_uncorrelated():
     index = torch.arange(2000)
     first = PointRNG(0, "a", index=index).normal(50)
-    neighbours = torch.corrcoef(torch.stack([first[:-1].flatten(), first[1:].flatten()]))[0, 1]
+    neighbors = torch.corrcoef(torch.stack([first[:-1].flatten(), first[1:].flatten()]))[0, 1]
     draws = torch.corrcoef(torch.stack([first[:, :-1].flatten(), first[:, 1:].flatten()]))[0, 1]
     names = torch.corrcoef(torch.stack([first.flatten(), PointRNG(0, "b", index=index).normal(50).flatten()]))[0, 1]
     seeds = torch.corrcoef(torch.stack([first.flatten(), PointRNG(1, "a", index=index).normal(50).flatten()]))[0, 1]
-    assert max(abs(float(c)) for c in (neighbours, draws, names, seeds)) < 4 / 100_000**0.5
+    assert max(abs(float(c)) for c in (neighbors, draws, names, seeds)) < 4 / 100_000**0.5
 
 
 @settings(deadline=None, max_examples=50)

@@ -175,8 +175,10 @@ def parameters(cls: type, presets: Mapping[str, Any] | None = None) -> dict[str,
 
 
 def _spell(hint: Any) -> str:
-    """A type hint in words."""
+    """A type hint as text; a factory is written as what it makes."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is collections.abc.Callable:
+        return _spell(args[-1])
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, args))
     if origin in (typing.Union, types.UnionType):

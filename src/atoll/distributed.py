@@ -1,6 +1,6 @@
-"""More than one process: torchrun starts them, torch.distributed carries the data, nothing here is home-made.
+"""Several processes: torchrun starts them, torch.distributed carries the data.
 
-All functions work without a process group too, where they describe a world of one.
+Without a process group, all functions describe a world of one process.
 """
 
 from __future__ import annotations
@@ -73,12 +73,11 @@ def process_group() -> Iterator[None]:
 def launch(processes: int, call: Callable[[], object]) -> None:
     """Call a function in processes of this machine, started by torchrun's launcher, and wait for them.
 
-    If one fails, the others are ended and its error is told; if this process dies, on Linux even by SIGKILL, so
-    do they.
+    If one fails, the others end and its error is raised.  If this process dies, on Linux even by SIGKILL, they end.
 
     Args:
-        processes: how many.
-        call: can be pickled; joins the others with ``process_group``.
+        processes: number of processes.
+        call: a function that can be pickled and joins the others with ``process_group``.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -103,9 +102,9 @@ def launch(processes: int, call: Callable[[], object]) -> None:
             elastic_launch(config, _launched)(call)
         except ChildFailedError as error:
             which, failure = error.get_first_failure()
-            told = failure.message  # what it raised, or how it ended if it could not tell
-            words = told["message"] if isinstance(told, dict) else told
-            raise TrainingError(f"process {which} of {processes} failed: {words}") from error
+            message = failure.message  # what it raised, or how it ended
+            message = message["message"] if isinstance(message, dict) else message
+            raise TrainingError(f"process {which} of {processes} failed: {message}") from error
         except SignalException as error:
             raise KeyboardInterrupt from error
         finally:
@@ -128,15 +127,7 @@ def lost_worker_stops_the_run(where: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         # Gloo and NCCL have no exception type of their own that holds across versions.
-        signs = (
-            "Connection closed",
-            "Connection reset",
-            "gloo",
-            "NCCL",
-            "ProcessGroup",
-            "Broken pipe",
-            "Socket",
-        )
+        signs = ("Connection closed", "Connection reset", "gloo", "NCCL", "ProcessGroup", "Broken pipe", "Socket")
         if world_size() > 1 and any(sign in str(error) for sign in signs):
             raise TrainingError(f"another process of this run was lost; {where}") from error
         raise
@@ -178,7 +169,7 @@ def differentiable_sum(values: Tensor) -> Tensor:
 
 
 class SyncBatchNorm(nn.BatchNorm2d):
-    """Batch normalisation over the batches of all processes.
+    """Batch normalization over the batches of all processes.
 
     ``torch.nn.SyncBatchNorm`` runs on GPUs only; this one runs anywhere.  Statistics are sums over the processes, and
     gradients flow back through them.
@@ -189,8 +180,8 @@ class SyncBatchNorm(nn.BatchNorm2d):
             return super().forward(x)
         count = x.numel() // x.shape[1] * world_size()  # every process has the same share of the batch
         mean = differentiable_sum(x.sum((0, 2, 3))) / count
-        centred = x - mean[:, None, None]
-        variance = differentiable_sum(centred.square().sum((0, 2, 3))) / count
+        centered = x - mean[:, None, None]
+        variance = differentiable_sum(centered.square().sum((0, 2, 3))) / count
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
                 assert self.num_batches_tracked is not None
@@ -198,11 +189,11 @@ class SyncBatchNorm(nn.BatchNorm2d):
                 rate = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
                 self.running_mean.lerp_(mean, rate)
                 self.running_var.lerp_(variance * count / (count - 1), rate)
-        normal: Tensor = centred * (variance + self.eps).rsqrt()[:, None, None]
+        normal: Tensor = centered * (variance + self.eps).rsqrt()[:, None, None]
         return normal * self.weight[:, None, None] + self.bias[:, None, None] if self.affine else normal
 
 
-def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
+def synchronize_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     """Batch norm layers that share their statistics over the processes: torch's own on GPUs, ours elsewhere."""
     if world_size() == 1:
         return model

@@ -1,24 +1,26 @@
-"""What Atoll raises when the user, not Atoll, can mend it: one clear sentence, no traceback needed."""
+"""Errors that the user can fix: one clear sentence, no traceback needed."""
+
+import math
 
 
 class AtollError(Exception):
-    """Base of all errors meant for the user; the command line prints the sentence and exits non-zero."""
+    """Base of all errors for the user; the command line prints the message and exits with a non-zero status."""
 
 
 class InputError(AtollError, ValueError):
-    """An argument, image, label or model output is not what was asked for."""
+    """An argument, image, label or model output is not valid."""
 
 
 class RecipeError(AtollError):
-    """A recipe is wrong; the message lists every fault found, not just the first."""
+    """A recipe is wrong; the message lists all errors."""
 
 
 class DataError(AtollError):
-    """A data file is missing, broken, truncated or not the one expected."""
+    """A data file is missing, broken, truncated or has the wrong checksum."""
 
 
 class CheckpointError(AtollError):
-    """A checkpoint cannot be written, read, or does not belong to this model."""
+    """A checkpoint cannot be written or read, or belongs to another model."""
 
 
 class CaptureError(AtollError):
@@ -26,12 +28,29 @@ class CaptureError(AtollError):
 
 
 class UnsoundError(AtollError):
-    """A certificate was broken by an attack: a bug of Atoll; the point is kept."""
+    """An attack broke a certificate, which is a bug in Atoll; the point is saved."""
 
 
 class TrainingError(AtollError):
-    """Training cannot go on (NaN, lost worker, full disk); the last good checkpoint is intact."""
+    """Training cannot continue (NaN, lost worker, full disk); the last good checkpoint is intact."""
 
 
 class ResultError(AtollError):
-    """A stored result is damaged, or not one that this version can read."""
+    """A stored result is damaged, or this version cannot read it."""
+
+
+def check_range(interval: str, /, **values: float | None) -> None:
+    """Refuse numbers outside an interval such as ``[0, 1)`` or ``(0, inf)``; None is allowed.
+
+    >>> check_range("[0, 1)", dropout=1.5)
+    Traceback (most recent call last):
+    atoll.errors.InputError: dropout: expected a number in [0, 1), got 1.5
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    bounds = [bound for bound, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "[]"]
+    expected = f"a number in {interval}"
+    if high == math.inf:
+        expected = f"at least {low:g}" if low in bounds else f"a number > {low:g}"
+    for name, value in values.items():
+        if value is not None and not (low < value < high or value in bounds):
+            raise InputError(f"{name}: expected {expected}, got {value}")

@@ -24,7 +24,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def weight_matrices(module: nn.Module) -> list[nn.Parameter]:
-    """Trainable parameters with more than one dimension: not biases, not the scales of normalisation."""
+    """Trainable parameters with more than one dimension: not biases, not the scales of normalization."""
     return [p for p in module.parameters() if p.dim() > 1 and p.requires_grad]
 
 

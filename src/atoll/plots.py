@@ -30,7 +30,7 @@ class HasMetrics(Protocol):
 def plot_adversarial(
     model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, classes: Sequence[str] | None = None, *, rows: int = 6
 ) -> Figure:
-    """One row per image: clean, perturbation (scaled, grey is no change), adversarial; with the predictions.
+    """One row per image: clean, perturbation (scaled, gray is no change), adversarial; with the predictions.
 
     >>> from atoll.models import SmallConvNet
     >>> x = torch.rand(2, 1, 8, 8)
@@ -94,7 +94,7 @@ def plot_certified(curves: Mapping[str, tuple[Tensor, Tensor]], marks: Sequence[
     for name, (radius, accuracy) in curves.items():
         axis.plot(radius.numpy(), 100 * accuracy.numpy(), label=name)
     for mark in marks:
-        axis.axvline(mark, color="grey", linestyle=":", linewidth=1)
+        axis.axvline(mark, color="gray", linestyle=":", linewidth=1)
     axis.set_xlabel("radius (l2)")
     axis.set_ylabel("certified accuracy in %")
     axis.set_ylim(0, 100)
@@ -134,8 +134,8 @@ def plot_attributions(
 ) -> Figure:
     """One row per image: the image, then a column for each method (of one model or several) with its heat map.
 
-    Attributions are summed over channels and laid over the image in grey: red speaks for the class, blue against it,
-    and the more transparent, the less it matters.  Each map has its full colour at its ``percentile`` of absolute
+    Attributions are summed over channels and laid over the image in gray: red speaks for the class, blue against it,
+    and the more transparent, the less it matters.  Each map has its full color at its ``percentile`` of absolute
     values, so that a single pixel does not wash out the others.
 
     Args:
@@ -168,7 +168,7 @@ def plot_attributions(
     for row, (image, axis) in enumerate(zip(images, axes, strict=True)):
         _image(axis[0], image)
         for place, values in zip(axis[1:], maps.values(), strict=True):
-            _image(place, 0.3 + 0.4 * image.mean(0, keepdim=True))  # pale, so that colours stand out from it
+            _image(place, 0.3 + 0.4 * image.mean(0, keepdim=True))  # pale, so that colors stand out from it
             _heat(place, values[row], percentile)
         for place in axis:
             if boxes is not None and bool(known(boxes[row : row + 1])):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from atoll.data.base import Data
-from atoll.graph import Digest, Structure, function_digest
+from atoll.graph import Digest, function_digest
 from atoll.losses.base import Loss
 from atoll.threat import ThreatModel
 
@@ -63,7 +63,7 @@ class Subject:
         loss: what it was trained with, if known.
         origin: where it comes from.
         trust: whether classes from outside Atoll may be imported for it.
-        structures: graphs that were captured before; subjects of a run share them, because capturing takes a second.
+        digests: known digests by file of weights; subjects of a run share them, because capturing takes a second.
     """
 
     model: nn.Module
@@ -72,7 +72,7 @@ class Subject:
     loss: Loss | None = None
     origin: Origin = field(default_factory=Origin)
     trust: bool = False
-    structures: list[Structure] = field(default_factory=list, repr=False)
+    digests: dict[str, Digest] = field(default_factory=dict, repr=False)
 
     @property
     def precision(self) -> torch.dtype:
@@ -82,7 +82,11 @@ class Subject:
     @cached_property
     def digest(self) -> Digest:
         """Of the function that runs; computed when it is first needed."""
-        return function_digest(self.model, self.data.shape, self.precision, self.structures)
+        key = f"{self.origin.file} {self.precision}"
+        digest = self.digests.get(key) or function_digest(self.model, self.data.shape, self.precision)
+        if self.origin.file:
+            self.digests[key] = digest
+        return digest
 
     @cached_property
     def record(self) -> SubjectRecord:

@@ -87,7 +87,7 @@ class ThreatModel:
         if self.bounds is not None and (low < self.bounds[0] or high > self.bounds[1]):
             raise InputError(
                 f"inputs: expected values in [{self.bounds[0]:g}, {self.bounds[1]:g}], got [{low:g}, {high:g}]"
-                " (normalisation belongs inside the model)"
+                " (normalization belongs inside the model)"
             )
 
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class ThreatModel:
         size = shape.numel()
         if self.norm == "l2":
             direction = streams.normal(*shape, dtype=x.dtype)
-        else:  # uniform on the l1 sphere: signed exponentials, normalised
+        else:  # uniform on the l1 sphere: signed exponentials, normalized
             direction = streams.rademacher(*shape, dtype=x.dtype) * -streams.uniform(*shape, dtype=x.dtype).log()
         norm = self.distance(direction, torch.zeros_like(direction)).clamp_min_(1e-30)
         length = self.radius * (1 - 1e-6) * streams.uniform(dtype=x.dtype) ** (1 / size)

@@ -86,7 +86,7 @@ def test_saturation_differs_from_quantization():
 def test_inputs_and_radii_of_the_wrong_range():
     model = Wrapped(lambda body, x: body(x))
     x = torch.rand(16, 1, 6, 6)
-    with pytest.raises(InputError, match="normalisation belongs inside the model"):
+    with pytest.raises(InputError, match="normalization belongs inside the model"):
         look(model, x * 2 - 1)
     with pytest.raises(InputError, match=r"expected values in \[0, 1\], got \[.*25"):
         look(model, (x * 255).round())

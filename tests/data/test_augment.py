@@ -245,7 +245,7 @@ def test_affine_like_pillow(matrix: list[list[float]]) -> None:
     height, width = 20, 30
     x = images(1, 3, height, width)
     (a, b, c), (d, e, f) = matrix
-    # Pillow counts from the corner of the first pixel, we from the centre of the image.
+    # Pillow counts from the corner of the first pixel, we from the center of the image.
     middle_x, middle_y = width / 2, height / 2
     coefficients = (
         a,
@@ -256,8 +256,8 @@ def test_affine_like_pillow(matrix: list[list[float]]) -> None:
         f + middle_y - d * middle_x - e * middle_y,
     )
     method = Image.Transform.AFFINE
-    grey = (127, 127, 127)
-    pillow = to_pil(x[0]).transform((width, height), method, coefficients, Image.Resampling.BILINEAR, fillcolor=grey)
+    gray = (127, 127, 127)
+    pillow = to_pil(x[0]).transform((width, height), method, coefficients, Image.Resampling.BILINEAR, fillcolor=gray)
     ours = affine(x, torch.tensor([matrix]), fill=127 / 255)[0] * 255
     # Within a pixel of the border the two blend with the outside differently.
     inside = affine(torch.ones_like(x), torch.tensor([matrix]), fill=0.0)[0] == 1
@@ -266,9 +266,9 @@ def test_affine_like_pillow(matrix: list[list[float]]) -> None:
 
 
 def test_random_affine_turns_and_scales_as_it_says() -> None:
-    """Where a bright spot ends up: as far from the centre, within the scale, and turned by no more than the angle."""
+    """Where a bright spot ends up: as far from the center, within the scale, and turned by no more than the angle."""
     x = torch.zeros(400, 1, 41, 41)
-    x[:, :, 18:23, 32:37] = 1.0  # 14 pixels to the right of the centre
+    x[:, :, 18:23, 32:37] = 1.0  # 14 pixels to the right of the center
     moved = RandomAffine(degrees=20, scale=0.1)(x, streams(400))
     place = torch.arange(41.0) - 20
     weight = moved.sum((1, 2, 3))

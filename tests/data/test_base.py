@@ -93,7 +93,7 @@ def test_all_splits_follow_the_protocol(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("images", "target", "message"),
     [
-        (torch.zeros(3, 1), torch.zeros(2, dtype=torch.int64), "got 3 images and 2 labels"),
+        (torch.zeros(3, 1), torch.zeros(2, dtype=torch.int64), "got 3 images, 2 labels"),
         (torch.zeros(2, 1), torch.zeros(2), "expected one int64 number per image"),
         (torch.tensor([[0.0], [torch.nan]]), torch.zeros(2, dtype=torch.int64), "got NaN or infinity"),
     ],

@@ -119,13 +119,13 @@ def test_boxes_of_the_data_move_along() -> None:
 
 
 def test_fragments_are_of_other_images() -> None:
-    """Every image is one colour of its own, so each pixel of a canvas says where it is from."""
-    colours = torch.arange(1, 31, dtype=torch.uint8)
-    data = ClutteredCanvas(data=Plain(colours.view(-1, 1, 1, 1).expand(30, 1, 5, 4).contiguous()), size=16, fragment=3)
+    """Every image is one color of its own, so each pixel of a canvas says where it is from."""
+    colors = torch.arange(1, 31, dtype=torch.uint8)
+    data = ClutteredCanvas(data=Plain(colors.view(-1, 1, 1, 1).expand(30, 1, 5, 4).contiguous()), size=16, fragment=3)
     canvases, boxes = drawn(data), boxes_of(data.test)
     assert boxes is not None
     inside = mask(boxes, 16, 16)[:, None]
-    own = canvases == colours.view(-1, 1, 1, 1)
+    own = canvases == colors.view(-1, 1, 1, 1)
     assert torch.equal(own, inside)
     assert len(canvases[~inside].unique()) > 25  # and black
 
@@ -144,8 +144,8 @@ def directions(canvases: Tensor, classes: int) -> Tensor:
     place = torch.arange(size) * (2 * math.pi * 8 / size)
     angles = torch.arange(classes) * (math.pi / classes)
     waves = angles.cos()[:, None, None] * place + angles.sin()[:, None, None] * place[:, None]
-    centred = canvases[:, 0].double() - canvases[:, 0].double().mean((1, 2), keepdim=True)
-    power = torch.einsum("nyx,kyx->nk", centred.to(torch.complex128), torch.exp(1j * waves.double())).abs()
+    centered = canvases[:, 0].double() - canvases[:, 0].double().mean((1, 2), keepdim=True)
+    power = torch.einsum("nyx,kyx->nk", centered.to(torch.complex128), torch.exp(1j * waves.double())).abs()
     return power.argmax(1)
 
 

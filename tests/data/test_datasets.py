@@ -114,9 +114,9 @@ def test_constructing_reads_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"validation": 1.0}, "validation: expected a share"),
-        ({"validation": -0.1}, "validation: expected a share"),
-        ({"extra_ratio": 0.0}, "extra_ratio: expected a share"),
+        ({"validation": 1.0}, "validation: expected a number in"),
+        ({"validation": -0.1}, "validation: expected a number in"),
+        ({"extra_ratio": 0.0}, "extra_ratio: expected a number in"),
         ({"limit": 0}, "limit: expected at least 1"),
     ],
 )

@@ -15,11 +15,11 @@ from data.fakes import fake_npz, labels, random
 
 
 def test_layouts(tmp_path: Path) -> None:
-    grey = random(0).integers(0, 256, (60, 9, 7), np.uint8)
-    path = fake_npz(tmp_path / "x.npz", x_train=grey, x_test=grey[:20])
+    gray = random(0).integers(0, 256, (60, 9, 7), np.uint8)
+    path = fake_npz(tmp_path / "x.npz", x_train=gray, x_test=gray[:20])
     data = Npz(path=path, validation=0)
     assert data.shape == (1, 9, 7)
-    assert np.array_equal(data.train.fetch(torch.arange(60))[:, 0].numpy(), grey)
+    assert np.array_equal(data.train.fetch(torch.arange(60))[:, 0].numpy(), gray)
     assert data.classes == ("0", "1", "2", "3")
 
 

@@ -100,7 +100,6 @@ def test_captures_timm_models_bit_by_bit(name):
     net = seeded(lambda: real_timm().create_model(name, num_classes=5, **options))
     model = capture(net, (3, 56, 56))
     assert model.exact
-    assert model.structure.matches(net)
 
 
 def test_captures_bfloat16_and_float64():

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from atoll.errors import InputError
-from atoll.graph import Digest, Structure, capture, function_digest, tensors_digest
+from atoll.graph import Digest, capture, function_digest, tensors_digest
 from graph.graph_cases import ODD_NETS, Apply, Cancel, random_net, seeded
 
 DTYPES = [
@@ -142,15 +142,13 @@ def test_odd_nets_are_the_same_when_rebuilt(build):
 
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 60))])
 def test_random_nets_every_bit_counts_and_rebuilding_does_not(seed):
-    model = capture(random_net(seed), (2, 6, 6))
-    structure = model.structure
-    assert structure.digest(random_net(seed)) == model.digest
+    value = digest_of(random_net(seed), (2, 6, 6))
+    assert digest_of(random_net(seed), (2, 6, 6)) == value
     net = random_net(seed)
     tensors = dict([*net.named_parameters(), *net.named_buffers()])
     name = random.Random(seed).choice(sorted(n for n, t in tensors.items() if t.is_floating_point()))
     flip_bit(tensors[name], index=tensors[name].numel() - 1)
-    assert structure.matches(net)
-    assert structure.digest(net) == digest_of(net, (2, 6, 6)) != model.digest
+    assert digest_of(net, (2, 6, 6)) != value
 
 
 def test_another_process_computes_the_same_digest():
@@ -167,94 +165,38 @@ def test_another_process_computes_the_same_digest():
     assert output.stderr == ""
 
 
-# --- one structure, many weights
+CHANGES = {
+    "hook": lambda net: net[0].register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,)),
+    "override": lambda net: setattr(net[2], "forward", torch.tanh),
+    "setting": lambda net: setattr(net[2], "negative_slope", 0.5),
+    "class": lambda net: net.__setitem__(2, nn.Sigmoid()),
+    "parametrization": lambda net: parametrize.register_parametrization(net[6], "weight", Cancel()),
+    "shared weights": lambda net: setattr(net[1], "bias", net[1].weight),
+}
 
 
-@pytest.fixture(scope="module")
-def structure() -> Structure:
-    return capture(seeded(convnet), SHAPE).structure
+def test_any_change_of_the_function_matters():
+    values = {"none": digest_of(seeded(convnet))}
+    for name, change in CHANGES.items():
+        net = seeded(convnet)
+        change(net)
+        values[name] = digest_of(net)
+    assert len(set(values.values())) == len(values)
 
 
-def test_structure_reads_weights_without_a_new_capture(structure, monkeypatch):
-    others = [seeded(convnet, seed) for seed in range(2)]
-    expected = digest_of(others[1])
-    monkeypatch.setattr(Structure, "trace", None)
-    assert structure.digest(others[1]) == expected != structure.digest(others[0])
-    others[1][1].num_batches_tracked += 1  # not read in evaluation mode
-    assert structure.digest(others[1]) == expected
-    frozen = structure.freeze(others[1])
-    x = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(frozen(x), others[1].eval()(x))
-
-
-def with_hook(net):
-    net[0].register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
-
-
-def with_override(net):
-    net[2].forward = torch.tanh
-
-
-def with_setting(net):
-    net[2].negative_slope = 0.5
-
-
-def with_other_class(net):
-    net[2] = nn.Tanh()
-
-
-def with_parametrization(net):
-    parametrize.register_parametrization(net[6], "weight", Cancel())
-
-
-def with_shared_weights(net):
-    net[1].bias = net[1].weight
-
-
-def with_other_shape(net):
-    net[0] = nn.Conv2d(1, 2, 5)
-
-
-CHANGES = [
-    with_hook, with_override, with_setting, with_other_class, with_parametrization, with_shared_weights,
-    with_other_shape,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_structure_does_not_match_another_graph(structure, change):
+def test_counters_that_evaluation_does_not_read_do_not_matter():
     net = seeded(convnet)
-    assert structure.matches(net)
-    change(net)
-    assert not structure.matches(net)
+    value = digest_of(net)
+    net[1].num_batches_tracked += 1
+    assert digest_of(net) == value
 
 
-def test_structure_captures_again_if_the_graph_differs(structure):
-    net = seeded(convnet)
-    with_hook(net)
-    assert structure.digest(net) == digest_of(net)
-
-
-def test_structure_trusts_no_object_that_it_cannot_describe():
-    class Config:
-        slope = 0.1
-
-    config = Config()
-    net = Apply(lambda net, x: nn.functional.leaky_relu(net.linear(x), net.config.slope))
-    net.config = config
-    model = capture(net, (4,))
-    config.slope = 0.7
-    assert not model.structure.matches(net)
-    assert model.structure.digest(net) != model.digest
-
-
-def test_structure_sees_tensors_in_closures():
+def test_tensors_in_closures_matter():
     offsets = torch.zeros(4)
     net = Apply(lambda net, x: net.linear(x + offsets))
-    model = capture(net, (4,))
-    assert model.structure.matches(net)
+    value = digest_of(net, (4,))
     offsets += 1
-    assert model.structure.digest(net) != model.digest
+    assert digest_of(net, (4,)) != value
 
 
 # --- any model
@@ -347,19 +289,3 @@ def test_function_digest_never_raises_for_a_model():
     assert digests[0] == digests[1]
     with pytest.raises(InputError, match=r"module: expected an nn\.Module, got function"):
         function_digest(lambda x: x, (4,))
-
-
-def test_checkpoints_of_one_model_are_captured_once(monkeypatch):
-    from atoll.graph import function
-
-    calls = []
-    monkeypatch.setattr(function, "capture", lambda *a, **k: calls.append(1) or capture(*a, **k))
-    structures = []
-    first, second = (nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2))
-    digests = [function_digest(net, (4,), structures=structures).value for net in (first, second, first)]
-    assert digests[0] == digests[2] != digests[1]
-    assert digests == [function_digest(net, (4,)).value for net in (first, second, first)]
-    assert len(calls) == 4  # once for the shared structure, and three times without
-    second[1].register_forward_hook(lambda module, inputs, output: 2 * output)
-    assert function_digest(second, (4,), structures=structures).value == function_digest(second, (4,)).value
-    assert len(structures) == 2

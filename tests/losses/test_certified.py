@@ -135,7 +135,7 @@ def test_ramps():
     assert logarithmic.factor(0, 300) == pytest.approx(0.01)
     assert logarithmic.factor(75, 300) == pytest.approx(math.sqrt(0.01 * 1.1))
     assert 1.58 * logarithmic.factor(150, 300) == pytest.approx(1.738)
-    with pytest.raises(InputError, match="expected numbers > 0"):
+    with pytest.raises(InputError, match="expected a number > 0"):
         EpsRamp(start=0)
     with pytest.raises(InputError, match="EpsRamp: expected a loss that uses Lipschitz constants, got AT"):
         tiny_trainer("at", methods=("eps-ramp",)).fit()
@@ -149,5 +149,5 @@ def test_what_does_not_go_together_is_refused():
         Trainer(PreActResNet((1, 8, 8), 3, width=2), data, EMMA(), ThreatModel("l2", 0.1))
     with pytest.raises(InputError, match="expected a Classifier"):
         Trainer(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)), data, EMMA(), ThreatModel("l2", 0.1))
-    with pytest.raises(InputError, match="lambda_t: expected a finite number"):
+    with pytest.raises(InputError, match="lambda_t: expected at least 0"):
         GloRoTRADES(lambda_t=-1)

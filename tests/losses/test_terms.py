@@ -152,5 +152,5 @@ def test_weights_are_checked():
         lambda: ALP(lambda_a=math.nan),
         lambda: MART(lambda_m=math.inf),
     ):
-        with pytest.raises(InputError, match="expected a finite number >= 0"):
+        with pytest.raises(InputError, match="expected at least 0"):
             build()

@@ -69,7 +69,7 @@ MODELS = [
     Case("preact34-odd", PreActResNet, (1, 9, 12), {"width": 2, "depth": 34}),
     Case("wrn-10-1", WideResNet, (3, 8, 8), {"depth": 10, "widen_factor": 1, "dropout": 0.1}),
     Case("vgg16", VGG, (3, 16, 16), {"width": 4}),
-    Case("vgg11-grey", VGG, (1, 7, 9), {"width": 4, "depth": 11}),
+    Case("vgg11-gray", VGG, (1, 7, 9), {"width": 4, "depth": 11}),
     Case("mobilenet", MobileNetV2, (3, 8, 8), {"width_multiplier": 0.25}),
     Case("mobilenet-paper", MobileNetV2, (1, 8, 8), {"width_multiplier": 0.1, "project_shortcut": False}),
     Case("vit", ViT, (3, 8, 8), {"patch_size": 4, **TINY_VIT}),

@@ -44,7 +44,7 @@ def test_vit_patches_are_a_matrix_product_on_cut_out_squares() -> None:
         np.testing.assert_allclose(found[:, k].detach().numpy(), patch @ kernel.T)  # biases start at zero
 
 
-def test_standardised_weights() -> None:
+def test_standardized_weights() -> None:
     conv = StdConv(3, 5, 3).double()
     weight = conv.weight.detach().numpy()
     expected = np.stack([(filter_ - filter_.mean()) / (filter_.std() + 1e-5) for filter_ in weight])

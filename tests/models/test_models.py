@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jvp
 
 import atoll.models
+from atoll import config
 from atoll.errors import InputError
 from atoll.models import (
     VGG,
@@ -81,8 +82,10 @@ def test_options_are_keywords_with_defaults(case: Case) -> None:
     parameters = list(inspect.signature(case.model).parameters.values())
     assert [p.name for p in parameters[:2]] == ["input_shape", "num_classes"]
     for parameter in parameters[2:]:
-        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        assert parameter.default is not inspect.Parameter.empty
+        assert parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    options = list(config.parameters(case.model).items())[2:]  # with those of the base classes
+    assert {"input_range", "bounds"} <= dict(options).keys()
+    assert all(option["default"] != "required" for _, option in options)
 
 
 @pytest.mark.parametrize("case", [case for case in MODELS if "encoder" not in case.options], ids=str)
@@ -220,7 +223,7 @@ def test_weights_survive_safetensors(case: Case, tmp_path: Path) -> None:
 
 
 @every_model
-def test_normalisation_is_inside(case: Case) -> None:
+def test_normalization_is_inside(case: Case) -> None:
     """The ``[-1,1]`` model on x is the ``[0,1]`` model on 2 x - 1."""
     plain = Case(case.name, case.model, case.input_shape, {**case.options, "input_range": "[0,1]"}).build().eval()
     signed = Case(case.name, case.model, case.input_shape, {**case.options, "input_range": "[-1,1]"}).build().eval()
@@ -309,7 +312,7 @@ def test_tables_and_literals_list_the_same() -> None:
 
 # Published counts: PreAct ResNet-18 11.17 M; WRN-34-10 46.16 M, WRN-28-10 36.48 M; ViT as timm counts them,
 # and R50+ViT-B/16 at 384 as its vit_base_r50_s16_384.  VGG16 is the usual 14,728,266 less the 4,224 biases
-# that batch normalisation makes redundant.  The others (4C3F, 6C2F, PreAct-34, MobileNetV2) have no published count:
+# that batch normalization makes redundant.  The others (4C3F, 6C2F, PreAct-34, MobileNetV2) have no published count:
 # they are ours, kept so that an architecture does not change unnoticed.
 COUNTS: list[tuple[type[Classifier], tuple[int, ...], int, dict[str, Any], int]] = [
     (ConvNet4C3F, (1, 28, 28), 10, {}, 1_974_762),

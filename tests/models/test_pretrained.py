@@ -91,8 +91,8 @@ def google_hybrid_file(grid: tuple[int, int] = (2, 2), seed: int = 1) -> Arrays:
 
 
 def layer_norm(x: Array, scale: Array, bias: Array) -> Array:
-    centred = x - x.mean(-1, keepdims=True)
-    result: Array = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * scale + bias
+    centered = x - x.mean(-1, keepdims=True)
+    result: Array = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6) * scale + bias
     return result
 
 
@@ -293,7 +293,7 @@ def test_hybrid_root_is_resized_and_summed(tmp_path: Path) -> None:
     file = google_hybrid_file()
     model = tiny_hybrid((1, 16, 16), strides=(1, 1, 2), root_kernel=3)
     assert load_pretrained(model, write(tmp_path / "hybrid.npz", file)) == [
-        "body.stem.root.weight: summed over the colour channels",
+        "body.stem.root.weight: summed over the color channels",
         "body.stem.root.weight: resized from 7x7 to 3x3",
         "body.position: grid resized from 2x2 to 8x8",
     ]
@@ -301,10 +301,10 @@ def test_hybrid_root_is_resized_and_summed(tmp_path: Path) -> None:
 
 def test_grey_images_give_what_equal_channels_give(tmp_path: Path) -> None:
     path = write(tmp_path / "vit.npz", google_file())
-    colour, grey, x = tiny_vit(), tiny_vit((1, 8, 8)), images(2, 1, 8, 8)
-    load_pretrained(colour, path)
-    assert load_pretrained(grey, path) == ["body.patch.weight: summed over the colour channels"]
-    torch.testing.assert_close(grey(x), colour(x.expand(-1, 3, -1, -1)))
+    color, gray, x = tiny_vit(), tiny_vit((1, 8, 8)), images(2, 1, 8, 8)
+    load_pretrained(color, path)
+    assert load_pretrained(gray, path) == ["body.patch.weight: summed over the color channels"]
+    torch.testing.assert_close(gray(x), color(x.expand(-1, 3, -1, -1)))
 
 
 @pytest.mark.parametrize("kind", ["google", "timm", "own"])
@@ -317,8 +317,8 @@ def test_a_head_for_other_classes_is_left_alone(kind: str, tmp_path: Path) -> No
         path = tmp_path / "vit.safetensors"
         save_file(timm_names(file) if kind == "timm" else tiny_vit(classes=21).state_dict(), path)
     assert load_pretrained(model, path) == [
-        "head.weight: left at its initialisation (the file has 21 classes, the model 3)",
-        "head.bias: left at its initialisation (the file has 21 classes, the model 3)",
+        "head.weight: left at its initialization (the file has 21 classes, the model 3)",
+        "head.bias: left at its initialization (the file has 21 classes, the model 3)",
     ]
     assert unchanged(model.head, head)
 
@@ -329,8 +329,8 @@ def test_a_head_on_pre_logits_is_left_alone(tmp_path: Path) -> None:
     head = snapshot(model.head)
     notes = load_pretrained(model, write(tmp_path / "vit.npz", file))
     assert [note.partition(" (")[0] for note in notes] == [
-        "head.weight: left at its initialisation",
-        "head.bias: left at its initialisation",
+        "head.weight: left at its initialization",
+        "head.bias: left at its initialization",
     ]
     assert "pre_logits" in notes[0]
     assert unchanged(model.head, head)
@@ -339,7 +339,7 @@ def test_a_head_on_pre_logits_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_without_head(tmp_path: Path) -> None:
     file = {name: array for name, array in google_file().items() if not name.startswith("head")}
     notes = load_pretrained(tiny_vit(), write(tmp_path / "vit.npz", file))
-    assert notes == [f"head.{part}: left at its initialisation (the file has none)" for part in ("weight", "bias")]
+    assert notes == [f"head.{part}: left at its initialization (the file has none)" for part in ("weight", "bias")]
 
 
 # Wrong files

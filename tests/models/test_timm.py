@@ -24,7 +24,7 @@ class TestAdapter:
         with installed(fake_timm()):
             yield
 
-    def test_it_is_the_models_own_forward_on_normalised_inputs(self) -> None:
+    def test_it_is_the_models_own_forward_on_normalized_inputs(self) -> None:
         model = Timm((3, 8, 8), 5, name="plain").eval()
         x = torch.rand(2, 3, 8, 8)
         mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 0.6, 0.7])
@@ -79,8 +79,8 @@ class TestAdapter:
             Timm((3, 8, 8), 5, name="pla")
 
     def test_an_unknown_option(self) -> None:
-        with pytest.raises(InputError, match=r"plain: .*colour"):
-            Timm((3, 8, 8), 5, name="plain", options={"colour": True})
+        with pytest.raises(InputError, match=r"plain: .*color"):
+            Timm((3, 8, 8), 5, name="plain", options={"color": True})
 
     def test_a_shape_that_is_no_image(self) -> None:
         with pytest.raises(InputError, match="channels, height, width"):

@@ -219,7 +219,7 @@ def test_a_request_to_stop_saves_first(tmp_path):
             trainer.stop_requested = trainer.step == 6
 
     trainer = tiny_trainer(folder=tmp_path, observers=[Ask()])
-    with pytest.raises(TrainingError, match="stopped at step 7 as asked"):
+    with pytest.raises(TrainingError, match="stopped at step 7 as requested"):
         trainer.fit()
     assert trainer.checkpoints.steps()[-1] == 7
 

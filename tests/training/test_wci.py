@@ -137,12 +137,12 @@ def test_two_of_them_keep_to_their_own_epochs():
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: MeasureWCI(start=1.0), "start, interval"),
-        (lambda: MeasureWCI(interval=0), "start, interval"),
-        (lambda: MeasureWCI(points=0), "points, probes"),
-        (lambda: MeasureWCI(probes=1), "points, probes"),
-        (lambda: WCISchedule(threshold=0.0), "threshold, smoothing"),
-        (lambda: WCISchedule(smoothing=1.0), "threshold, smoothing"),
+        (lambda: MeasureWCI(start=1.0), "start: expected"),
+        (lambda: MeasureWCI(interval=0), "interval: expected"),
+        (lambda: MeasureWCI(points=0), "points: expected"),
+        (lambda: MeasureWCI(probes=1), "probes: expected"),
+        (lambda: WCISchedule(threshold=0.0), "threshold: expected"),
+        (lambda: WCISchedule(smoothing=1.0), "smoothing: expected"),
     ],
 )
 def test_nonsense_is_refused(build, sentence):

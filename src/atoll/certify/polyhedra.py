@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atoll.certify.lipschitz import UNIT_ROUNDOFF, gamma
-from atoll.models.stretch_distance import minimal_moves, multiplier
+from atoll.models.stretch import minimal_moves, multiplier
 
 STEPS = 200  # of ascent at most,
 CHECK = 20  # between checks whether the goal is reached

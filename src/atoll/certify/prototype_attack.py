@@ -11,7 +11,7 @@ from atoll.attacks.base import Attack
 from atoll.certify.polyhedra import Dual, ascend
 from atoll.errors import InputError
 from atoll.models.centroid import CentroidNet
-from atoll.models.stretch_distance import minimal_moves
+from atoll.models.stretch import minimal_moves
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel
 

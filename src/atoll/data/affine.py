@@ -1,4 +1,4 @@
-"""Images turned, stretched and moved."""
+"""Images rotated, stretched and moved."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.data.augment import AUGMENTATIONS, Augmentation, check_images
-from atoll.errors import InputError
+from atoll.errors import check_range
 from atoll.rng import PointRNG
 
 
 def affine(x: Tensor, matrix: Tensor, fill: float = 0.5, shift: Tensor | None = None) -> Tensor:
-    """Moves the images: the pixel at ``p`` comes from ``matrix @ (p, 1)``, in pixels from the centre.
+    """Moves the images: the pixel at ``p`` comes from ``matrix @ (p, 1)``, in pixels from the center.
 
     Args:
         x: images.
         matrix: ``(batch, 2, 3)``.
-        fill: the grey of what comes from outside.
+        fill: gray level of pixels from outside.
         shift: added to where each pixel comes from, right and down, ``(batch, 2, H, W)``.
 
     >>> left = torch.tensor([[[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]])
@@ -42,13 +42,13 @@ def affine(x: Tensor, matrix: Tensor, fill: float = 0.5, shift: Tensor | None = 
 @dataclass(frozen=True, kw_only=True)
 @AUGMENTATIONS.register()
 class RandomAffine(Augmentation):
-    r"""Turns and scales images a little, around the centre; what comes from outside is black.
+    r"""Rotates and scales images a little around the center; pixels from outside are black.
 
     With t uniform up to the tangent of half the largest angle, the rotation is
 
     .. math:: \frac{1}{1 + t^2} \begin{pmatrix} 1 - t^2 & -2t \\ 2t & 1 - t^2 \end{pmatrix},
 
-    which for small angles is as good as a uniform angle, and needs no sine: vectorised ones may depend on the size of
+    which for small angles is as good as a uniform angle, and needs no sine: vectorized ones may depend on the size of
     the batch.
 
     Args:
@@ -64,10 +64,8 @@ class RandomAffine(Augmentation):
     scale: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 <= self.degrees <= 180:
-            raise InputError(f"degrees: expected an angle from 0 to 180, got {self.degrees}")
-        if not 0 <= self.scale < 1:
-            raise InputError(f"scale: expected a share in [0, 1), got {self.scale}")
+        check_range("[0, 180]", degrees=self.degrees)
+        check_range("[0, 1)", scale=self.scale)
 
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
@@ -82,7 +80,7 @@ class RandomAffine(Augmentation):
 @dataclass(frozen=True, kw_only=True)
 @AUGMENTATIONS.register()
 class Elastic(Augmentation):
-    """Bends images: every pixel comes from a place nearby, neighbours from neighbouring places; outside is black.
+    """Bends images: every pixel comes from a place nearby, neighbors from neighboring places; outside is black.
 
     P. Simard, D. Steinkraus and J. Platt, "Best Practices for Convolutional Neural Networks Applied to Visual Document
     Analysis" (2003), with a coarse grid of normal displacements and cubic interpolation between them, which is as
@@ -101,10 +99,8 @@ class Elastic(Augmentation):
     nodes: int = 6
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength < math.inf:
-            raise InputError(f"strength: expected at least 0 pixels, got {self.strength}")
-        if self.nodes < 2:
-            raise InputError(f"nodes: expected at least 2, got {self.nodes}")
+        check_range("[0, inf)", strength=self.strength)
+        check_range("[2, inf)", nodes=self.nodes)
 
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)

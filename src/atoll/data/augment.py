@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.registry import Registry
 from atoll.rng import PointRNG
 from atoll.threat import per_point
@@ -24,7 +24,7 @@ AUGMENTATIONS = Registry("augmentation", "augmentations", "atoll.data.augment.Au
 class Augmentation(ABC):
     """Maps float images in [0, 1], ``(batch, C, H, W)``, to images of the same shape and range.
 
-    What becomes of an image depends on the image and its stream alone, never on the rest of the batch.
+    The result depends on the image and its random stream alone, never on the rest of the batch.
     """
 
     registry: ClassVar[Registry] = AUGMENTATIONS
@@ -57,8 +57,7 @@ class RandomCrop(Augmentation):
     padding: int = 4
 
     def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise InputError(f"padding: expected at least 0 pixels, got {self.padding}")
+        check_range("[0, inf)", padding=self.padding)
 
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
@@ -91,8 +90,7 @@ class HorizontalFlip(Augmentation):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise InputError(f"p: expected a probability in [0, 1], got {self.p}")
+        check_range("[0, 1]", p=self.p)
 
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
@@ -115,8 +113,7 @@ class Brightness(Augmentation):
     strength: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength <= 1:
-            raise InputError(f"strength: expected a number in [0, 1], got {self.strength}")
+        check_range("[0, 1]", strength=self.strength)
 
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
@@ -127,13 +124,13 @@ class Brightness(Augmentation):
 @dataclass(frozen=True, kw_only=True)
 @AUGMENTATIONS.register()
 class Cutout(Augmentation):
-    """Paints over a square whose centre is a random pixel; near a border, part of it falls outside.
+    """Paints over a square whose center is a random pixel; near a border, part of it falls outside.
 
     T. DeVries and G. Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout" (2017).
 
     Args:
         size: side of the square (16 on CIFAR-10 in the paper, 8 on CIFAR-100).
-        fill: its grey; the paper's zero comes after normalisation, so it is the mean of the data.
+        fill: its gray level; the paper's zero comes after normalization, so it is the mean of the data.
 
     >>> cut = Cutout(size=2)(torch.ones(1, 1, 4, 4), PointRNG("cut", index=torch.arange(1)))
     >>> cut.unique()
@@ -144,20 +141,18 @@ class Cutout(Augmentation):
     fill: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InputError(f"size: expected at least 1 pixel, got {self.size}")
-        if not 0 <= self.fill <= 1:
-            raise InputError(f"fill: expected a grey in [0, 1], got {self.fill}")
+        check_range("[1, inf)", size=self.size)
+        check_range("[0, 1]", fill=self.fill)
 
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
         height, width = x.shape[2:]
-        centre = streams.integers(height * width)  # one number for both axes
-        rows = self._covers(height, centre // width)
-        columns = self._covers(width, centre % width)
+        center = streams.integers(height * width)  # one number for both axes
+        rows = self._covers(height, center // width)
+        columns = self._covers(width, center % width)
         return x.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)
 
-    def _covers(self, length: int, centre: Tensor) -> Tensor:
+    def _covers(self, length: int, center: Tensor) -> Tensor:
         """Which of the positions ``0 .. length-1`` the square covers, for each image."""
-        offset = torch.arange(length, device=centre.device) - (centre[:, None] - self.size // 2)
+        offset = torch.arange(length, device=center.device) - (center[:, None] - self.size // 2)
         return (offset >= 0) & (offset < self.size)

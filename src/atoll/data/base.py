@@ -1,4 +1,4 @@
-"""What a data set is: three splits of images and labels, and the path from storage to a float batch."""
+"""Data sets: three splits of images and labels, and the path from storage to a float batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll.data.arrays import as_images, as_labels, read_npz
 from atoll.data.augment import Augmentation
 from atoll.data.boxes import UNKNOWN, boxes_of, check_boxes
 from atoll.data.download import Progress, folders
-from atoll.errors import AtollError, DataError, InputError
+from atoll.errors import AtollError, DataError, InputError, check_range
 from atoll.registry import Registry, constructor_call
 from atoll.rng import PointRNG, generator
 from atoll.threat import Bounds
@@ -51,9 +51,7 @@ class MemorySplit:
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
-            raise DataError(
-                f"expected one label per image, got {len(self.images)} images and {len(self.labels)} labels"
-            )
+            raise DataError(f"expected one label per image, got {len(self.images)} images, {len(self.labels)} labels")
         if self.labels.dim() != 1 or self.labels.dtype != torch.int64:
             raise DataError(
                 f"labels: expected one int64 number per image, got {self.labels.dtype} {tuple(self.labels.shape)}"
@@ -176,13 +174,13 @@ class Data(ABC):
         validation: share of the training set held out for choosing the best checkpoint.
         split_seed: seed of that split; separate from the training seed, so runs with other seeds compare.
         augment: augmentations of training batches, in order.
-        limit: use only so many training points (after the split; random but fixed), for small studies.
+        limit: number of training points to use (after the split; random but fixed), for small studies.
         extra: ``.npz`` file with ``image`` (NHWC) and ``label`` arrays of additional (generated) training
-            images; ``x_train`` and ``y_train`` do as well.  They come after the set's own rows in ``train``.
+            images, or ``x_train`` and ``y_train``.  They come after the set's own rows in ``train``.
         extra_ratio: share of each training batch that comes from ``extra``.
 
     The trainer draws an epoch as ``shuffled(data.num_own, batch_size, ..., extra=data.num_extra,
-    extra_ratio=data.extra_ratio)``.  ``progress`` may be set to a function that is told of downloads.
+    extra_ratio=data.extra_ratio)``.  Set ``progress`` to a function that shows downloads.
     """
 
     registry: ClassVar[Registry] = DATA
@@ -202,24 +200,17 @@ class Data(ABC):
         extra: Path | str | None = None,
         extra_ratio: float = 0.7,
     ) -> None:
-        if not 0 <= validation < 1:
-            raise InputError(f"validation: expected a share in [0, 1), got {validation}")
-        if not 0 < extra_ratio < 1:
-            raise InputError(f"extra_ratio: expected a share in (0, 1), got {extra_ratio}")
-        if limit is not None and limit < 1:
-            raise InputError(f"limit: expected at least 1 training point, got {limit}")
+        check_range("[0, 1)", validation=validation)
+        check_range("(0, 1)", extra_ratio=extra_ratio)
+        check_range("[1, inf)", limit=limit)
         self.root = Path(root).expanduser() if root is not None else None
-        self.download = download
-        self.validation_share = validation
-        self.split_seed = split_seed
-        self.augment = tuple(augment)
-        self.limit = limit
         self.extra = Path(extra).expanduser() if extra is not None else None
-        self.extra_ratio = extra_ratio
+        self.download, self.validation_share, self.split_seed = download, validation, split_seed
+        self.augment, self.limit, self.extra_ratio = tuple(augment), limit, extra_ratio
 
     def __repr__(self) -> str:
-        """The call that makes this data set again, defaults left out."""
-        # `validation` is the split itself, so the share is kept under another name.
+        """The call that makes this data set again, without defaults."""
+        # `validation` is the split itself, so the share has another name.
         return constructor_call(self, validation="validation_share")
 
     @property
@@ -268,16 +259,11 @@ class Data(ABC):
         if not self.validation_share:
             return torch.arange(len(labels)), torch.arange(0)
         try:
-            train, validation = train_test_split(
-                np.arange(len(labels)),
-                test_size=self.validation_share,
-                random_state=self.split_seed,
-                stratify=labels,
-            )
+            options = {"test_size": self.validation_share, "random_state": self.split_seed}
+            train, validation = train_test_split(np.arange(len(labels)), stratify=labels, **options)
         except ValueError as error:  # a class with a single member, or fewer validation points than classes
-            raise DataError(
-                f"{type(self).__name__}: cannot hold out {self.validation_share:g} of the data: {error}"
-            ) from None
+            share = f"{self.validation_share:g} of the data"
+            raise DataError(f"{type(self).__name__}: cannot hold out {share}: {error}") from None
         return torch.from_numpy(np.sort(train)), torch.from_numpy(np.sort(validation))
 
     @cached_property
@@ -339,14 +325,14 @@ class Data(ABC):
         """``"train"``, ``"validation"`` or ``"test"``."""
         if name not in ("train", "validation", "test"):
             raise InputError(f"split: expected train, validation or test, got {name!r}")
-        chosen: Split = getattr(self, name)
-        return chosen
+        split: Split = getattr(self, name)
+        return split
 
     def tensors(self, split: str = "test", count: int | None = None) -> tuple[Tensor, Tensor]:
         """The first ``count`` points of a split (all if None) as floats, and their labels: for notebooks."""
-        chosen = self.split(split)
-        index = torch.arange(len(chosen) if count is None else min(count, len(chosen)))
-        return to_float(chosen.fetch(index)), chosen.labels[index]
+        points = self.split(split)
+        index = torch.arange(len(points))[:count]
+        return to_float(points.fetch(index)), points.labels[index]
 
 
 def sample(split: Split, count: int, *names: object) -> tuple[Tensor, Tensor]:
@@ -434,16 +420,9 @@ def _stored(split: Split, order: Sequence[Tensor], workers: int, pin: bool) -> I
     items = _Batches(split, order)
     if in_memory(split):
         return (items[number] for number in range(len(order)))
-    return iter(
-        DataLoader(
-            items,  # type: ignore[arg-type]
-            sampler=range(len(order)),
-            batch_size=None,
-            num_workers=workers,
-            pin_memory=pin,
-            generator=torch.Generator(),  # otherwise it draws from the global one
-        )
-    )
+    own = torch.Generator()  # otherwise the loader draws from the global one
+    options = {"batch_size": None, "num_workers": workers, "pin_memory": pin, "generator": own}
+    return iter(DataLoader(items, sampler=range(len(order)), **options))  # type: ignore[arg-type]
 
 
 def in_order(length: int, batch_size: int) -> list[Tensor]:
@@ -452,8 +431,7 @@ def in_order(length: int, batch_size: int) -> list[Tensor]:
     >>> in_order(3, 2)
     [tensor([0, 1]), tensor([2])]
     """
-    if batch_size < 1:
-        raise InputError(f"batch_size: expected at least 1, got {batch_size}")
+    check_range("[1, inf)", batch_size=batch_size)
     return list(torch.split(torch.arange(length), batch_size)) if length else []
 
 
@@ -471,8 +449,7 @@ def shuffled(length: int, batch_size: int, *names: object, extra: int = 0, extra
     """
     if not 1 <= batch_size <= length:
         raise InputError(f"batch_size: expected between 1 and the {length} training points, got {batch_size}")
-    if not 0 <= extra_ratio < 1:
-        raise InputError(f"extra_ratio: expected a share in [0, 1), got {extra_ratio}")
+    check_range("[0, 1)", extra_ratio=extra_ratio)
     count = length // batch_size
     from_extra = round(batch_size * extra_ratio) if extra else 0
     own = torch.randperm(length, generator=generator("order", *names))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.data.base import DATA, Data, Split, Splits, in_order
 from atoll.data.boxes import boxes_of, known
-from atoll.errors import DataError, InputError
+from atoll.errors import DataError, InputError, check_range
 from atoll.rng import PointRNG
 
 _WAVES = 8  # of a texture, along its direction, on a canvas
@@ -24,8 +24,8 @@ _CHUNK = 1024
 class CanvasSplit:
     """A split on canvases, drawn when they are fetched; see ``ClutteredCanvas``.
 
-    Drawing them is cheap beside a training step (they are whole batches of copies); kept in memory, canvases would take
-    several times the room of their images, and a study that uses a part of them would draw all.
+    Drawing is cheap compared with a training step; in memory, canvases would take several times the room of their
+    images.
 
     Args:
         whole: the split on the canvases.
@@ -88,8 +88,8 @@ class CanvasSplit:
 
     def _textures(self, labels: Tensor, streams: PointRNG) -> Tensor:
         """Waves whose direction stands for a class: the label's or any, ``(batch, size, size)``."""
-        kept = streams.uniform() < (self.own or 0.0)
-        angle = torch.where(kept, labels, streams.integers(self.classes)) * (math.pi / self.classes)
+        own = streams.uniform() < (self.own or 0.0)
+        angle = torch.where(own, labels, streams.integers(self.classes)) * (math.pi / self.classes)
         place = torch.arange(self.size) * (2 * math.pi * _WAVES / self.size)
         phase = 2 * math.pi * streams.uniform()
         x, y = angle.cos()[:, None, None] * place, angle.sin()[:, None, None] * place[:, None]
@@ -99,13 +99,13 @@ class CanvasSplit:
     def boxes(self) -> Tensor:
         """Of what was pasted: its own box if it has one, otherwise the smallest around all that is not black."""
         inner = boxes_of(self.whole)
-        found = []
+        boxes = []
         for index in in_order(len(self), _CHUNK):
             images = self.whole.fetch(index)
             _, top, left = self._begin(index, *images.shape[-2:])
             box = _extent(images) if inner is None else inner[index]
-            found.append(torch.where(known(box)[:, None], box + torch.stack([left, top, left, top], 1), box))
-        return torch.cat(found)
+            boxes.append(torch.where(known(box)[:, None], box + torch.stack([left, top, left, top], 1), box))
+        return torch.cat(boxes)
 
 
 def _window(images: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
@@ -146,8 +146,7 @@ class ClutteredCanvas(Data):
     seed alone.
 
     Args:
-        data: what is put on canvases: all its published images; what is to be held out, used or augmented of them
-            is said by the options of the canvas.
+        data: source of the images, all published ones; limit, augment and extra are options of the canvas.
         size: side of the canvas.
         clutter: number of fragments, squares cut out of other images of the same split.
         fragment: their side; a third of the image's shorter side if None.
@@ -178,22 +177,14 @@ class ClutteredCanvas(Data):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        for name, least, value in (("clutter", 0, clutter), ("fragment", 1, fragment)):
-            if value is not None and value < least:
-                raise InputError(f"{name}: expected at least {least}, got {value}")
-        for name, share in (("spurious", spurious), ("spurious_test", spurious_test), ("texture", texture)):
-            if share is not None and not 0 <= share <= 1:
-                raise InputError(f"{name}: expected a number in [0, 1], got {share}")
+        check_range("[0, inf)", clutter=clutter)
+        check_range("[1, inf)", fragment=fragment)
+        check_range("[0, 1]", spurious=spurious, spurious_test=spurious_test, texture=texture)
         if data.limit is not None or data.augment or data.extra is not None:
             raise InputError("data: expected limit, augment and extra as options of the canvas, got them inside")
-        self.data = data
-        self.size = size
-        self.clutter = clutter
-        self.fragment = fragment
-        self.spurious = spurious
-        self.spurious_test = spurious_test
-        self.texture = texture
-        self.seed = seed
+        self.data, self.size, self.seed = data, size, seed
+        self.clutter, self.fragment = clutter, fragment
+        self.spurious, self.spurious_test, self.texture = spurious, spurious_test, texture
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from atoll.data.download import Remote, find, obtain
 from atoll.errors import DataError
 
 _PIXELS = 3 * 32 * 32
+_TEN = "airplane automobile bird cat deer dog frog horse ship truck"
 _FINE = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
 castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
@@ -33,23 +34,23 @@ def _remote(name: str, md5: str) -> Remote:
     return Remote(name, md5, (f"https://www.cs.toronto.edu/~kriz/{name}", f"https://cave.cs.toronto.edu/kriz/{name}"))
 
 
-def _read_members(archive: Path, wanted: list[str]) -> dict[str, bytes]:
-    """The wanted files out of a ``.tar.gz``, in one pass and without unpacking anything."""
-    found: dict[str, bytes] = {}
+def _read_members(archive: Path, names: list[str]) -> dict[str, bytes]:
+    """Files out of a ``.tar.gz``, in one pass and without unpacking anything."""
+    files: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r|gz") as tar:
             for member in tar:
-                if member.name not in wanted:
+                if member.name not in names:
                     continue
-                content = tar.extractfile(member) if member.isreg() and member.name not in found else None
+                content = tar.extractfile(member) if member.isreg() and member.name not in files else None
                 if content is None:
                     raise DataError(f"{archive}: expected one plain file {member.name}, got something else")
-                found[member.name] = content.read()
+                files[member.name] = content.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(f"{archive}: cannot be read, broken or truncated: {error}") from None
-    if missing := sorted(set(wanted) - found.keys()):
-        raise DataError(f"{archive}: expected the files {', '.join(wanted)}, got none named {', '.join(missing)}")
-    return found
+    if missing := sorted(set(names) - files.keys()):
+        raise DataError(f"{archive}: expected the files {', '.join(names)}, got none named {', '.join(missing)}")
+    return files
 
 
 @DATA.register()
@@ -63,18 +64,7 @@ class CIFAR10(Data):
     ('airplane', CIFAR10(limit=100))
     """
 
-    classes: ClassVar[tuple[str, ...]] = (
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
-    )
+    classes: ClassVar[tuple[str, ...]] = tuple(_TEN.split())
     archive: ClassVar[Remote] = _remote("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")
     folder: ClassVar[str] = "cifar-10-batches-bin"
     train_files: ClassVar[dict[str, int]] = {f"data_batch_{i}.bin": 10000 for i in range(1, 6)}

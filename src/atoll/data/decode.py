@@ -57,7 +57,7 @@ def decode(file: Path | IO[bytes], source: str, *, resize: int | None = None, si
     >>> import io
     >>> file = io.BytesIO()
     >>> Image.new("L", (20, 10), 7).save(file, "png")
-    >>> decode(file, "grey.png", resize=8, size=6).shape
+    >>> decode(file, "gray.png", resize=8, size=6).shape
     torch.Size([3, 6, 6])
     """
     try:

@@ -19,7 +19,7 @@ from urllib3.exceptions import HTTPError
 from atoll.errors import DataError
 
 Progress = Callable[[str, int, "int | None"], None]
-"""Told the file's name, the bytes so far, and their total where the server says it."""
+"""Called with the file's name, the bytes so far, and their total if the server sends it."""
 
 _CHUNK = 1 << 18
 _TIMEOUT = (10, 60)  # seconds to connect, and between two chunks
@@ -28,7 +28,7 @@ _FAILURES = (requests.RequestException, HTTPError)
 
 @dataclass(frozen=True)
 class Remote:
-    """A published file: its name, its checksum, and where it is to be had, best place first."""
+    """A published file: its name, its checksum, and its URLs, best one first."""
 
     name: str
     md5: str
@@ -73,8 +73,8 @@ def obtain(remote: Remote, places: Sequence[Path], *, download: bool = True, pro
     Traceback (most recent call last):
     atoll.errors.DataError: images.gz is missing: put it into files, or allow its download
     """
-    if found := find([remote.name], places):
-        return verify(found, remote.md5)
+    if path := find([remote.name], places):
+        return verify(path, remote.md5)
     if not download:
         raise DataError(f"{remote.name} is missing: put it into {places[0]}, or allow its download")
     target = places[0] / remote.name
@@ -111,14 +111,14 @@ def _fetch(remote: Remote, target: Path, progress: Progress | None) -> Path:
 
 
 class Resume:
-    """A downloader for pooch that keeps what it has in a ``.part`` file and goes on from there.
+    """A downloader for pooch that writes to a ``.part`` file and resumes from there.
 
     A lost connection is tried again, ``attempts`` times without progress.  The part is handed over only when
     it is complete; pooch then compares the checksum and renames it into place.
 
     Args:
         part: file for the bytes so far; may be there from an earlier run.
-        progress: told after every chunk.
+        progress: called after every chunk.
         attempts: how often in a row a connection may fail without a new byte.
         pause: seconds before the second attempt, doubled for each further one.
     """
@@ -186,7 +186,7 @@ class Resume:
 
 
 def _reason(error: Exception) -> str:
-    """A connection error in a few words; the libraries nest them five deep."""
+    """A short reason for a connection error; the libraries nest them five deep."""
     response = getattr(error, "response", None)
     if response is not None:
         return f"HTTP status {response.status_code}"
@@ -195,7 +195,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Pooch announces each download on standard error; whoever wants to know has the progress callback."""
+    """Pooch announces each download on standard error; the progress callback replaces that."""
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:

@@ -1,11 +1,11 @@
-"""The first classes of another data set: to see what depends on how many there are."""
+"""The first classes of another data set, to study the effect of their number."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from atoll.data.base import DATA, Data, Split, Splits, SubSplit
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 
 
 @DATA.register()
@@ -25,13 +25,10 @@ class FewerClasses(Data):
 
     def __init__(self, *, data: Data, count: int, **options: Any) -> None:
         super().__init__(**options)
-        if count < 2:
-            raise InputError(f"count: expected at least 2 classes, got {count}")
+        check_range("[2, inf)", count=count)
         if data.limit is not None or data.augment or data.extra is not None:
             raise InputError("data: expected limit, augment and extra as options of FewerClasses, got them inside")
-        self.data = data
-        self.count = count
-        self.bounds = data.bounds
+        self.data, self.count, self.bounds = data, count, data.bounds
 
     @property
     def classes(self) -> tuple[str, ...]:

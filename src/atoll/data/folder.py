@@ -128,10 +128,10 @@ class ImageFolder(Data):
         files: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(self.classes):
-            found = sorted(str(file) for file in (folder / name).rglob("*") if file.suffix.lower() in _SUFFIXES)
-            if not found:
+            images = sorted(str(file) for file in (folder / name).rglob("*") if file.suffix.lower() in _SUFFIXES)
+            if not images:
                 raise DataError(f"{folder / name}: expected images ({', '.join(sorted(_SUFFIXES))}), got none")
-            files += found
-            labels += [label] * len(found)
+            files += images
+            labels += [label] * len(images)
         annotations = None if self.boxes is None else VocFolder(self.boxes, folder, self.classes)
         return FolderSplit(tuple(files), torch.tensor(labels), self.resize, self.size, annotations)

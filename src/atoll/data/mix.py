@@ -70,12 +70,12 @@ def cutmix(x: Tensor, y_onehot: Tensor, permutation: Tensor, boxes: Tensor) -> t
     return mixed, (1 - area) * y_onehot + area * y_onehot[permutation]
 
 
-def cutmix_boxes(weight: Tensor, centre: Tensor, height: int, width: int) -> Tensor:
-    """Boxes of area ``1 - weight`` around a centre, clipped to the image, as in the paper.
+def cutmix_boxes(weight: Tensor, center: Tensor, height: int, width: int) -> Tensor:
+    """Boxes of area ``1 - weight`` around a center, clipped to the image, as in the paper.
 
     Args:
         weight: the share that the image itself keeps, ``(batch,)``.
-        centre: position of the centre as shares of height and width, ``(batch, 2)``, in [0, 1).
+        center: position of the center as shares of height and width, ``(batch, 2)``, in [0, 1).
         height: of the images.
         width: of the images.
 
@@ -83,7 +83,7 @@ def cutmix_boxes(weight: Tensor, centre: Tensor, height: int, width: int) -> Ten
     tensor([[2, 0, 6, 2]])
     """
     size = torch.tensor([height, width], device=weight.device)
-    middle = (centre * size).long()
+    middle = (center * size).long()
     half = ((1 - weight).clamp(0, 1).sqrt()[:, None] * size).long() // 2
     low, high = (middle - half).clamp_min(0), torch.minimum(middle + half, size)
     return torch.cat([low, high], dim=1)

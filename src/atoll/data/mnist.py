@@ -15,12 +15,8 @@ from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.download import Remote, find, obtain
 from atoll.errors import DataError
 
-_FILES = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
+_FILES = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+_CLOTHES = "t-shirt/top, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot"
 
 
 def _remotes(mirrors: tuple[str, ...], *sums: str) -> tuple[Remote, ...]:
@@ -51,13 +47,13 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     magic = bytes([0, 0, 8, dimensions])
     if content[:4] != magic or len(content) < start:
         raise DataError(f"{path}: expected an idx file that begins with {magic.hex()}, got {content[:4].hex()}")
-    found = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4))
-    if found[1:] != shape:
-        raise DataError(f"{path}: expected items of shape {shape}, got {found[1:]}")
-    length = start + int(np.prod(found, dtype=object))
+    sizes = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4))
+    if sizes[1:] != shape:
+        raise DataError(f"{path}: expected items of shape {shape}, got {sizes[1:]}")
+    length = start + int(np.prod(sizes, dtype=object))
     if len(content) != length:
-        raise DataError(f"{path}: expected {length} bytes for {found[0]} items, got {len(content)}")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(found)
+        raise DataError(f"{path}: expected {length} bytes for {sizes[0]} items, got {len(content)}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(sizes)
 
 
 @DATA.register()
@@ -73,10 +69,7 @@ class MNIST(Data):
 
     classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
     files: ClassVar[tuple[Remote, ...]] = _remotes(
-        (
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        ),
+        ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
         "f68b3c2dcbeaaa9fbdd348bbdeb94873",
         "d53e105ee54ea40749a09fcbcd1e9432",
         "9fb629c4189551a2d022fa330f9573f3",
@@ -90,9 +83,9 @@ class MNIST(Data):
     def _path(self, remote: Remote) -> Path:
         raw = remote.name.removesuffix(".gz")
         # Some programs unpack train-images-idx3-ubyte.gz to train-images.idx3-ubyte.
-        found = find([remote.name, raw, raw.replace("-idx", ".idx")], self.folders)
-        if found is not None and found.name != remote.name:
-            return found
+        path = find([remote.name, raw, raw.replace("-idx", ".idx")], self.folders)
+        if path is not None and path.name != remote.name:
+            return path
         return obtain(remote, self.folders, download=self.download, progress=self.progress)
 
     @staticmethod
@@ -112,18 +105,7 @@ class FashionMNIST(MNIST):
     'ankle boot'
     """
 
-    classes = (
-        "t-shirt/top",
-        "trouser",
-        "pullover",
-        "dress",
-        "coat",
-        "sandal",
-        "shirt",
-        "sneaker",
-        "bag",
-        "ankle boot",
-    )
+    classes = tuple(_CLOTHES.split(", "))
     files = _remotes(
         ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
         "8d4fb7e6c68d591d4c3dfef9ec88bf0d",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from atoll.data.base import DATA, Data, MemorySplit, Splits
-from atoll.errors import InputError
+from atoll.errors import check_range
 
 _TRAIN_SEED, _TEST_SEED, _TEST_POINTS = 0, 1, 1000
 
@@ -33,12 +33,9 @@ class TwoMoons(Data):
 
     def __init__(self, *, n: int = 500, noise: float = 0.1, **options: Any) -> None:
         super().__init__(**options)
-        if n < 2:
-            raise InputError(f"n: expected at least 2 training points, got {n}")
-        if not 0 <= noise < float("inf"):
-            raise InputError(f"noise: expected a finite number >= 0, got {noise}")
-        self.n = n
-        self.noise = noise
+        check_range("[2, inf)", n=n)
+        check_range("[0, inf)", noise=noise)
+        self.n, self.noise = n, noise
 
     def _draw(self, count: int, seed: int) -> MemorySplit:
         from sklearn.datasets import make_moons  # a second to import

@@ -49,23 +49,22 @@ class OxfordPets(Data):
     def __init__(self, *, resize: int = 256, size: int = 224, **options: Any) -> None:
         super().__init__(**options)
         check_sizes(resize, size)
-        self.resize = resize
-        self.size = size
+        self.resize, self.size = resize, size
 
     def _folder(self, name: str) -> Path:
         """The unpacked content of an archive; each holds one folder of its own name."""
-        found = find([name], self.folders)
-        if found is None:
+        folder = find([name], self.folders)
+        if folder is None:
             archive = obtain(self.archives[name], self.folders, download=self.download, progress=self.progress)
-            found = self.folders[0] / name
+            folder = self.folders[0] / name
             try:
-                found.parent.mkdir(parents=True, exist_ok=True)
-                with FileLock(found.with_name(f".{name}.lock")):  # of several processes, one unpacks
-                    if not found.exists():
-                        unpack(archive, found)
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                with FileLock(folder.with_name(f".{name}.lock")):  # of several processes, one unpacks
+                    if not folder.exists():
+                        unpack(archive, folder)
             except OSError as error:
-                raise DataError(f"cannot write into {found.parent}: {error.strerror or error}") from None
-        return found / name if (found / name).is_dir() else found
+                raise DataError(f"cannot write into {folder.parent}: {error.strerror or error}") from None
+        return folder / name if (folder / name).is_dir() else folder
 
     @cached_property
     def _lists(self) -> dict[str, list[tuple[str, int]]]:

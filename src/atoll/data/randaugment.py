@@ -11,13 +11,13 @@ from torch import Tensor
 
 from atoll.data.affine import affine
 from atoll.data.augment import AUGMENTATIONS, Augmentation, check_images
-from atoll.errors import InputError
+from atoll.errors import check_range
 from atoll.rng import PointRNG
 from atoll.threat import per_point
 
 # The operations work on floats.  Where Pillow's definition needs 8-bit levels (histograms, bit masks, the
-# grey of an image), levels are rounded to integers first, which also makes sums exact: a floating-point sum
-# could depend on the size of the batch.  For the same reason no operation uses a convolution or a vectorised
+# gray of an image), levels are rounded to integers first, which also makes sums exact: a floating-point sum
+# could depend on the size of the batch.  For the same reason no operation uses a convolution or a vectorized
 # sine.
 
 
@@ -25,16 +25,16 @@ def _levels(x: Tensor) -> Tensor:
     return (x * 255).round_().long()
 
 
-def _grey(x: Tensor) -> Tensor:
-    """Luminance as integer levels, ``(batch, 1, H, W)``: ITU-R 601 for colour, the mean of other channels."""
+def _gray(x: Tensor) -> Tensor:
+    """Luminance as integer levels, ``(batch, 1, H, W)``: ITU-R 601 for color, the mean of other channels."""
     levels = _levels(x)
     if x.shape[1] == 1:
         return levels
     if x.shape[1] != 3:
         return (levels.sum(1, keepdim=True) * 2 + x.shape[1]) // (2 * x.shape[1])
     # The weights in Pillow's fixed-point arithmetic.
-    grey = 19595 * levels[:, :1] + 38470 * levels[:, 1:2] + 7471 * levels[:, 2:] + 32768
-    return grey.bitwise_right_shift(16)
+    gray = 19595 * levels[:, :1] + 38470 * levels[:, 1:2] + 7471 * levels[:, 2:] + 32768
+    return gray.bitwise_right_shift(16)
 
 
 def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
@@ -89,24 +89,24 @@ def posterize(x: Tensor, bits: int) -> Tensor:
 
 
 def color(x: Tensor, factor: Tensor) -> Tensor:
-    """Saturation; images without colour stay as they are.
+    """Saturation; images without color stay as they are.
 
     >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
     >>> (color(red, torch.zeros(1)) * 255).flatten().tolist()
     [76.0, 76.0, 76.0]
     """
-    return _blend(x, _grey(x).to(x.dtype) / 255, factor) if x.shape[1] == 3 else x
+    return _blend(x, _gray(x).to(x.dtype) / 255, factor) if x.shape[1] == 3 else x
 
 
 def contrast(x: Tensor, factor: Tensor) -> Tensor:
-    """Distance from the mean grey of the image.
+    """Distance from the mean gray of the image.
 
     >>> (contrast(torch.tensor([[[[0.0, 60.0]]]]) / 255, torch.tensor([0.5])) * 255).round()
     tensor([[[[15., 45.]]]])
     """
-    grey = _grey(x)
-    count = grey[0].numel()
-    mean = (2 * grey.sum((1, 2, 3), keepdim=True) + count) // (2 * count)
+    gray = _gray(x)
+    count = gray[0].numel()
+    mean = (2 * gray.sum((1, 2, 3), keepdim=True) + count) // (2 * count)
     return _blend(x, mean.to(x.dtype) / 255, factor)
 
 
@@ -130,7 +130,7 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
         return x
     rows = x[:, :, :-2] + x[:, :, 1:-1] + x[:, :, 2:]
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    smooth = x.clone()  # the border has no neighbours and stays
+    smooth = x.clone()  # the border has no neighbors and stays
     smooth[:, :, 1:-1, 1:-1] = (box + 4 * x[:, :, 1:-1, 1:-1]) / 13
     return _blend(x, smooth, factor)
 
@@ -168,10 +168,8 @@ class RandAugment(Augmentation):
     magnitude: int = 9
 
     def __post_init__(self) -> None:
-        if self.num_ops < 0:
-            raise InputError(f"num_ops: expected at least 0, got {self.num_ops}")
-        if not 0 <= self.magnitude <= 30:
-            raise InputError(f"magnitude: expected 0 to 30, got {self.magnitude}")
+        check_range("[0, inf)", num_ops=self.num_ops)
+        check_range("[0, 30]", magnitude=self.magnitude)
 
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)

@@ -58,11 +58,11 @@ class _Source:
             names = (file.relative_to(self.path).as_posix() for file in self.path.glob("train/*/images/*.JPEG"))
         else:
             names = (name.removeprefix(f"{_FOLDER}/") for name in self.archive.namelist())
-        found: dict[str, list[str]] = {}
+        files: dict[str, list[str]] = {}
         for name in sorted(names):
             if name.startswith("train/") and name.endswith(".JPEG"):
-                found.setdefault(name.split("/")[1], []).append(name)
-        return found
+                files.setdefault(name.split("/")[1], []).append(name)
+        return files
 
     @cached_property
     def annotations(self) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -134,7 +134,7 @@ class TinyImageNet(Data):
 
 def _decode_all(source: _Source, place: Path) -> None:
     """Decode everything into a temporary folder that takes its name when it is complete and on disk."""
-    words = {row[0]: row[-1] for row in source.table("words.txt")}
+    class_names = {row[0]: row[-1] for row in source.table("words.txt")}
     labels = {name: label for label, name in enumerate(sorted(row[0] for row in source.table("wnids.txt")))}
     train = [(file, name) for name, files in source.train.items() for file in files]
     test = [(file, name) for file, name, _ in source.annotations]
@@ -153,7 +153,7 @@ def _decode_all(source: _Source, place: Path) -> None:
         for name, files in (("train.npy", train), ("test.npy", test)):
             _write_records(source, [(file, labels[wnid]) for file, wnid in files], folder / name)
         np.save(folder / "boxes.npy", boxes)
-        names = "\n".join(words.get(wnid, wnid) for wnid in labels)
+        names = "\n".join(class_names.get(wnid, wnid) for wnid in labels)
         (folder / "classes.txt").write_text(names, encoding="utf-8")
         for file in (*folder.iterdir(), folder):
             sync(file)

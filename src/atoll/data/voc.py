@@ -36,13 +36,13 @@ class Annotation:
         """Where the objects are (those with one of the names, or all) on an image of ``size`` after ``frame``.
 
         The image may be a smaller version of the one that was annotated, as Imagenette has them.  A pixel is inside
-        if its centre is; a box that is cut away is -1, -1, -1, -1.
+        if its center is; a box that is cut away is -1, -1, -1, -1.
         """
-        chosen = [box for name, box in self.objects if names is None or name in names]
-        if not chosen:
+        boxes = [box for name, box in self.objects if names is None or name in names]
+        if not boxes:
             there = ", ".join(sorted({name for name, _ in self.objects})) or "none"
             raise DataError(f"{self.source}: expected an object of the image's class, got {there}")
-        hull = [pick(corners) for pick, corners in zip((min, min, max, max), zip(*chosen, strict=True), strict=True)]
+        hull = [pick(corners) for pick, corners in zip((min, min, max, max), zip(*boxes, strict=True), strict=True)]
         width, height = self.size or size
         if hull[2] < 0 or hull[3] < 0 or hull[0] >= width or hull[1] >= height:
             raise DataError(f"{self.source}: expected a box on the image of {width}x{height} pixels, got {hull}")
@@ -75,12 +75,12 @@ class VocFolder:
 
     def boxes(self, files: Sequence[str], labels: Tensor, resize: int, size: int) -> Tensor:
         """Of images that are scaled and cut by ``decode``; -1s where there is no annotation."""
-        found = [self.find(Path(file)) for file in files]
-        if not any(found):
+        annotations = [self.find(Path(file)) for file in files]
+        if not any(annotations):
             example = self._places(Path(files[0]))[0]
             raise DataError(f"{self.path}: expected annotations of {self.images}, got none such as {example}")
         boxes = []
-        for file, path, label in zip(files, found, labels.tolist(), strict=True):
+        for file, path, label in zip(files, annotations, labels.tolist(), strict=True):
             if path is None:
                 boxes.append(UNKNOWN)
                 continue

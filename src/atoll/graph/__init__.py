@@ -1,19 +1,8 @@
 """The function that a model really computes: a captured graph of ATen operations, and a digest that identifies it."""
 
-from atoll.graph.capture import CapturedModel, Structure, capture
-from atoll.graph.digest import digest, tensors_digest
+from atoll.graph.capture import CapturedModel, capture
+from atoll.graph.digest import tensors_digest
 from atoll.graph.function import Digest, function_digest
-from atoll.graph.nodes import bind_arguments, live_nodes, locate
+from atoll.graph.nodes import bind_arguments, locate
 
-__all__ = [
-    "CapturedModel",
-    "Digest",
-    "Structure",
-    "bind_arguments",
-    "capture",
-    "digest",
-    "function_digest",
-    "live_nodes",
-    "locate",
-    "tensors_digest",
-]
+__all__ = ["CapturedModel", "Digest", "bind_arguments", "capture", "function_digest", "locate", "tensors_digest"]

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 import torch
@@ -25,9 +25,8 @@ from torch.export import Dim, ExportedProgram, default_decompositions, export
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from atoll.errors import CaptureError, InputError
-from atoll.graph.digest import digest, tensors_digest
-from atoll.graph.nodes import draws_random_numbers, live_nodes, locate, locate_error
-from atoll.graph.source import Description, all_tensors, describe
+from atoll.graph.digest import all_tensors, graph_digest, tensors_digest
+from atoll.graph.nodes import draws_random_numbers, live_nodes, locate, locate_error, operation_name
 
 _BATCHES = (1, 3)  # sizes that the captured model is compared at; the larger one is traced
 _MAX_BATCH = 2**20
@@ -67,8 +66,7 @@ def capture(module: nn.Module, shape: tuple[int, ...], *, dtype: torch.dtype = t
     if not dtype.is_floating_point:
         raise InputError(f"dtype: expected a floating-point type, got {dtype}")
     with torch.inference_mode(False), _evaluation(module):
-        structure = Structure.trace(module, tuple(shape), dtype)
-        model = structure.freeze(module)
+        model = _trace(module, tuple(shape), dtype)
         model.exact = _compare(model, module)
     return model
 
@@ -80,17 +78,12 @@ class CapturedModel(nn.Module):
         graph_module: generated code; `graph_module.graph` has the nodes, with source lines (`locate`) and shapes.
         digest: identifies the function: the graph before folding and all weights it reads.
         shape, dtype: of one input.
-        structure: the graph before folding; computes digests of other weights without a new capture.
         exact: outputs were bit-equal to the module's at capture, not only equal to rounding.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, structure: Structure, digest: str) -> None:
+    def __init__(self, graph_module: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype, digest: str) -> None:
         super().__init__()
-        self.graph_module = graph_module
-        self.structure = structure
-        self.digest = digest
-        self.shape = structure.shape
-        self.dtype = structure.dtype
+        self.graph_module, self.shape, self.dtype, self.digest = graph_module, shape, dtype, digest
         self.exact = False
         self.eval()
 
@@ -98,22 +91,17 @@ class CapturedModel(nn.Module):
         if tuple(x.shape[1:]) != self.shape or x.dtype != self.dtype:
             sizes = ", ".join(["batch", *map(str, self.shape)])
             raise InputError(f"x: expected shape ({sizes}) and {self.dtype}, got {tuple(x.shape)} and {x.dtype}")
-        if torch.is_autocast_enabled(x.device.type):  # casts of the capture are in the graph; others would change it
-            with torch.autocast(x.device.type, enabled=False):
-                return self._logits(x)
-        return self._logits(x)
+        with torch.autocast(x.device.type, enabled=False):  # casts at capture are in the graph; others would change it
+            logits: Tensor = self.graph_module(x)
+            return logits
 
     def operations(self) -> Counter[str]:
         """How often each operation occurs."""
         nodes = self.graph_module.graph.nodes
-        return Counter(_operation_name(node) for node in nodes if node.op == "call_function")
+        return Counter(operation_name(node) for node in nodes if node.op == "call_function")
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise InputError("a captured model is frozen; load the weights into the module and capture it again")
-
-    def _logits(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.graph_module(x)
-        return logits
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         if any(fn(b[:0] if b.dim() else b).dtype != b.dtype for b in self.buffers()):
@@ -122,59 +110,21 @@ class CapturedModel(nn.Module):
         return self
 
 
-@dataclass(frozen=True, eq=False)
-class Structure:
-    """The graph of a module before folding, without the values of its weights.
-
-    Attributes:
-        graph: placeholders are tensors and the input.
-        tensor_names: parameter or buffer of the module for each placeholder.
-        constants: other tensors, such as attributes that are not registered as buffers, by placeholder.
-    """
-
-    graph: fx.Graph
-    tensor_names: dict[str, str]
-    constants: dict[str, Tensor]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    description: Description
-    context: tuple[object, ...]
-
-    @classmethod
-    def trace(cls, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Self:
-        """Export a module that is in evaluation mode, decompose the operations, refuse what is not a function."""
-        description = describe(module)
-        program = _export(module, _example(module, shape, dtype, _BATCHES[-1]))
-        _refuse_outputs(program)
-        tensor_names, constants = _tensor_inputs(program)
-        for node in live_nodes(program.graph):
-            _refuse_node(node)
-        context = _context(_device(module))
-        return cls(program.graph, tensor_names, constants, shape, dtype, description, context)
-
-    def matches(self, module: nn.Module) -> bool:
-        """Whether a module differs from the traced one in the values of its weights at most."""
-        same = self.description.complete and self.context == _context(_device(module))
-        return same and self.description == describe(module)
-
-    def digest(self, module: nn.Module) -> str:
-        """Digest of a module: read its weights if it has this structure, capture it otherwise."""
-        if not self.matches(module):
-            return capture(module, self.shape, dtype=self.dtype).digest
-        return digest(self.graph, self._tensors(module))
-
-    def freeze(self, module: nn.Module) -> CapturedModel:
-        """Combine the graph with copies of a module's weights, and fold what depends on weights only."""
-        tensors = self._tensors(module)
-        try:
-            graph_module = _fold(self.graph, tensors, self.tensor_names)
-        except Exception as error:
-            raise CaptureError(f"cannot fold the weights of the model: {_first_line(error)}") from error
-        return CapturedModel(graph_module, self, digest(self.graph, tensors))
-
-    def _tensors(self, module: nn.Module) -> dict[str, Tensor]:
-        tensors = all_tensors(module)
-        return {**{node: tensors[name].detach() for node, name in self.tensor_names.items()}, **self.constants}
+def _trace(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> CapturedModel:
+    """Export a module that is in evaluation mode, refuse what is not a function, and freeze the weights."""
+    program = _export(module, _example(module, shape, dtype, _BATCHES[-1]))
+    _refuse_outputs(program)
+    names, constants = _tensor_inputs(program)
+    nodes = live_nodes(program.graph)
+    for node in nodes:
+        _refuse_node(node)
+    weights = all_tensors(module)
+    tensors = {**{node: weights[name].detach() for node, name in names.items()}, **constants}
+    try:
+        graph_module = _Folder(tensors, names).fold(nodes)
+    except Exception as error:
+        raise CaptureError(f"cannot fold the weights of the model: {_first_line(error)}") from error
+    return CapturedModel(graph_module, shape, dtype, graph_digest(program.graph, tensors))
 
 
 # --- export
@@ -183,12 +133,12 @@ class Structure:
 def _export(module: nn.Module, example: Tensor) -> ExportedProgram:
     batch = Dim("batch", min=1, max=_MAX_BATCH)
     try:
-        with _quiet(), _slow_attention(), torch.enable_grad():
+        with _export_settings(), torch.enable_grad():
             program = export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
             decomposed: ExportedProgram = program.run_decompositions(_decompositions())
             return decomposed
     except Exception as error:
-        raise CaptureError(_refusal(error)) from error
+        raise _export_refusal(error) from error
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
@@ -209,31 +159,22 @@ def _zeros(size: Any, *_: Any, dtype: torch.dtype | None = None, device: Any = N
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop the warnings, log records and printed graphs of torch.export; its errors become one sentence."""
+def _export_settings() -> Iterator[None]:
+    """Silence torch.export, and trace nn.TransformerEncoderLayer as separate operations."""
     known = logging.root.manager.loggerDict.values()  # includes placeholders, which are no loggers yet
     loggers = [x for x in known if isinstance(x, logging.Logger) and x.name.startswith("torch.") and not x.disabled]
-    sink = io.StringIO()
+    sink, fast = io.StringIO(), torch.backends.mha.get_fastpath_enabled()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.disabled = True
         try:
+            for logger in loggers:  # torch.export hands records to its loggers whatever logging.disable says
+                logger.disabled = True
+            torch.backends.mha.set_fastpath_enabled(False)
             yield
         finally:
             for logger in loggers:
                 logger.disabled = False
-
-
-@contextlib.contextmanager
-def _slow_attention() -> Iterator[None]:
-    """Trace nn.TransformerEncoderLayer as separate operations, whether or not its weights require gradients."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+            torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _tensor_inputs(program: ExportedProgram) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -245,41 +186,44 @@ def _tensor_inputs(program: ExportedProgram) -> tuple[dict[str, str], dict[str, 
         elif spec.kind == InputKind.CONSTANT_TENSOR:
             constants[spec.arg.name] = program.constants[str(spec.target)].detach().clone()
         elif spec.kind != InputKind.USER_INPUT:
-            raise CaptureError(f"cannot capture the model: it reads {spec.target}, which is not a tensor")
+            raise _refusal(f"it reads {spec.target}, which is not a tensor")
     return names, constants
 
 
 # --- refusals
 
 
+def _refusal(reason: str, line: str = "") -> CaptureError:
+    return CaptureError(f"cannot capture the model: {reason}" + (f" ({line})" if line else ""))
+
+
 def _refuse_outputs(program: ExportedProgram) -> None:
     specs = program.graph_signature.output_specs
     for spec in specs:
-        if spec.kind == OutputKind.USER_INPUT_MUTATION:
-            raise CaptureError("cannot capture the model: the forward pass changes its input in place")
         if spec.kind != OutputKind.USER_OUTPUT:
-            raise CaptureError(f"cannot capture the model: the forward pass changes {spec.target}")
+            mutates_input = spec.kind == OutputKind.USER_INPUT_MUTATION
+            raise _refusal(f"the forward pass changes {'its input in place' if mutates_input else spec.target}")
     if len(specs) != 1 or not isinstance(specs[0].arg, TensorArgument):
         got = f"{len(specs)} outputs" if len(specs) != 1 else "an output that is not a tensor"
-        raise CaptureError(f"cannot capture the model: expected one tensor of logits, got {got}")
+        raise _refusal(f"expected one tensor of logits, got {got}")
 
 
 def _refuse_node(node: fx.Node) -> None:
     if draws_random_numbers(node):
-        raise CaptureError(f"cannot capture the model: {_operation_name(node)} draws random numbers{_at(locate(node))}")
+        raise _refusal(f"{operation_name(node)} draws random numbers", locate(node))
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        raise CaptureError(f"cannot capture the model: {node.target} branches or loops on data{_at(locate(node))}")
+        raise _refusal(f"{node.target} branches or loops on data", locate(node))
 
 
-def _refusal(error: Exception) -> str:
-    text, line = str(error), _at(locate_error(error.__traceback__))
+def _export_refusal(error: Exception) -> CaptureError:
+    text, line = str(error), locate_error(error)
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
-        return f"cannot capture the model: the forward pass branches on computed values{line}"
+        return _refusal("the forward pass branches on computed values", line)
     if "Constraints violated" in text:
-        return f"cannot capture the model: the forward pass depends on the batch size{line}"
+        return _refusal("the forward pass depends on the batch size", line)
     if "found a fake tensor" in text:
-        return "cannot capture the model: the forward pass uses `.data` or another operation that cannot be traced"
-    return f"cannot capture the model: {_first_line(error)}{line}"
+        return _refusal("the forward pass uses `.data` or another operation that cannot be traced")
+    return _refusal(_first_line(error), line)
 
 
 def _first_line(error: Exception) -> str:
@@ -287,34 +231,23 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _at(line: str) -> str:
-    return f" ({line})" if line else ""
-
-
-def _operation_name(node: fx.Node) -> str:
-    """The name of an ATen operation, or of a Python function such as getitem."""
-    named = isinstance(node.target, (str, torch._ops.OpOverload))
-    return str(node.target) if named else str(getattr(node.target, "__name__", node.target))
-
-
 # --- folding
 
 
-def _fold(graph: fx.Graph, tensors: dict[str, Tensor], names: dict[str, str]) -> fx.GraphModule:
-    """Copy a graph; every value that does not depend on the input becomes a constant."""
-    folder = _Folder(tensors, names)
-    for node in live_nodes(graph):
-        folder.add(node)
-    folder.graph.eliminate_dead_code()
-    return fx.GraphModule(folder.root, folder.graph)
-
-
 class _Folder:
+    """Copies a graph; every value that does not depend on the input becomes a constant."""
+
     def __init__(self, tensors: dict[str, Tensor], names: dict[str, str]) -> None:
         self.tensors, self.names = tensors, names
         self.root, self.graph = nn.Module(), fx.Graph()
         self.values: dict[fx.Node, Any] = {}  # of nodes that depend on weights only
         self.copies: dict[fx.Node, Any] = {}  # in the new graph
+
+    def fold(self, nodes: list[fx.Node]) -> fx.GraphModule:
+        for node in nodes:
+            self.add(node)
+        self.graph.eliminate_dead_code()
+        return fx.GraphModule(self.root, self.graph)
 
     def add(self, node: fx.Node) -> None:
         if node.op == "output":
@@ -353,10 +286,8 @@ class _Folder:
 
 def _is_copy(node: fx.Node) -> bool:
     """Whether a node only copies its input: useless in a graph that changes nothing in place."""
-    if node.target is _ATEN.alias.default:
-        return True
     if node.target is not _ATEN.clone.default:
-        return False
+        return node.target is _ATEN.alias.default
     source, result = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
     return isinstance(source, Tensor) and isinstance(result, Tensor) and source.stride() == result.stride()
 
@@ -373,48 +304,35 @@ def _example(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, batc
     return torch.rand(batch, *shape, generator=generator, dtype=torch.float64).to(_device(module), dtype)
 
 
-def _context(device: torch.device) -> tuple[object, ...]:
-    """Settings outside the module that change what is traced."""
-    hooks = [getattr(nn.modules.module, name, {}) for name in ("_global_forward_hooks", "_global_forward_pre_hooks")]
-    casts = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
-    return device.type, casts, torch.get_default_dtype(), *(tuple(h.values()) for h in hooks)
-
-
 @contextlib.contextmanager
 def _evaluation(module: nn.Module) -> Iterator[None]:
     """Evaluation mode; then restore modes, attributes, tensors and random number generators, and refuse changes."""
     tensors = all_tensors(module)
     if any(nn.parameter.is_lazy(tensor) for tensor in tensors.values()):
-        raise CaptureError("cannot capture the model: it has lazy parameters; call it once on an input first")
+        raise _refusal("it has lazy parameters; call it once on an input first")
     modules = list(dict.fromkeys(module.modules()))
     copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    saved = [(m, dict(vars(m)), [dict(group) for group in _groups(m)]) for m in modules]
+    saved = [(contents, dict(contents)) for m in modules for contents in _contents(m)]
+    training = [m for m in modules if m.training]
     devices = {t.device.index for t in tensors.values() if t.is_cuda}
     with torch.random.fork_rng(devices=devices):
         try:
-            if any(m.training for m in modules):
+            if training:
                 module.eval()
             yield
         finally:
-            if any(attributes["training"] for _, attributes, _ in saved):
-                module.train(saved[0][1]["training"])
-            for m, attributes, groups in saved:
-                _restore(m, attributes, groups)
+            if training:
+                module.train(module in training)
+            for contents, before in saved:
+                contents.clear()
+                contents.update(before)
             changes = _restore_tensors(tensors, copies)
     if changes:
-        raise CaptureError(f"cannot capture the model: the forward pass changes {', '.join(changes)}")
+        raise _refusal(f"the forward pass changes {', '.join(changes)}")
 
 
-def _groups(module: nn.Module) -> list[dict[str, Any]]:
-    return [module._parameters, module._buffers, module._modules]
-
-
-def _restore(module: nn.Module, attributes: dict[str, Any], groups: list[dict[str, Any]]) -> None:
-    vars(module).clear()
-    vars(module).update(attributes)
-    for group, before in zip(_groups(module), groups, strict=True):
-        group.clear()
-        group.update(before)
+def _contents(module: nn.Module) -> list[dict[str, Any]]:
+    return [vars(module), module._parameters, module._buffers, module._modules]
 
 
 def _restore_tensors(tensors: dict[str, Tensor], copies: dict[str, Tensor]) -> list[str]:
@@ -431,38 +349,33 @@ def _restore_tensors(tensors: dict[str, Tensor], copies: dict[str, Tensor]) -> l
 def _compare(model: CapturedModel, module: nn.Module) -> bool:
     """Refuse a capture whose outputs differ from the module's; true if they are equal to the last bit."""
     exact = True
-    for batch in _BATCHES:
-        for grad in (False, True):
-            x = _example(module, model.shape, model.dtype, batch).requires_grad_(grad)
-            with torch.set_grad_enabled(grad):
-                expected, logits = _outputs(module, model, x)
-            if not _close(logits.detach(), expected.detach()):
-                raise CaptureError(
-                    f"cannot capture the model: its outputs differ from the graph's for a batch of {batch}"
-                    f" {'with' if grad else 'without'} gradients; the forward pass must not depend on the batch size,"
-                    " the gradient mode, Python state or random numbers"
-                )
-            exact = exact and torch.equal(logits, expected)
+    for batch, grad in itertools.product(_BATCHES, (False, True)):
+        x = _example(module, model.shape, model.dtype, batch).requires_grad_(grad)
+        with torch.set_grad_enabled(grad):
+            expected, logits = _outputs(module, x), model(x)
+        if not _close(logits.detach(), expected.detach()):
+            raise _refusal(
+                f"its outputs differ from the graph's for a batch of {batch} {'with' if grad else 'without'} gradients;"
+                " the forward pass must not depend on the batch size, the gradient mode, Python state or random numbers"
+            )
+        exact = exact and torch.equal(logits, expected)
     return exact
 
 
-def _outputs(module: nn.Module, model: CapturedModel, x: Tensor) -> tuple[Tensor, Tensor]:
+def _outputs(module: nn.Module, x: Tensor) -> Tensor:
+    """The module's logits, checked."""
     before = x.detach().clone()
     try:
-        expected = module(x)
+        logits = module(x)
     except Exception as error:
-        line = _at(locate_error(error.__traceback__))
-        raise CaptureError(
-            f"cannot capture the model: it fails for a batch of {len(x)}: {_first_line(error)}{line}"
-        ) from error
-    if not isinstance(expected, Tensor):
-        raise CaptureError(f"cannot capture the model: expected a tensor of logits, got {type(expected).__name__}")
-    if expected.dim() != 2 or len(expected) != len(x) or not expected.is_floating_point():
-        got = f"{tuple(expected.shape)} and {expected.dtype}"
-        raise CaptureError(f"cannot capture the model: expected logits of shape (batch, classes), got {got}")
+        raise _refusal(f"it fails for a batch of {len(x)}: {_first_line(error)}", locate_error(error)) from error
+    if not isinstance(logits, Tensor):
+        raise _refusal(f"expected a tensor of logits, got {type(logits).__name__}")
+    if logits.dim() != 2 or len(logits) != len(x) or not logits.is_floating_point():
+        raise _refusal(f"expected logits of shape (batch, classes), got {tuple(logits.shape)} and {logits.dtype}")
     if not torch.equal(x, before):
-        raise CaptureError("cannot capture the model: the forward pass changes its input in place")
-    return expected, model(x)
+        raise _refusal("the forward pass changes its input in place")
+    return logits
 
 
 def _close(logits: Tensor, expected: Tensor) -> bool:

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
 from atoll.errors import CaptureError
-from atoll.graph.nodes import live_nodes
+from atoll.graph.nodes import bind_arguments, live_nodes, operation_name
 
 _VERSION = "atoll graph 1"
 _COPIES = {"aten.alias.default", "aten.clone.default", "aten.lift_fresh_copy.default"}  # the same values
@@ -48,7 +48,15 @@ def tensors_digest(*tensors: Tensor | Mapping[str, Tensor]) -> str:
     return hasher.hexdigest()
 
 
-def digest(graph: fx.Graph, tensors: Mapping[str, Tensor]) -> str:
+def all_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers under all their names, also non-persistent buffers and shared parameters."""
+    return {
+        **dict(nn.Module.named_parameters(module, remove_duplicate=False)),
+        **dict(nn.Module.named_buffers(module, remove_duplicate=False)),
+    }
+
+
+def graph_digest(graph: fx.Graph, tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of the function that a graph computes.
 
     Args:
@@ -81,29 +89,20 @@ def _node_digest(node: fx.Node, hashes: Mapping[fx.Node, str], tensors: Mapping[
     elif node.op == "call_function":
         if str(node.target) in _COPIES:
             return hashes[node.all_input_nodes[0]]
-        text = f"{_target_name(node)} {_encode(_given_arguments(node), hashes)}"
+        text = f"{operation_name(node)} {_encode(_given_arguments(node), hashes)}"
     else:
         raise CaptureError(f"cannot compute the digest of a node of kind {node.op} ({node.target})")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _target_name(node: fx.Node) -> str:
-    if isinstance(node.target, OpOverload):
-        return str(node.target)
-    return str(getattr(node.target, "__qualname__", node.target))
-
-
 def _given_arguments(node: fx.Node) -> dict[str, Any]:
     """Arguments by name, without those equal to the default: a newer PyTorch may add arguments."""
-    if not isinstance(node.target, OpOverload):
-        return {**{str(i): value for i, value in enumerate(node.args)}, **node.kwargs}
-    schema = node.target._schema.arguments
-    values = {a.name: value for a, value in zip(schema, node.args, strict=False)} | dict(node.kwargs)
-    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
+    schema = node.target._schema.arguments if isinstance(node.target, OpOverload) else ()
+    defaults = {a.name: _plain(a.default_value) for a in schema if a.has_default_value()}
     return {
         name: value
-        for name, value in values.items()
-        if name not in _PLACEMENT and not (name in defaults and _plain(value) == _plain(defaults[name]))
+        for name, value in bind_arguments(node).items()
+        if name not in _PLACEMENT and not (name in defaults and _plain(value) == defaults[name])
     }
 
 

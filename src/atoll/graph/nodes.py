@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from collections.abc import Iterator
+import traceback
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -49,6 +48,12 @@ def bind_arguments(node: fx.Node) -> dict[str, Any]:
     return values | dict(node.kwargs)
 
 
+def operation_name(node: fx.Node) -> str:
+    """The name of an ATen operation, or of a Python function such as getitem."""
+    is_named = isinstance(node.target, str | OpOverload)
+    return str(node.target if is_named else getattr(node.target, "__name__", node.target))
+
+
 def draws_random_numbers(node: fx.Node) -> bool:
     """Whether the result depends on the random number generator (not for dropout that is switched off)."""
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
@@ -70,21 +75,15 @@ def locate(node: fx.Node) -> str:
     return ""
 
 
-def locate_error(traceback: TracebackType | None) -> str:
+def locate_error(error: BaseException) -> str:
     """The last line of the user's code that an exception passed through, or ""."""
-    lines = [_line(file, number, None) for file, number in _frames(traceback) if _is_user_file(file)]
-    return lines[-1] if lines else ""
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int]]:
-    while traceback is not None:
-        yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
-        traceback = traceback.tb_next
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((_line(f.filename, f.lineno or 0) for f in reversed(frames) if _is_user_file(f.filename)), "")
 
 
 def _is_user_file(file: str) -> bool:
     return not file.startswith("<") and not file.startswith("torch/") and not file.startswith(_LIBRARIES)
 
 
-def _line(file: str, number: int, code: str | None) -> str:
+def _line(file: str, number: int, code: str | None = None) -> str:
     return f"{Path(file).name}, line {number}" + (f": {code.strip()}" if code else "")

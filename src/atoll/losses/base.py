@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.losses.objectives import Objective
 from atoll.models.centroid import Centroids
 from atoll.registry import Registry
@@ -21,7 +21,7 @@ from atoll.registry import Registry
 
 @dataclass
 class Outputs:
-    """What one training pass computed; parts that nobody asked for are None.
+    """The outputs of one training pass; parts that nobody needs are None.
 
     ``certified_margin`` is eps K, for every pair (j, i) of classes: the most by which logit j minus logit i can fall
     within eps.  ``certified_margin_all`` is the same for all logits together, as a vector in l2.  ``head`` is that of a
@@ -144,7 +144,7 @@ LOSSES = Registry("loss", "losses", "atoll.losses.base.Loss", "atoll.losses")
 
 
 class Loss:
-    """A robust loss: named terms with weights, and the objective its adversarial inputs maximise.
+    """A robust loss: named terms with weights, and the objective its adversarial inputs maximize.
 
     ``objective`` is None for losses without an attack; ``uses_clean`` says whether a clean pass is needed,
     ``uses_lipschitz`` whether the network's Lipschitz constants are (the threat model's norm is then l2).
@@ -191,7 +191,7 @@ class Loss:
 
 
 def hard_labels(y: Tensor, loss: str) -> Tensor:
-    """Class indices, or a sentence saying that mixed labels do not go with this loss."""
+    """Class indices; mixed labels are an error for this loss."""
     if y.dim() != 1:
         raise InputError(f"{loss}: expected one class per example, got mixed labels (mixup and cutmix do not apply)")
     return y
@@ -199,6 +199,5 @@ def hard_labels(y: Tensor, loss: str) -> Tensor:
 
 def nonnegative(value: float, name: str) -> float:
     """The weight of a term, checked."""
-    if not 0 <= value < float("inf"):
-        raise InputError(f"{name}: expected a finite number >= 0, got {value}")
+    check_range("[0, inf)", **{name: value})
     return value

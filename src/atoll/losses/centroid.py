@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.errors import InputError
+from atoll.errors import check_range
 from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels, require_margin
-from atoll.models.stretch_distance import stretch_distance
+from atoll.models.stretch import stretch_distance
 
 
 class PlaneDistance(Term):
@@ -28,15 +28,13 @@ class PlaneDistance(Term):
     """
 
     def __init__(self, target: float, tau: float, own: int, others: int) -> None:
-        for name, value in (("target", target), ("tau", tau), ("own", own), ("others", others)):
-            if not 0 < value < math.inf:
-                raise InputError(f"{name}: expected a finite number > 0, got {value}")
+        check_range("(0, inf)", target=target, tau=tau, own=own, others=others)
         self.target, self.tau, self.own, self.others = target, tau, own, others
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
         z, head = out.latent
-        chosen = self.choose(head.stretched(z), head.centroids, hard_labels(y, "CentroidMargin"))
-        p, c = (head.centroids.flatten(0, 1)[rows] for rows in chosen)
+        pair = self.choose(head.stretched(z), head.centroids, hard_labels(y, "CentroidMargin"))
+        p, c = (head.centroids.flatten(0, 1)[rows] for rows in pair)
         distance = plane_distance(z, p, c) if head.stretch is None else stretch_distance(z, p, c, head.stretch)
         # Logits have the constant of the encoder times that of the head, differences of two of them twice that.
         margin = require_margin(out.certified_margin)[0, 1] / (2 * head.lipschitz)

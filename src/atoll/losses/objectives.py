@@ -1,4 +1,4 @@
-"""What an attack maximises, as functions of logits; one value per point.
+"""What an attack maximizes, as functions of logits; one value per point.
 
 ``margin`` is the loss of Carlini & Wagner driven by PGD ("CW-20" in the tables of the field); ``dlr`` is the
 difference of logits ratio of Croce & Hein (2020), invariant to shifting and scaling the logits.
@@ -22,7 +22,7 @@ def cross_entropy(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Ten
 
 
 def kl(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
-    """KL(p, q) from the clean to the adversarial prediction, the inner maximisation of TRADES."""
+    """KL(p, q) from the clean to the adversarial prediction, the inner maximization of TRADES."""
     assert clean is not None
     return F.kl_div(logits.log_softmax(1), clean.log_softmax(1), reduction="none", log_target=True).sum(1)
 

@@ -20,7 +20,7 @@ class Standard(Loss):
 
 @LOSSES.register()
 class AT(Loss):
-    """CE(g', y) at inputs that maximise it; needs no clean pass.
+    """CE(g', y) at inputs that maximize it; needs no clean pass.
 
     >>> AT().objective, AT().uses_clean
     ('ce', False)
@@ -35,7 +35,7 @@ class AT(Loss):
 
 @LOSSES.register()
 class TRADES(Loss):
-    """CE(g, y) + lambda_t KL(p, q) at inputs that maximise the KL.
+    """CE(g, y) + lambda_t KL(p, q) at inputs that maximize the KL.
 
     Args:
         lambda_t: weight of the KL (1/lambda in the original paper).

@@ -1,4 +1,4 @@
-"""Classifiers: inputs in [0, 1], normalisation inside, ``features`` then ``head``."""
+"""Classifiers: inputs in [0, 1], normalization inside, ``features`` then ``head``."""
 
 from atoll.models.activations import MinMax
 from atoll.models.base import Classifier, InputRange, Normalize

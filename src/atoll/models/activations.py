@@ -1,4 +1,4 @@
-"""Nonlinearities that models can be asked for by name."""
+"""Nonlinearities by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Activation = Literal["relu", "gelu", "softplus", "minmax"]
 
 
 class MinMax(nn.Module):
-    """Neighbouring channels in rising order (Anil et al., 2019): a permutation, so gradients keep their norm.
+    """Sorts neighboring channels (Anil et al., 2019): a permutation, so gradients keep their norm.
 
     >>> MinMax()(torch.tensor([[3.0, 1.0, 2.0, 5.0]]))
     tensor([[1., 3., 2., 5.]])
@@ -23,8 +23,8 @@ class MinMax(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] % 2:
             raise InputError(f"MinMax: expected an even number of channels, got {x.shape[1]}")
-        found: Tensor = _SortPairs.apply(x)  # type: ignore[no-untyped-call]
-        return found
+        pairs: Tensor = _SortPairs.apply(x)  # type: ignore[no-untyped-call]
+        return pairs
 
 
 class _SortPairs(torch.autograd.Function):

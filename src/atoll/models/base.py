@@ -1,4 +1,4 @@
-"""What every classifier of Atoll is: inputs in [0, 1], normalisation inside, ``features`` then ``head``."""
+"""The base of all classifiers: inputs in [0, 1], normalization inside, ``features`` then ``head``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.registry import Registry
 from atoll.threat import Bounds
 
 Option = TypeVar("Option")
 InputRange = Literal["[0,1]", "[-1,1]", "centered"]
+Initialization = Literal["default", "orthogonal"]
 
 # What the network sees is (x - mean) / std; eps always means pixels in [0, 1].
 INPUT_RANGES: dict[str, tuple[float, float]] = {
@@ -57,7 +58,7 @@ MODELS = Registry("model", "models", "atoll.models.base.Classifier", "atoll.mode
 class Classifier(nn.Module):
     """Base of all models: ``logits = head(features(x))``.
 
-    Subclasses build ``self.body`` (normalised inputs to penultimate features) and ``self.head`` (features to
+    Subclasses build ``self.body`` (normalized inputs to penultimate features) and ``self.head`` (features to
     logits, linear unless the model says otherwise).  Methods that need the penultimate layer (TrH, S2O, RAT,
     Centroid Nets) call ``features`` and ``head``; everything else calls the model.
 
@@ -84,8 +85,7 @@ class Classifier(nn.Module):
         super().__init__()
         if not input_shape or min(input_shape) < 1:
             raise InputError(f"input_shape: expected positive sizes, got {tuple(input_shape)}")
-        if num_classes < 2:
-            raise InputError(f"num_classes: expected at least 2, got {num_classes}")
+        check_range("[2, inf)", num_classes=num_classes)
         self.input_shape = tuple(input_shape)
         self.num_classes = num_classes
         self.bounds = bounds
@@ -110,18 +110,18 @@ class Classifier(nn.Module):
 def expect_image(
     input_shape: Sequence[int], model: str, multiple_of: int = 1, at_least: int = 1
 ) -> tuple[int, int, int]:
-    """The ``(channels, height, width)`` of an image model's input, or a sentence saying why it is not one."""
+    """The ``(channels, height, width)`` of an image model's input, checked."""
     shape = tuple(input_shape)
     if len(shape) != 3 or shape[0] < 1 or any(side % multiple_of or side < at_least for side in shape[1:]):
         sides = [f"divisible by {multiple_of}"] * (multiple_of > 1) + [f"of at least {at_least}"] * (at_least > 1)
-        wanted = " with sides " + " and ".join(sides) if sides else ""
-        raise InputError(f"{model}: expected an image shape (channels, height, width){wanted}, got {shape}")
+        condition = " with sides " + " and ".join(sides) if sides else ""
+        raise InputError(f"{model}: expected an image shape (channels, height, width){condition}, got {shape}")
     channels, height, width = shape
     return channels, height, width
 
 
 def choose(table: Mapping[str, Option] | Mapping[int, Option], key: str | int, name: str) -> Option:
-    """The entry of an option's table, or a sentence listing what there is to choose from.
+    """The entry of an option's table, or an error that lists the valid names.
 
     >>> choose({"relu": nn.ReLU}, "relu", "activation").__name__
     'ReLU'
@@ -132,15 +132,19 @@ def choose(table: Mapping[str, Option] | Mapping[int, Option], key: str | int, n
     raise InputError(f"{name}: expected one of {', '.join(map(str, table))}, got {key!r}")
 
 
-def expect_share(value: float, name: str) -> float:
-    """A share in [0, 1), such as a dropout rate."""
-    if not 0 <= value < 1:
-        raise InputError(f"{name}: expected a number in [0, 1), got {value!r}")
-    return value
+def initialize(model: nn.Module, kind: Initialization) -> None:
+    """Start dense layers and convolutions from orthogonal matrices (a kernel as one matrix) and zero biases.
 
+    Networks that are trained on the product of their layers' norms start where all singular values are equal.
 
-def expect_positive(**sizes: int) -> None:
-    """Refuse sizes that would build an empty layer."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise InputError(f"{name}: expected at least 1, got {size!r}")
+    >>> layer = nn.Linear(3, 2)
+    >>> initialize(layer, "orthogonal")
+    >>> (layer.weight @ layer.weight.T).detach().round(decimals=5).abs()
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+    for module in model.modules() if kind == "orthogonal" else ():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import InputError
-from atoll.models.base import MODELS, Classifier, InputRange, expect_positive
+from atoll.errors import InputError, check_range
+from atoll.models.base import MODELS, Classifier
 from atoll.models.stretch import Stretch
-from atoll.threat import Bounds
 
 EncoderFactory = Callable[[tuple[int, ...], int], Classifier]
 
@@ -36,7 +36,7 @@ class Centroids(nn.Module):
 
     def __init__(self, features: int, num_classes: int, per_class: int, stretch: float = 0.0) -> None:
         super().__init__()
-        expect_positive(per_class=per_class)
+        check_range("[1, inf)", per_class=per_class)
         self.stretch = Stretch(stretch) if stretch else None
         self.centroids = nn.Parameter(torch.empty(num_classes, per_class, features))
         nn.init.normal_(self.centroids, std=1 / math.sqrt(features))
@@ -56,13 +56,13 @@ class Centroids(nn.Module):
         They only tell which centroid is nearest: small differences of large numbers are not what a logit is made of.
         """
         flat = self.centroids.detach().flatten(0, 1)
-        found = torch.addmm(flat.square().sum(1), self.stretched(z.detach()), flat.T, alpha=-2)
-        return found.view(-1, *self.centroids.shape[:2])
+        squares = torch.addmm(flat.square().sum(1), self.stretched(z.detach()), flat.T, alpha=-2)
+        return squares.view(-1, *self.centroids.shape[:2])
 
     def forward(self, z: Tensor) -> Tensor:
         nearest = self.squares(z).argmin(2)
-        chosen = self.centroids[torch.arange(nearest.shape[1], device=z.device), nearest]
-        distances: Tensor = torch.linalg.vector_norm(self.stretched(z)[:, None] - chosen, dim=2)
+        centroids = self.centroids[torch.arange(nearest.shape[1], device=z.device), nearest]
+        distances: Tensor = torch.linalg.vector_norm(self.stretched(z)[:, None] - centroids, dim=2)
         return -distances
 
     def extra_repr(self) -> str:
@@ -84,7 +84,6 @@ class CentroidNet(Classifier):
             identity.
         stretch: pixels closer than that to 0 or 1 count as 0 or 1 (``Stretch``); without an encoder only, and still
             with certificates that lose little to the gap of a dual.
-        input_range: what the encoder sees.
 
     >>> CentroidNet((1, 8, 8), 10, per_class=5)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
@@ -100,10 +99,9 @@ class CentroidNet(Classifier):
         per_class: int = 10,
         encoder: EncoderFactory | None = None,
         stretch: float = 0.0,
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
-        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        super().__init__(input_shape, num_classes, **options)
         features = math.prod(input_shape)
         if encoder is None:
             self.body = nn.Flatten()
@@ -112,7 +110,7 @@ class CentroidNet(Classifier):
             if type(other).features is not Classifier.features or not isinstance(other.head, nn.Linear):
                 raise InputError(f"encoder: expected a model with a body and a linear head, got {type(other).__name__}")
             self.body, features = other.body, other.head.in_features
-        if stretch and not (self.is_nearest_prototype and bounds == (0.0, 1.0)):
+        if stretch and not (self.is_nearest_prototype and self.bounds == (0.0, 1.0)):
             raise InputError("stretch: expected a net without an encoder, of inputs in [0, 1]")
         self.head = Centroids(features, num_classes, per_class, stretch)
 
@@ -138,8 +136,7 @@ class EtaLayer(nn.Module):
 
     def __init__(self, eta: float) -> None:
         super().__init__()
-        if not 0 <= eta <= 1:
-            raise InputError(f"eta: expected a number in [0, 1], got {eta}")
+        check_range("[0, 1]", eta=eta)
         self.eta = eta
 
     def forward(self, logits: Tensor) -> Tensor:

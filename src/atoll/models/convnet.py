@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
+from atoll.errors import check_range
 from atoll.models.activations import ACTIVATIONS, Activation, expect_pairs
-from atoll.models.base import MODELS, Classifier, InputRange, choose, expect_image, expect_positive
-from atoll.models.initialization import Initialization, initialize
-from atoll.threat import Bounds
+from atoll.models.base import MODELS, Classifier, Initialization, choose, expect_image, initialize
 
 Layer = tuple[int, int, int]  # channels, kernel size, stride
 
@@ -18,41 +18,37 @@ class PlainConvNet(Classifier):
     """Convolutions with padding 1, then dense layers, each followed by the activation; a linear head.
 
     The base of the nets below, which only say which layers they have.
-
-    >>> import torch
-    >>> PlainConvNet((1, 8, 8), 3, convolutions=[(4, 3, 2)], dense=[5])(torch.zeros(2, 1, 8, 8)).shape
-    torch.Size([2, 3])
     """
+
+    convolutions: Sequence[Layer] = ()
+    dense: Sequence[int] = ()
+    batch_norm = False
 
     def __init__(
         self,
         input_shape: tuple[int, ...],
         num_classes: int,
         *,
-        convolutions: Sequence[Layer],
-        dense: Sequence[int],
         activation: Activation = "relu",
-        batch_norm: bool = False,
         initialization: Initialization = "default",
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
         # Two halvings with 4x4 kernels need four pixels; fewer would leave an empty map.
         channels, height, width = expect_image(input_shape, type(self).__name__, at_least=4)
-        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        super().__init__(input_shape, num_classes, **options)
         act = choose(ACTIVATIONS, activation, "activation")
-        expect_pairs(activation, *(out for out, _, _ in convolutions), *dense)
+        expect_pairs(activation, *(out for out, _, _ in self.convolutions), *self.dense)
         layers: list[nn.Module] = []
-        for out, kernel, stride in convolutions:
-            expect_positive(channels=out, kernel=kernel, stride=stride)
-            layers.append(nn.Conv2d(channels, out, kernel, stride, padding=1, bias=not batch_norm))
-            layers += [nn.BatchNorm2d(out), act()] if batch_norm else [act()]
+        for out, kernel, stride in self.convolutions:
+            check_range("[1, inf)", channels=out)
+            layers.append(nn.Conv2d(channels, out, kernel, stride, padding=1, bias=not self.batch_norm))
+            layers += [nn.BatchNorm2d(out), act()] if self.batch_norm else [act()]
             channels = out
             height, width = ((side + 2 - kernel) // stride + 1 for side in (height, width))
         layers.append(nn.Flatten())
         features = channels * height * width
-        for out in dense:
-            expect_positive(dense=out)
+        for out in self.dense:
+            check_range("[1, inf)", dense=out)
             layers += [nn.Linear(features, out), act()]
             features = out
         self.body = nn.Sequential(*layers)
@@ -68,26 +64,8 @@ class ConvNet4C3F(PlainConvNet):
     1974762
     """
 
-    def __init__(
-        self,
-        input_shape: tuple[int, ...],
-        num_classes: int,
-        *,
-        activation: Activation = "relu",
-        initialization: Initialization = "default",
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
-    ) -> None:
-        super().__init__(
-            input_shape,
-            num_classes,
-            convolutions=[(32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 4, 2)],
-            dense=[512, 512],
-            activation=activation,
-            initialization=initialization,
-            input_range=input_range,
-            bounds=bounds,
-        )
+    convolutions = ((32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 4, 2))
+    dense = (512, 512)
 
 
 @MODELS.register()
@@ -98,37 +76,19 @@ class ConvNet6C2F(PlainConvNet):
     2250378
     """
 
-    def __init__(
-        self,
-        input_shape: tuple[int, ...],
-        num_classes: int,
-        *,
-        activation: Activation = "relu",
-        initialization: Initialization = "default",
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
-    ) -> None:
-        super().__init__(
-            input_shape,
-            num_classes,
-            convolutions=[(32, 3, 1), (32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 3, 1), (64, 4, 2)],
-            dense=[512],
-            activation=activation,
-            initialization=initialization,
-            input_range=input_range,
-            bounds=bounds,
-        )
+    convolutions = ((32, 3, 1), (32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 3, 1), (64, 4, 2))
+    dense = (512,)
 
 
 @MODELS.register()
 class SmallConvNet(PlainConvNet):
-    """Stride-2 3x3 convolutions and one dense layer: minutes on a CPU for 8x8 digits or MNIST.
+    """Stride-2 3x3 convolutions and one dense layer: trains in minutes on a CPU for 8x8 digits or MNIST.
 
     Args:
         widths: channels of the convolutions, each of which halves the image.
         hidden: width of the dense layer, and so the number of features.
+        batch_norm: normalize after every convolution.
         activation: nonlinearity after every layer but the head.
-        batch_norm: normalise after every convolution.
         initialization: ``default`` or ``orthogonal``.
 
     >>> import torch
@@ -143,20 +103,9 @@ class SmallConvNet(PlainConvNet):
         *,
         widths: Sequence[int] = (16, 32),
         hidden: int = 64,
-        activation: Activation = "relu",
         batch_norm: bool = False,
-        initialization: Initialization = "default",
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
-        super().__init__(
-            input_shape,
-            num_classes,
-            convolutions=[(width, 3, 2) for width in widths],
-            dense=[hidden],
-            activation=activation,
-            batch_norm=batch_norm,
-            initialization=initialization,
-            input_range=input_range,
-            bounds=bounds,
-        )
+        # Set first: the base class builds the layers.
+        self.convolutions, self.dense, self.batch_norm = [(width, 3, 2) for width in widths], [hidden], batch_norm
+        super().__init__(input_shape, num_classes, **options)

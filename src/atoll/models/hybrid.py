@@ -1,17 +1,17 @@
-"""Hybrid Vision Transformer: a ResNet with group normalisation and standardised weights makes the patches."""
+"""Hybrid Vision Transformer: a ResNet with group normalization and standardized weights makes the patches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from atoll.errors import InputError
-from atoll.models.base import MODELS, Classifier, InputRange, expect_image
+from atoll.errors import InputError, check_range
+from atoll.models.base import MODELS, Classifier, expect_image
 from atoll.models.vit import Encoder, Variant, linear_head, size_of
-from atoll.threat import Bounds
 
 # As in the code the published weights come from.
 GROUPS = 32
@@ -36,7 +36,7 @@ def standardize(weight: Tensor) -> Tensor:
 
 
 class StdConv(nn.Conv2d):
-    """Convolution with standardised weights, without bias, padded to ``ceil(side / stride)``.
+    """Convolution with standardized weights, without bias, padded to ``ceil(side / stride)``.
 
     >>> StdConv(3, 4, 7, stride=2)(torch.zeros(1, 3, 9, 8)).shape
     torch.Size([1, 4, 5, 4])
@@ -137,7 +137,7 @@ class HybridViT(Classifier):
         blocks: bottlenecks in each stage of the ResNet.
         strides: of the root convolution, the pooling (left out at 1), and each stage but the first.
         root_kernel: side of the root convolution's kernel.
-        stem_width: channels of the root, a multiple of 32 (the groups of the normalisation).
+        stem_width: channels of the root, a multiple of 32 (the groups of the normalization).
         dropout: rate in the transformer.
         width: in place of the variant's own, as are the next three.
         depth: number of blocks.
@@ -167,8 +167,7 @@ class HybridViT(Classifier):
         depth: int | None = None,
         heads: int | None = None,
         mlp_ratio: float | None = None,
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
         channels, *sides = expect_image(input_shape, type(self).__name__)
         if not blocks or len(strides) != len(blocks) + 1 or min(*strides, *blocks) < 1:
@@ -178,10 +177,9 @@ class HybridViT(Classifier):
             )
         if stem_width < 1 or stem_width % GROUPS:
             raise InputError(f"stem_width: expected a multiple of {GROUPS}, got {stem_width}")
-        if root_kernel < 2:  # one weight cannot be standardised
-            raise InputError(f"root_kernel: expected at least 2, got {root_kernel}")
-        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
-        size = size_of(variant, width, depth, heads, mlp_ratio)
+        check_range("[2, inf)", root_kernel=root_kernel)  # one weight cannot be standardized
+        super().__init__(input_shape, num_classes, **options)
+        size = size_of(variant, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
         stem = ResNetStem(channels, width=stem_width, blocks=blocks, strides=strides, root_kernel=root_kernel)
         for stride in strides:
             sides = [-(-side // stride) for side in sides]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atoll.errors import check_range
 from atoll.models.activations import MinMax, expect_pairs
-from atoll.models.base import MODELS, Classifier, InputRange, choose, expect_image, expect_positive
-from atoll.models.initialization import Initialization, initialize
-from atoll.threat import Bounds
+from atoll.models.base import MODELS, Classifier, Initialization, choose, expect_image, initialize
 
 Block = Literal["linear", "conventional", "plain"]
 
@@ -60,7 +59,7 @@ class Residual(nn.Module):
 
 
 class ChannelScale(nn.Module):
-    """A learnt factor for each channel."""
+    """A learned factor for each channel."""
 
     def __init__(self, channels: int, start: float) -> None:
         super().__init__()
@@ -71,7 +70,7 @@ class ChannelScale(nn.Module):
 
 
 class UnitLinear(nn.Linear):
-    """Last-layer normalisation (Singla et al., 2022): a dense layer whose rows have norm 1.
+    """Last-layer normalization (Singla et al., 2022): a dense layer whose rows have norm 1.
 
     >>> UnitLinear(3, 2).unit_weight.norm(dim=1).detach().round(decimals=4)
     tensor([1., 1.])
@@ -97,7 +96,7 @@ def _block(kind: Block, width: int, depth: int) -> nn.Module:
 
 @MODELS.register()
 class LiResNet(Classifier):
-    """Stem, ``depth`` blocks each followed by MinMax, neck, normalised head (thesis, C.1.2): LiResNet LxW.
+    """Stem, ``depth`` blocks each followed by MinMax, neck, normalized head (thesis, C.1.2): LiResNet LxW.
 
     The stem makes maps of 16x16 of images of 32 (5x5, stride 2), 64 (7x7, stride 4) and 224 pixels (14x14, stride 14).
 
@@ -123,14 +122,13 @@ class LiResNet(Classifier):
         features: int = 2048,
         block: Block = "linear",
         initialization: Initialization = "default",
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
         # Below eight pixels the stem leaves less than the neck's kernel.
         channels, height, side = expect_image(input_shape, type(self).__name__, at_least=7)
-        expect_positive(depth=depth, width=width, features=features)
+        check_range("[1, inf)", depth=depth, width=width, features=features)
         expect_pairs("minmax", width, features)
-        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        super().__init__(input_shape, num_classes, **options)
         choose({"linear": 0, "conventional": 0, "plain": 0}, block, "block")
         small = min(height, side)
         kernel, stride, padding = (5, 2, 2) if small < 64 else (7, 4, 3) if small < 224 else (14, 14, 0)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from torch import nn
 
 from atoll.models.activations import ACTIVATIONS, Activation, expect_pairs
-from atoll.models.base import MODELS, Classifier, InputRange, choose
-from atoll.models.initialization import Initialization, initialize
-from atoll.threat import Bounds
+from atoll.models.base import MODELS, Classifier, Initialization, choose, initialize
 
 
 @MODELS.register()
@@ -31,10 +30,9 @@ class MLP(Classifier):
         hidden: Sequence[int] = (100, 100),
         activation: Activation = "relu",
         initialization: Initialization = "default",
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
-        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        super().__init__(input_shape, num_classes, **options)
         act = choose(ACTIVATIONS, activation, "activation")
         expect_pairs(activation, *hidden)
         widths = [math.prod(input_shape), *hidden]

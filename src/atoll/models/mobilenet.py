@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from atoll.errors import InputError
-from atoll.models.base import MODELS, Classifier, InputRange, expect_image
-from atoll.threat import Bounds
+from atoll.errors import check_range
+from atoll.models.base import MODELS, Classifier, expect_image
 
 # Expansion, channels, blocks, stride of the first block.  ImageNet's net halves in the stem and in the second
 # row too; at 32x32 that would leave a single pixel.
@@ -32,7 +33,7 @@ def rounded(channels: float) -> int:
 
 
 def convolution(channels: int, out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    """A convolution and its normalisation."""
+    """A convolution and its normalization."""
     conv = nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
     return [conv, nn.BatchNorm2d(out)]
 
@@ -90,13 +91,11 @@ class MobileNetV2(Classifier):
         *,
         width_multiplier: float = 1.0,
         project_shortcut: bool = True,
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
         channels, *_ = expect_image(input_shape, type(self).__name__, at_least=8)
-        if not width_multiplier > 0:
-            raise InputError(f"width_multiplier: expected a number > 0, got {width_multiplier!r}")
-        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        check_range("(0, inf)", width_multiplier=width_multiplier)
+        super().__init__(input_shape, num_classes, **options)
         out = rounded(32 * width_multiplier)
         layers: list[nn.Module] = [*convolution(channels, out, kernel=3), nn.ReLU()]
         channels = out

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from atoll.models.base import MODELS, Classifier, InputRange, choose, expect_image, expect_positive
-from atoll.threat import Bounds
+from atoll.errors import check_range
+from atoll.models.base import MODELS, Classifier, choose, expect_image
 
 DEPTHS: dict[int, tuple[int, int, int, int]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
 
 class PreActBlock(nn.Module):
-    """Two 3x3 convolutions, normalised and activated before rather than after, plus a shortcut.
+    """Two 3x3 convolutions, normalized and activated before rather than after, plus a shortcut.
 
     Where the shape changes, the shortcut is a 1x1 convolution of the *activated* input (He et al., 2016).
 
@@ -45,7 +45,7 @@ class PreActBlock(nn.Module):
 class PreActResNet(Classifier):
     """Pre-activation ResNet, CIFAR variant: 3x3 stem, no pooling until the global average (He et al., 2016).
 
-    PyTorch's default initialisation, which the published robust models of this family were trained from.
+    PyTorch's default initialization, which the published robust models of this family were trained from.
 
     Args:
         depth: 18 or 34.
@@ -62,13 +62,12 @@ class PreActResNet(Classifier):
         *,
         depth: Literal[18, 34] = 18,
         width: int = 64,
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
         # Three halvings: below eight pixels the last stage would convolve mostly padding.
         channels, *_ = expect_image(input_shape, type(self).__name__, at_least=8)
-        expect_positive(width=width)
-        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        check_range("[1, inf)", width=width)
+        super().__init__(input_shape, num_classes, **options)
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
         channels = width
         for stage, blocks in enumerate(choose(DEPTHS, depth, "depth")):

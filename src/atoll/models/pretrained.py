@@ -34,7 +34,7 @@ def load_pretrained(model: nn.Module, path: str | Path) -> list[str]:
     """Copy the weights of a file into ``model``.
 
     Into a ViT or HybridViT, the kernel that sees the pixels is resized by cubic interpolation and summed over
-    the colours for grey images, and position embeddings are resized by bicubic interpolation of their grid.
+    the colors for gray images, and position embeddings are resized by bicubic interpolation of their grid.
     The head is copied when the number of classes agrees, and left as it is otherwise.
 
     Args:
@@ -148,7 +148,7 @@ def _without_head(source: Weights, rules: Rules, notes: list[str]) -> None:
         del source[name]
     for name in [name for name in rules if name.startswith("head.")]:
         del rules[name]
-        notes.append(f"{name}: left at its initialisation ({reason})")
+        notes.append(f"{name}: left at its initialization ({reason})")
 
 
 def _fit_head(own: Mapping[str, Tensor], weights: Weights, notes: list[str]) -> None:
@@ -157,15 +157,15 @@ def _fit_head(own: Mapping[str, Tensor], weights: Weights, notes: list[str]) -> 
     if all(theirs != ours for theirs, ours in counts.values()):
         for name, (theirs, ours) in counts.items():
             del weights[name]
-            notes.append(f"{name}: left at its initialisation (the file has {theirs} classes, the model {ours})")
+            notes.append(f"{name}: left at its initialization (the file has {theirs} classes, the model {ours})")
 
 
 def _translate(source: Weights, rules: Rules, faults: list[str]) -> Weights:
     """The file's tensors under our names and in our layout."""
-    wanted = {name for rule in rules.values() for name in rule.names}
-    if missing := sorted(wanted - source.keys()):
+    expected = {name for rule in rules.values() for name in rule.names}
+    if missing := sorted(expected - source.keys()):
         faults.append(f"missing: {', '.join(missing)}")
-    if unexpected := sorted(source.keys() - wanted):
+    if unexpected := sorted(source.keys() - expected):
         faults.append(f"unexpected: {', '.join(unexpected)}")
     weights: Weights = {}
     for name, rule in rules.items():
@@ -182,13 +182,13 @@ def _translate(source: Weights, rules: Rules, faults: list[str]) -> Weights:
 
 
 def _fit_kernel(target: torch.Size, weights: Weights, name: str, notes: list[str]) -> None:
-    """Sum over colours for grey images, and resize."""
+    """Sum over colors for gray images, and resize."""
     kernel = weights.get(name)
     if kernel is None or kernel.dim() != 4:
         return  # missing or mis-shaped, and reported as such
     if target[1] == 1 and kernel.shape[1] == 3:
         kernel = kernel.sum(dim=1, keepdim=True)  # what three equal channels would give
-        notes.append(f"{name}: summed over the colour channels")
+        notes.append(f"{name}: summed over the color channels")
     if kernel.shape[2:] != target[2:]:
         notes.append(f"{name}: resized from {_by(kernel.shape[2:])} to {_by(target[2:])}")
         kernel = resize(kernel, (target[2], target[3]))

@@ -1,30 +1,35 @@
-"""Contrast stretching, which takes the force out of many small changes."""
+r"""Contrast stretching, and how far an input has to move until a plane in stretched inputs is crossed.
+
+A coordinate of the output, :math:`\phi(x)`, has the slope ``gain`` for moves between ``low`` and ``high`` and is
+constant outside.  For an input that is only held back by bounds the gain is 1, and low :math:`\le 0 \le` high.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from atoll.errors import InputError
+from atoll.errors import check_range
+
+DOUBLINGS = 10  # after these a plane counts as out of reach
 
 
 class Stretch(nn.Module):
     r"""Contrast stretching: :math:`\phi(x) = \mathrm{clip}((x - t) / (1 - 2t), 0, 1)`, for inputs in [0, 1].
 
     What is closer than t to black or white becomes black or white.  A perturbation that is small in l2 and spread over
-    many pixels then changes only those that were grey: to move the others costs t each before it counts.
+    many pixels then changes only those that were gray: to move the others costs t each before it counts.
 
     Args:
         t: in [0, 1/2); for 0 only the clipping is left.
 
-    >>> import torch
     >>> Stretch(0.1)(torch.tensor([0.05, 0.3, 0.5, 0.97]))
     tensor([0.0000, 0.2500, 0.5000, 1.0000])
     """
 
     def __init__(self, t: float) -> None:
         super().__init__()
-        if not 0 <= t < 0.5:
-            raise InputError(f"stretch: expected a number in [0, 1/2), got {t}")
+        check_range("[0, 0.5)", stretch=t)
         self.t = t
 
     @property
@@ -44,3 +49,86 @@ class Stretch(nn.Module):
 
     def extra_repr(self) -> str:
         return f"t={self.t}"
+
+
+def minimal_moves(v: Tensor, low: Tensor, high: Tensor, gain: float) -> tuple[Tensor, Tensor]:
+    r"""The moves that minimize :math:`\tfrac12 \delta^2 + v\, (\phi(x + \delta) - \phi(x))`, and the change of phi.
+
+    On the slope that is a parabola, whose lowest point there is :math:`\mathrm{clip}(-gain \cdot v, low, high)`; off
+    the slope the best move is none.
+
+    >>> v, x = torch.tensor([1.0, 0.2, 0.02]), torch.full((3,), 0.95)
+    >>> minimal_moves(v, 0.1 - x, 0.9 - x, 1.25)  # it takes 0.05 until anything happens
+    (tensor([-0.8500, -0.2500, -0.0000]), tensor([-1.0000, -0.2500,  0.0000]))
+    """
+    move = torch.clamp(-gain * v, low, high)
+    change = gain * (move - torch.clamp(torch.zeros_like(v), low, high))
+    worth = move * move / 2 + v * change < 0
+    return move * worth, change * worth
+
+
+def multiplier(a: Tensor, margin: Tensor, low: Tensor, high: Tensor, gain: float, *, steps: int = 20) -> Tensor:
+    r"""The :math:`\lambda` whose ``minimal_moves`` of :math:`\lambda a` just lower :math:`a \cdot \phi` enough.
+
+    By bisection, from below; large if no move is enough.  The distance is :math:`\sqrt{2 q(\lambda)}`,
+
+    .. math:: q(\lambda) = \lambda \cdot margin + \sum_i \min_{\delta_i} \tfrac12 \delta_i^2
+              + \lambda a_i (\phi(x_i + \delta_i) - \phi(x_i)),
+
+    the dual of the problem, which bounds it from below whatever :math:`\lambda` is.
+
+    Args:
+        a: normals, ``(..., features)``.
+        margin: by how much; not below 0, ``(...)``.
+        low: of the slope, ``(..., features)``.
+        high: of the slope.
+        gain: its size.
+        steps: of bisection.
+    """
+
+    def short(value: Tensor) -> Tensor:
+        """Whether the moves of a multiplier do not reach the plane."""
+        _, change = minimal_moves(value[..., None] * a, low, high, gain)
+        return margin + (a * change).sum(-1) > 0
+
+    # Where it would be if there were nothing but slope.  Close to the plane that is next to nothing even if the slope
+    # is far away, so at least what moves the feature with the largest weight across the widest plateau.
+    tiny = torch.finfo(a.dtype).tiny
+    wait = torch.maximum(low, -high).clamp_min(0).amax(-1)
+    upper = margin / (gain**2 * a.square().sum(-1)).clamp_min(tiny)
+    upper = torch.maximum(upper, 2 * wait / (gain * a.abs().amax(-1)).clamp_min(tiny))
+    lower = torch.zeros_like(upper)
+    for _ in range(DOUBLINGS):
+        more = short(upper)
+        if not more.any():
+            break
+        lower, upper = torch.where(more, upper, lower), torch.where(more, 2 * upper, upper)
+    for _ in range(steps):
+        middle = (lower + upper) / 2
+        more = short(middle)
+        lower, upper = torch.where(more, middle, lower), torch.where(more, upper, middle)
+    return lower
+
+
+def stretch_distance(x: Tensor, p: Tensor, c: Tensor, stretch: Stretch) -> Tensor:
+    r"""How far x is, in l2, from inputs whose stretched version is as close to c as to p; negative beyond the plane.
+
+    More precisely the bound from below that the dual gives.  It is finite even if no input is that close to c.
+
+    The gradient is that of q at the best multiplier, which does not count itself (envelope theorem).  Beyond the plane
+    it is the plain distance of the stretched input, divided by the Lipschitz constant.
+
+    >>> x, p, c = torch.tensor([[0.95, 0.5]]), torch.tensor([[1.0, 0.5]]), torch.tensor([[0.0, 0.5]])
+    >>> stretch_distance(x, p, c, Stretch(0.1))  # from 0.95 to 0.5
+    tensor([0.4500])
+    """
+    u, a, gain = stretch(x), 2 * (p - c), stretch.lipschitz
+    margin = (u - c).square().sum(1) - (u - p).square().sum(1)
+    with torch.no_grad():
+        low, high = stretch.slope(x)
+        best = multiplier(a, margin.clamp_min(0), low, high, gain)
+        move, change = minimal_moves(best[:, None] * a, low, high, gain)
+    q = best * (margin + (a * change).sum(1)) + move.square().sum(1) / 2
+    # The square root of next to nothing has no gradient that one could use.
+    inside = (2 * q.clamp_min(1e-8)).sqrt()
+    return torch.where(margin > 0, inside, margin / (gain * a.norm(dim=1).clamp_min(1e-12)))

@@ -26,14 +26,14 @@ class TimmBody(nn.Module):
 
 @MODELS.register()
 class Timm(Classifier):
-    """A model of PyTorch Image Models (Wightman, 2019), normalised by its own mean and standard deviation.
+    """A model of PyTorch Image Models (Wightman, 2019), normalized by its own mean and standard deviation.
 
     There is no ``input_range``: the model brings the mean and std it was trained with.  Images of other than
     three channels take the averages.
 
     Args:
         name: timm's name, such as ``resnet18`` or ``vit_small_patch16_224.augreg_in21k``.
-        pretrained: load timm's weights, downloading them if need be.
+        pretrained: load timm's weights, downloading them if necessary.
         options: further keywords of ``timm.create_model``, such as ``img_size`` or ``drop_path_rate``.
 
     In a recipe, ``model: {class_path: Timm, init_args: {name: resnet18}}``.
@@ -65,7 +65,7 @@ class Timm(Classifier):
         head, mode = self.head, self.training
         try:
             with torch.no_grad():
-                found = self.eval().features(torch.zeros(1, *self.input_shape, device=head.weight.device)).shape
+                shape = self.eval().features(torch.zeros(1, *self.input_shape, device=head.weight.device)).shape
         except (AssertionError, RuntimeError, ValueError) as error:
             raise InputError(
                 f"{name}: does not take images of shape {self.input_shape}: {str(error).splitlines()[0]}"
@@ -73,12 +73,12 @@ class Timm(Classifier):
             ) from error
         finally:
             self.train(mode)
-        if found[1] != head.in_features:
-            raise InputError(f"{name}: has {found[1]} features, but its classifier takes {head.in_features}")
+        if shape[1] != head.in_features:
+            raise InputError(f"{name}: has {shape[1]} features, but its classifier takes {head.in_features}")
 
 
 def _create(name: str, pretrained: bool, **options: Any) -> Any:
-    """The timm model, or a sentence saying why there is none."""
+    """The timm model, or a clear error."""
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit this torch

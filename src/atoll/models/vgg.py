@@ -1,13 +1,13 @@
-"""VGG with batch normalisation for small images."""
+"""VGG with batch normalization for small images."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
-from atoll.models.base import MODELS, Classifier, InputRange, choose, expect_image, expect_positive
-from atoll.threat import Bounds
+from atoll.errors import check_range
+from atoll.models.base import MODELS, Classifier, choose, expect_image
 
 # Convolutions in each of the five stages.
 DEPTHS: dict[int, tuple[int, ...]] = {
@@ -20,9 +20,9 @@ DEPTHS: dict[int, tuple[int, ...]] = {
 
 @MODELS.register()
 class VGG(Classifier):
-    """VGG (Simonyan & Zisserman, 2015) with batch normalisation, CIFAR variant: no dense layer but the head.
+    """VGG (Simonyan & Zisserman, 2015) with batch normalization, CIFAR variant: no dense layer but the head.
 
-    The convolutions carry no bias, since the normalisation after each has one.  Pooling rounds up, so that
+    The convolutions carry no bias, since the normalization after each has one.  Pooling rounds up, so that
     the five halvings also work below 32 pixels; above, what is left is averaged.
 
     Args:
@@ -41,12 +41,11 @@ class VGG(Classifier):
         *,
         depth: Literal[11, 13, 16, 19] = 16,
         width: int = 64,
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
         channels, *_ = expect_image(input_shape, type(self).__name__)
-        expect_positive(width=width)
-        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        check_range("[1, inf)", width=width)
+        super().__init__(input_shape, num_classes, **options)
         layers: list[nn.Module] = []
         for convolutions, factor in zip(choose(DEPTHS, depth, "depth"), (1, 2, 4, 8, 8), strict=True):
             out = width * factor

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import InputError
-from atoll.models.base import MODELS, Classifier, InputRange, choose, expect_image, expect_positive, expect_share
-from atoll.threat import Bounds
+from atoll.errors import InputError, check_range
+from atoll.models.base import MODELS, Classifier, choose, expect_image
 
 Variant = Literal["Ti", "S", "B", "L"]
 
 
 @dataclass(frozen=True)
-class Size:
+class EncoderSize:
     """Size of an encoder: token width, blocks, attention heads, and MLP width in units of the token width."""
 
     width: int
@@ -27,32 +26,29 @@ class Size:
     mlp_ratio: float = 4.0
 
     def __post_init__(self) -> None:
-        expect_positive(width=self.width, depth=self.depth, heads=self.heads, mlp=round(self.width * self.mlp_ratio))
+        check_range(
+            "[1, inf)", width=self.width, depth=self.depth, heads=self.heads, mlp=round(self.width * self.mlp_ratio)
+        )
         if self.width % self.heads:
             raise InputError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
 
 
-VARIANTS: dict[str, Size] = {
-    "Ti": Size(192, 12, 3),
-    "S": Size(384, 12, 6),
-    "B": Size(768, 12, 12),
-    "L": Size(1024, 24, 16),
+VARIANTS: dict[str, EncoderSize] = {
+    "Ti": EncoderSize(192, 12, 3),
+    "S": EncoderSize(384, 12, 6),
+    "B": EncoderSize(768, 12, 12),
+    "L": EncoderSize(1024, 24, 16),
 }
 
 
-def size_of(variant: str, width: int | None, depth: int | None, heads: int | None, mlp_ratio: float | None) -> Size:
-    """The variant's size with whatever is given in its place.
+def size_of(variant: str, **changes: float | None) -> EncoderSize:
+    """The variant's size with the changes that are not None.
 
-    >>> size_of("Ti", None, 2, None, None)
-    Size(width=192, depth=2, heads=3, mlp_ratio=4.0)
+    >>> size_of("Ti", depth=2, heads=None)
+    EncoderSize(width=192, depth=2, heads=3, mlp_ratio=4.0)
     """
-    base = choose(VARIANTS, variant, "variant")
-    return Size(
-        base.width if width is None else width,
-        base.depth if depth is None else depth,
-        base.heads if heads is None else heads,
-        base.mlp_ratio if mlp_ratio is None else mlp_ratio,
-    )
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    return replace(choose(VARIANTS, variant, "variant"), **given)
 
 
 class Attention(nn.Module):
@@ -85,9 +81,9 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each normalised before and added to its input."""
+    """Attention and MLP, each normalized before and added to its input."""
 
-    def __init__(self, size: Size, dropout: float) -> None:
+    def __init__(self, size: EncoderSize, dropout: float) -> None:
         super().__init__()
         hidden = round(size.width * size.mlp_ratio)
         self.norm1 = nn.LayerNorm(size.width, eps=1e-6)
@@ -127,7 +123,7 @@ class Encoder(nn.Module):
         *,
         patch: int,
         stride: int,
-        size: Size,
+        size: EncoderSize,
         dropout: float,
     ) -> None:
         super().__init__()
@@ -137,7 +133,8 @@ class Encoder(nn.Module):
         self.grid: tuple[int, ...] = tuple((side - patch) // stride + 1 for side in sides)
         self.cls = nn.Parameter(torch.zeros(1, 1, size.width))
         self.position = nn.Parameter(torch.empty(1, 1 + math.prod(self.grid), size.width))
-        self.dropout = nn.Dropout(expect_share(dropout, "dropout"))
+        check_range("[0, 1)", dropout=dropout)
+        self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(*(Block(size, dropout) for _ in range(size.depth)))
         self.norm = nn.LayerNorm(size.width, eps=1e-6)
         nn.init.normal_(self.position, std=0.02)
@@ -203,18 +200,17 @@ class ViT(Classifier):
         depth: int | None = None,
         heads: int | None = None,
         mlp_ratio: float | None = None,
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
         stride = patch_size if stride is None else stride
-        expect_positive(patch_size=patch_size, stride=stride)
+        check_range("[1, inf)", patch_size=patch_size, stride=stride)
         shape = expect_image(input_shape, type(self).__name__, at_least=patch_size)
         if any((side - patch_size) % stride for side in shape[1:]):
             raise InputError(
                 f"ViT: patches of {patch_size} at stride {stride} do not reach the edge of images of"
                 f" {shape[1]}x{shape[2]} (expected side = patch_size + a multiple of stride)"
             )
-        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
-        size = size_of(variant, width, depth, heads, mlp_ratio)
+        super().__init__(input_shape, num_classes, **options)
+        size = size_of(variant, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
         self.body = Encoder(nn.Identity(), shape, patch=patch_size, stride=stride, size=size, dropout=dropout)
         self.head = linear_head(size.width, num_classes)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import nn
 
-from atoll.errors import InputError
-from atoll.models.base import MODELS, Classifier, InputRange, expect_image, expect_positive, expect_share
+from atoll.errors import InputError, check_range
+from atoll.models.base import MODELS, Classifier, expect_image
 from atoll.models.preact_resnet import PreActBlock
-from atoll.threat import Bounds
 
 
 @MODELS.register()
 class WideResNet(Classifier):
-    """Wide ResNet ``WRN-depth-widen_factor`` (Zagoruyko & Komodakis, 2016), with He initialisation as there.
+    """Wide ResNet ``WRN-depth-widen_factor`` (Zagoruyko & Komodakis, 2016), with He initialization as there.
 
     Args:
         depth: 6 n + 4 for n blocks in each of the three stages.
@@ -33,15 +33,14 @@ class WideResNet(Classifier):
         depth: int = 34,
         widen_factor: int = 10,
         dropout: float = 0.0,
-        input_range: InputRange = "[0,1]",
-        bounds: Bounds | None = (0.0, 1.0),
+        **options: Any,
     ) -> None:
         channels, *_ = expect_image(input_shape, type(self).__name__, at_least=4)
-        expect_positive(widen_factor=widen_factor)
-        expect_share(dropout, "dropout")
+        check_range("[1, inf)", widen_factor=widen_factor)
+        check_range("[0, 1)", dropout=dropout)
         if depth < 10 or depth % 6 != 4:
             raise InputError(f"depth: expected 6 n + 4 (10, 16, 22, 28, 34, ...), got {depth!r}")
-        super().__init__(input_shape, num_classes, input_range=input_range, bounds=bounds)
+        super().__init__(input_shape, num_classes, **options)
         layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]
         channels = 16
         for stage, base in enumerate((16, 32, 64)):

@@ -36,7 +36,7 @@ from atoll.data.base import Data, to_float
 from atoll.distributed import process_group
 from atoll.errors import CheckpointError, InputError, ResultError
 from atoll.explain.measure import ExplainResult, ExplainSettings
-from atoll.graph import Structure
+from atoll.graph import Digest
 from atoll.losses.base import Loss
 from atoll.measure import OnProgress, Result, Settings, load_result, measure, select
 from atoll.models import Classifier
@@ -130,9 +130,9 @@ class Run:
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     @cached_property
-    def _structures(self) -> list[Structure]:
-        """Captured graphs of the run's models, which its checkpoints share."""
-        return []
+    def _digests(self) -> dict[str, Digest]:
+        """Digests of the run's models by file of weights."""
+        return {}
 
     @property
     def index(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class Run:
             file=saved.files.get("model" if weights == "raw" else weights, ""),
         )
         model = model_from(saved, str(path), weights=weights, trust=self.trust)
-        return Subject(model, self.data, self.threat, self.loss, origin, self.trust, self._structures)
+        return Subject(model, self.data, self.threat, self.loss, origin, self.trust, self._digests)
 
     def measure(
         self,

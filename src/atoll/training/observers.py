@@ -1,4 +1,4 @@
-"""Who watches a run: metrics as JSON lines and to TensorBoard.  Observers never change anything."""
+"""Observers of a run: metrics as JSON lines and to TensorBoard.  Observers never change the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Observer:
     """Base of all observers.  A record has a ``kind``: ``step``, ``epoch`` or ``test``."""
 
     def start(self, trainer: Trainer) -> None:
-        """The run starts, or goes on, at ``trainer.step``."""
+        """The run starts or continues at ``trainer.step``."""
 
     def progress(self, trainer: Trainer) -> None:
         """After every step; must be cheap, and should look at ``trainer.sums`` only now and then."""
@@ -37,8 +37,8 @@ class JsonLines(Observer):
         self.path = path
 
     def start(self, trainer: Trainer) -> None:
-        kept = [json.dumps(r) + "\n" for r in read_records(self.path) if self._stays(r, trainer)]
-        write_atomic(self.path, "".join(kept).encode())
+        lines = [json.dumps(r) + "\n" for r in read_records(self.path) if self._stays(r, trainer)]
+        write_atomic(self.path, "".join(lines).encode())
 
     @staticmethod
     def _stays(record: Record, trainer: Trainer) -> bool:
@@ -53,7 +53,7 @@ class JsonLines(Observer):
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file; a last line cut short by a kill is passed over."""
+    """The records of a metrics file; a last line cut short by a kill is skipped."""
     if not path.exists():
         return []
     records = []

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from atoll.errors import InputError
+from atoll.errors import check_range
 from atoll.registry import Registry
 
 SCHEDULES = Registry("schedule", "schedules", "atoll.training.schedules.Schedule", "atoll.training.schedules")
 
 
+@dataclass(kw_only=True)
 class Schedule(ABC):
     """Base of all schedules.
 
@@ -26,10 +28,10 @@ class Schedule(ABC):
 
     registry: ClassVar[Registry] = SCHEDULES
 
-    def __init__(self, *, warmup: float = 0.0) -> None:
-        if not 0 <= warmup < math.inf:
-            raise InputError(f"warmup: expected a number of epochs >= 0, got {warmup}")
-        self.warmup = warmup
+    warmup: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("[0, inf)", warmup=self.warmup)
 
     def __call__(self, epoch: float, epochs: int) -> float:
         """Factor at ``epoch`` (fractional) of ``epochs``."""
@@ -50,6 +52,7 @@ class Constant(Schedule):
 
 
 @SCHEDULES.register()
+@dataclass(kw_only=True)
 class Piecewise(Schedule):
     """Times ``gamma`` at each milestone, a share of the run (Rice et al., 2020: 1/2 and 3/4).
 
@@ -57,12 +60,12 @@ class Piecewise(Schedule):
     [1.0, 0.1, 0.01]
     """
 
-    def __init__(self, *, milestones: Sequence[float] = (0.5, 0.75), gamma: float = 0.1, warmup: float = 0.0) -> None:
-        super().__init__(warmup=warmup)
-        if any(not 0 <= m <= 1 for m in milestones):
-            raise InputError(f"milestones: expected shares of the run in [0, 1], got {list(milestones)}")
-        self.milestones = tuple(milestones)
-        self.gamma = gamma
+    milestones: Sequence[float] = (0.5, 0.75)
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("[0, 1]", **{f"milestones[{i}]": m for i, m in enumerate(self.milestones)})
 
     def factor(self, epoch: float, epochs: int) -> float:
         # Rounded: 0.1 ** 2 is 0.010000000000000002.
@@ -70,18 +73,27 @@ class Piecewise(Schedule):
 
 
 @SCHEDULES.register()
-class OneDrop(Piecewise):
+@dataclass(kw_only=True)
+class OneDrop(Schedule):
     """A single drop, half-way by default.
 
     >>> OneDrop()(100, 200)
     0.1
     """
 
-    def __init__(self, *, at: float = 0.5, gamma: float = 0.1, warmup: float = 0.0) -> None:
-        super().__init__(milestones=(at,), gamma=gamma, warmup=warmup)
+    at: float = 0.5
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("[0, 1]", at=self.at)
+
+    def factor(self, epoch: float, epochs: int) -> float:
+        return round(self.gamma, 12) if epoch >= self.at * epochs else 1.0
 
 
 @SCHEDULES.register()
+@dataclass(kw_only=True)
 class Cosine(Schedule):
     """Half a cosine from 1 to ``floor`` (Loshchilov & Hutter, 2017); with warm-up it starts after it.
 
@@ -89,9 +101,7 @@ class Cosine(Schedule):
     0.5
     """
 
-    def __init__(self, *, floor: float = 0.0, warmup: float = 0.0) -> None:
-        super().__init__(warmup=warmup)
-        self.floor = floor
+    floor: float = 0.0
 
     def factor(self, epoch: float, epochs: int) -> float:
         if epoch < self.warmup:
@@ -101,6 +111,7 @@ class Cosine(Schedule):
 
 
 @SCHEDULES.register()
+@dataclass(kw_only=True)
 class Linear(Schedule):
     """A straight line from 1 to ``floor``.
 
@@ -108,15 +119,14 @@ class Linear(Schedule):
     0.75
     """
 
-    def __init__(self, *, floor: float = 0.0, warmup: float = 0.0) -> None:
-        super().__init__(warmup=warmup)
-        self.floor = floor
+    floor: float = 0.0
 
     def factor(self, epoch: float, epochs: int) -> float:
         return 1 - (1 - self.floor) * min(1.0, epoch / epochs)
 
 
 @SCHEDULES.register()
+@dataclass(kw_only=True)
 class SuperConvergence(Schedule):
     """Linear rise to 1 at ``peak`` of the run, then linear fall to 0 (Smith & Topin, 2018).
 
@@ -124,12 +134,12 @@ class SuperConvergence(Schedule):
     [0.5, 1.0, 0.5]
     """
 
-    def __init__(self, *, start: float = 0.04, peak: float = 0.4) -> None:
-        super().__init__()
-        if not 0 < peak < 1:
-            raise InputError(f"peak: expected a share of the run in (0, 1), got {peak}")
-        self.start = start
-        self.peak = peak
+    start: float = 0.04
+    peak: float = 0.4
+    warmup: float = field(default=0.0, init=False)  # it has its own
+
+    def __post_init__(self) -> None:
+        check_range("(0, 1)", peak=self.peak)
 
     def factor(self, epoch: float, epochs: int) -> float:
         progress = min(1.0, epoch / epochs)
@@ -139,6 +149,7 @@ class SuperConvergence(Schedule):
 
 
 @SCHEDULES.register()
+@dataclass(kw_only=True)
 class Exponential(Schedule):
     """Constant until ``start`` of the run, then exponential decay to ``final`` (the GloRo recipe for MNIST).
 
@@ -146,12 +157,13 @@ class Exponential(Schedule):
     0.1
     """
 
-    def __init__(self, *, start: float = 0.5, final: float = 1e-3, warmup: float = 0.0) -> None:
-        super().__init__(warmup=warmup)
-        if not 0 <= start < 1 or not 0 < final <= 1:
-            raise InputError(f"start, final: expected start in [0, 1) and final in (0, 1], got {start}, {final}")
-        self.start = start
-        self.final = final
+    start: float = 0.5
+    final: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("[0, 1)", start=self.start)
+        check_range("(0, 1]", final=self.final)
 
     def factor(self, epoch: float, epochs: int) -> float:
         progress = (min(1.0, epoch / epochs) - self.start) / (1 - self.start)

@@ -1,4 +1,4 @@
-"""The training loop.  ``fit`` and ``train_step`` are the path of every batch; all else serves them."""
+"""The training loop: ``fit`` and ``train_step``, and what they need."""
 
 from __future__ import annotations
 
@@ -19,25 +19,15 @@ from atoll.attacks.base import AttackFactory, training_attack
 from atoll.attacks.pgd import PGD
 from atoll.certify.power import LipschitzEstimator
 from atoll.data.base import Batch, Data, Split, batches, shuffled
-from atoll.distributed import (
-    default_device,
-    lost_worker_stops_the_run,
-    rank,
-    synchronise_batch_norm,
-    world_size,
-)
-from atoll.errors import CheckpointError, InputError, TrainingError
+from atoll.distributed import default_device, lost_worker_stops_the_run, rank, synchronize_batch_norm, world_size
+from atoll.errors import CheckpointError, InputError, TrainingError, check_range
 from atoll.files import write_json
 from atoll.losses.base import Loss
 from atoll.models.base import Classifier
 from atoll.rng import key
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
-from atoll.training.checkpoint import (
-    Checkpoint,
-    Checkpoints,
-    load_weights,
-)
+from atoll.training.checkpoint import Checkpoint, Checkpoints, load_weights
 from atoll.training.methods.base import Method, Step
 from atoll.training.observers import Observer
 from atoll.training.passes import ForwardPasses, cat_outputs
@@ -50,7 +40,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """How long, how large, how often.
+    """Length, batch size and schedule of validations and checkpoints.
 
     Args:
         epochs: passes over the training set.
@@ -90,14 +80,11 @@ class TrainerSettings:
     sync_batch_norm: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "evaluate_every", "keep", "log_every", "power_iterations"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("validation_steps", "test_steps", "workers", "checkpoint_minutes"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name}: expected at least 0, got {getattr(self, name)}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise InputError(f"clip_norm: expected a number > 0, got {self.clip_norm}")
+        positive = ("epochs", "batch_size", "accumulate", "evaluate_every", "keep", "log_every", "power_iterations")
+        check_range("[1, inf)", **{name: getattr(self, name) for name in positive})
+        at_least_0 = ("validation_steps", "test_steps", "workers", "checkpoint_minutes")
+        check_range("[0, inf)", **{name: getattr(self, name) for name in at_least_0})
+        check_range("(0, inf)", clip_norm=self.clip_norm)
 
 
 class Trainer:
@@ -106,16 +93,16 @@ class Trainer:
     Args:
         model: any module from inputs to logits; methods that use features need a ``Classifier``.
         data: where batches come from.
-        loss: what is minimised, and what the attack maximises.
+        loss: what is minimized, and what the attack maximizes.
         threat: what the attacker may do; its bounds are those of the data.
         attack: makes the attack of the training step, given the threat model and the loss's objective.
         methods: what else acts on the loop, in order.
         optimizer: makes the optimizer, given the parameters.
         schedule: factor on the learning rate over time.
-        settings: how long, how large, how often.
+        settings: length, batch size, validation and checkpoints.
         seed: of data order, augmentation and attacks.
         folder: where checkpoints go; None to write nothing.
-        observers: who is told what is measured.
+        observers: receive the metrics.
         device: where to compute; a GPU if there is one.
         about: plain JSON kept in every checkpoint, so that the model can be rebuilt.
     """
@@ -153,7 +140,7 @@ class Trainer:
 
         model = model.to(self.device)
         if self.settings.sync_batch_norm:
-            model = synchronise_batch_norm(model, self.device)
+            model = synchronize_batch_norm(model, self.device)
         self.model = model
         self.lipschitz = self._lipschitz_estimate()
         self.passes: nn.Module = ForwardPasses(model, self.lipschitz)
@@ -182,8 +169,7 @@ class Trainer:
     def fit(self, *, resume: bool = False) -> None:
         """Train to the end.
 
-        With ``resume`` the run goes on from its newest intact checkpoint and ends with the same weights, bit by bit,
-        as if it had never been interrupted.
+        With ``resume`` the run continues from its newest intact checkpoint and produces bit-identical weights.
         """
         where = f"resume from the checkpoints in {self.folder}" if self.folder else "there was no folder to resume from"
         with torch.random.fork_rng(self._rng_devices()), lost_worker_stops_the_run(where):
@@ -224,9 +210,8 @@ class Trainer:
         if self.attack is not None:
             with self._all(method.around_attack(self, step) for method in self.methods), self._autocast():
                 seed = (self.seed, "train", self.epoch)
-                parts = self.parts(step)
-                found = [self.attack(self.model, p.x, p.y, seed=seed, index=p.index) for p in parts]
-                step.x_adv = torch.cat(found) if len(found) > 1 else found[0]
+                parts = [self.attack(self.model, p.x, p.y, seed=seed, index=p.index) for p in self.parts(step)]
+                step.x_adv = torch.cat(parts) if len(parts) > 1 else parts[0]
         with self._all(method.around_step(self, step) for method in self.methods):
             self.forward_backward(step)
         for method in self.methods:
@@ -301,24 +286,12 @@ class Trainer:
     def _rest_of_epoch(self) -> Iterator[Batch]:
         """The batches of this epoch that are not done yet, this process's share of each."""
         settings, data = self.settings, self.data
-        order = shuffled(
-            data.num_own,
-            settings.batch_size,
-            self.seed,
-            self.epoch,
-            extra=data.num_extra,
-            extra_ratio=data.extra_ratio,
-        )
+        extra: dict[str, Any] = {"extra": data.num_extra, "extra_ratio": data.extra_ratio}
+        order = shuffled(data.num_own, settings.batch_size, self.seed, self.epoch, **extra)
         share = settings.batch_size // world_size()
         mine = [index[rank() * share : (rank() + 1) * share] for index in order[self.batch :]]
-        return batches(
-            data.train,
-            mine,
-            augment=data.augment,
-            seed=(self.seed, "augment", self.epoch),
-            device=self.device,
-            workers=settings.workers,
-        )
+        seed, device = (self.seed, "augment", self.epoch), self.device
+        return batches(data.train, mine, augment=data.augment, seed=seed, device=device, workers=settings.workers)
 
     def parts(self, step: Step) -> list[Step]:
         """The step itself, or, with gradient accumulation, equal parts of it."""
@@ -326,12 +299,9 @@ class Trainer:
             return [step]
         size = len(step.y) // self.settings.accumulate
         rows = [slice(start, start + size) for start in range(0, len(step.y), size)]
-        return [
-            replace(
-                step, x=step.x[r], y=step.y[r], index=step.index[r], x_adv=None if step.x_adv is None else step.x_adv[r]
-            )
-            for r in rows
-        ]
+        fields = {"x": step.x, "y": step.y, "index": step.index, "x_adv": step.x_adv}
+        tensors: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+        return [replace(step, **{name: value[r] for name, value in tensors.items()}) for r in rows]
 
     def _set_learning_rate(self) -> None:
         factor = self.schedule(self.position, self.settings.epochs)
@@ -424,12 +394,7 @@ class Trainer:
         return validate(self.model, split, self.threat, steps, size, self.lipschitz, self.device)
 
     def _record(self, kind: str, metrics: Mapping[str, float], step: int | None = None) -> None:
-        record = {
-            "kind": kind,
-            "step": self.step if step is None else step,
-            "epoch": self.position,
-            **metrics,
-        }
+        record = {"kind": kind, "step": self.step if step is None else step, "epoch": self.position, **metrics}
         for observer in self.observers:
             observer.record(record)
 
@@ -465,7 +430,7 @@ class Trainer:
     def _save_if_due(self) -> None:
         if self.stop_requested:
             self._save()
-            raise TrainingError(f"stopped at step {self.step} as asked; resume to go on from there")
+            raise TrainingError(f"stopped at step {self.step} as requested; resume to continue")
         if time.monotonic() - self._saved_at > 60 * self.settings.checkpoint_minutes:
             self._save()
 
@@ -483,10 +448,10 @@ class Trainer:
         }
 
     def _resume(self) -> None:
-        found = self.checkpoints.newest() if self.checkpoints else None
-        if found is None:
+        newest = self.checkpoints.newest() if self.checkpoints else None
+        if newest is None:
             return
-        checkpoint, self.damaged = found
+        checkpoint, self.damaged = newest
         state = checkpoint.training
         if len(state["methods"]) != len(self.methods):
             raise CheckpointError(
@@ -534,10 +499,8 @@ class Trainer:
     def _diagnosis(self, terms: Mapping[str, float]) -> str:
         """One sentence on what is not finite, and what to do."""
         bad = [f"the loss term {name} is {value}" for name, value in terms.items() if not math.isfinite(value)]
-        bad = (
-            bad
-            or [f"the weight {n} is not finite" for n, p in self.model.named_parameters() if not p.isfinite().all()][:1]
-        )
+        weights = [name for name, p in self.model.named_parameters() if not p.isfinite().all()]
+        bad = bad or [f"the weight {name} is not finite" for name in weights[:1]]
         lr = self.optimizer.param_groups[0]["lr"]
         intact = f"; the last good checkpoint is in {self.folder}" if self.folder else ""
         return (

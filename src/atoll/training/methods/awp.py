@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from atoll.distributed import all_sum, world_size
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.losses.base import Outputs
 from atoll.models.base import Classifier
 from atoll.modules import preserve_buffers, preserve_parameters, weight_matrices
@@ -21,23 +22,24 @@ if TYPE_CHECKING:
 
 
 @METHODS.register()
+@dataclass(eq=False, kw_only=True)
 class AWP(Method):
     r"""Trains at :math:`\theta + \gamma\,\xi`, where :math:`\xi_l = \|W_l\| d_l / \|d_l\|` and d is the gradient.
 
     So each weight matrix moves by ``gamma`` times its own norm in the direction in which the loss at the adversarial
-    inputs rises; the gradient is taken there, and applied to the weights as they were.  Biases and normalisation are
-    left alone.  Costs one more forward and backward pass and one copy of the weight matrices.
+    inputs rises; the gradient is taken there, and applied to the weights as they were.  Biases and normalization
+    layers do not move.  Costs one more forward and backward pass and one copy of the weight matrices.
 
     Args:
         gamma: size of the perturbation relative to the norm of each matrix.
         warmup: epochs without perturbation at the beginning.
     """
 
-    def __init__(self, *, gamma: float = 0.005, warmup: int = 0) -> None:
-        if not 0 <= gamma < float("inf") or warmup < 0:
-            raise InputError(f"gamma, warmup: expected numbers >= 0, got {gamma}, {warmup}")
-        self.gamma = gamma
-        self.warmup = warmup
+    gamma: float = 0.005
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("[0, inf)", gamma=self.gamma, warmup=self.warmup)
 
     @contextmanager
     def around_step(self, trainer: Trainer, step: Step) -> Iterator[None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import InputError
+from atoll.errors import check_range
 from atoll.training.methods.base import METHODS, Method
 
 if TYPE_CHECKING:
@@ -13,16 +15,17 @@ if TYPE_CHECKING:
 
 
 @METHODS.register()
+@dataclass(eq=False, kw_only=True)
 class EarlyStopping(Method):
     """End the run when the selection metric has not improved for ``patience`` validations."""
 
-    def __init__(self, *, patience: int = 10, min_gain: float = 0.0) -> None:
-        if patience < 1:
-            raise InputError(f"patience: expected at least 1, got {patience}")
-        self.patience = patience
-        self.min_gain = min_gain
-        self.best = float("-inf")
-        self.waited = 0
+    patience: int = 10
+    min_gain: float = 0.0
+    best: float = field(default=-math.inf, init=False)
+    waited: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        check_range("[1, inf)", patience=self.patience)
 
     def after_epoch(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if trainer.selection_metric not in metrics:

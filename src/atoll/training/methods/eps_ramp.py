@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 @METHODS.register()
+@dataclass(eq=False, kw_only=True)
 class EpsRamp(Method):
     r"""Losses with Lipschitz constants train for ``start * eps`` first, ``end * eps`` after a ``share`` of the run.
 
@@ -33,20 +34,14 @@ class EpsRamp(Method):
     [0.01, 0.1, 1.0, 1.0]
     """
 
-    def __init__(
-        self,
-        *,
-        shape: Literal["linear", "logarithmic"] = "linear",
-        start: float = 0.1,
-        end: float = 2.0,
-        share: float = 0.5,
-    ) -> None:
-        if not (0 < start < math.inf and 0 < end < math.inf and 0 < share <= 1):
-            raise InputError(f"start, end, share: expected numbers > 0, share <= 1, got {start}, {end}, {share}")
-        self.shape = shape
-        self.start = start
-        self.end = end
-        self.share = share
+    shape: Literal["linear", "logarithmic"] = "linear"
+    start: float = 0.1
+    end: float = 2.0
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_range("(0, inf)", start=self.start, end=self.end)
+        check_range("(0, 1]", share=self.share)
 
     def setup(self, trainer: Trainer) -> None:
         if not trainer.loss.uses_lipschitz:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atoll.errors import InputError
+from atoll.errors import check_range
 from atoll.rng import PointRNG
 from atoll.training.methods.base import METHODS, Method, Step
 
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 
 
 @METHODS.register()
+@dataclass(eq=False, kw_only=True)
 class GaussianNoise(Method):
-    r"""Inputs are trained on with noise :math:`N(0, \sigma^2 I)`, for randomized smoothing (Cohen et al., 2019).
+    r"""Trains on inputs with noise :math:`N(0, \sigma^2 I)`, for randomized smoothing (Cohen et al., 2019).
 
-    Noise comes after the attack, if there is one, and is the same for clean and adversarial inputs: with it they are
-    outside of the bounds within which an attack has to stay.
+    The noise is added after the attack, because noisy inputs may leave the bounds that an attack has to respect.  Clean
+    and adversarial inputs get the same noise.
 
     Args:
         sigma: standard deviation, in units of the inputs.
     """
 
-    def __init__(self, *, sigma: float = 0.25) -> None:
-        if not 0 < sigma < math.inf:
-            raise InputError(f"sigma: expected a number > 0, got {sigma}")
-        self.sigma = sigma
+    sigma: float = 0.25
+
+    def __post_init__(self) -> None:
+        check_range("(0, inf)", sigma=self.sigma)
 
     @contextmanager
     def around_step(self, trainer: Trainer, step: Step) -> Iterator[None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from atoll.errors import InputError
+from atoll.errors import check_range
 from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
@@ -16,18 +17,20 @@ if TYPE_CHECKING:
 
 
 @METHODS.register()
+@dataclass(eq=False, kw_only=True)
 class Lookahead(Method):
     r"""Every ``k`` steps: :math:`\phi \leftarrow \phi + \alpha (\theta - \phi)`, then :math:`\theta \leftarrow \phi`.
 
     Works with any optimizer, whose own state is kept.  Costs one copy of the weights.
     """
 
-    def __init__(self, *, k: int = 5, alpha: float = 0.5) -> None:
-        if k < 1 or not 0 < alpha <= 1:
-            raise InputError(f"k, alpha: expected k >= 1 and alpha in (0, 1], got {k}, {alpha}")
-        self.k = k
-        self.alpha = alpha
-        self.slow: list[Tensor] = []
+    k: int = 5
+    alpha: float = 0.5
+    slow: list[Tensor] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        check_range("[1, inf)", k=self.k)
+        check_range("(0, 1]", alpha=self.alpha)
 
     def setup(self, trainer: Trainer) -> None:
         self.slow = [p.detach().clone() for p in trainer.model.parameters()]

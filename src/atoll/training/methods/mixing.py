@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.data.mix import cutmix, cutmix_boxes, mixup
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.rng import key
 from atoll.training.methods.base import METHODS, Method, Step
 
@@ -18,20 +19,21 @@ if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
 
+@dataclass(eq=False, kw_only=True)
 class _Mixing(Method):
-    """Points are mixed before they are attacked; neighbours in the (random) order of the batch are partners.
+    """Mixes points before the attack; neighbors in the (random) order of the batch are partners.
 
-    Neighbours, because the processes of a distributed run hold contiguous shares of the batch: any other pairing
+    Neighbors, because the processes of a distributed run hold contiguous shares of the batch: any other pairing
     would make results depend on their number.
 
     Args:
         alpha: the share of the point itself is drawn from Beta(alpha, alpha), one draw a batch as in the papers.
     """
 
-    def __init__(self, *, alpha: float = 1.0) -> None:
-        if not 0 < alpha < float("inf"):
-            raise InputError(f"alpha: expected a number > 0, got {alpha}")
-        self.alpha = alpha
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("(0, inf)", alpha=self.alpha)
 
     def before_attack(self, trainer: Trainer, step: Step) -> None:
         draw = np.random.default_rng(key(trainer.seed, type(self).__name__, step.number))
@@ -60,6 +62,6 @@ class CutMix(_Mixing):
         if x.dim() != 4:
             raise InputError(f"CutMix: expected images, got inputs of shape {tuple(x.shape[1:])}")
         weight = torch.tensor([draw.beta(self.alpha, self.alpha)], device=x.device)
-        centre = torch.tensor(draw.random((1, 2)), device=x.device)
-        boxes = cutmix_boxes(weight, centre, *x.shape[2:])
+        center = torch.tensor(draw.random((1, 2)), device=x.device)
+        boxes = cutmix_boxes(weight, center, *x.shape[2:])
         return cutmix(x, y, partner, boxes.expand(len(x), 4))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.distributed import all_sum, world_size
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.models.base import Classifier
 from atoll.modules import evaluation_mode, preserve_parameters, weight_matrices
 from atoll.rng import generator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @METHODS.register()
 class RAT(Method):
-    r"""Adversarial inputs are made at :math:`\theta + u`, u Gaussian, and the Taylor terms in u are penalised.
+    r"""Makes adversarial inputs at :math:`\theta + u`, u Gaussian, and penalizes the Taylor terms in u.
 
     ``surrogate``, after the authors' code: the first and second term become soft targets built from the gradient of
     the cross-entropy with respect to the head, which needs no backward pass; the cross-entropy is weighted 1 - eta.
@@ -48,14 +48,12 @@ class RAT(Method):
         sigma: float = 0.01,
         terms: Literal["surrogate", "exact"] = "surrogate",
     ) -> None:
-        self.order = order
+        self.order, self.sigma, self.kind = order, sigma, terms
         self.eta = eta if eta is not None else (0.3 if order == 1 else 0.2)
-        if not 0 <= self.eta <= 1 or not 0 <= sigma < float("inf"):
-            raise InputError(f"eta, sigma: expected eta in [0, 1] and sigma >= 0, got {eta}, {sigma}")
+        check_range("[0, 1]", eta=eta)
+        check_range("[0, inf)", sigma=sigma)
         if terms == "exact" and not sigma:
             raise InputError("sigma: the exact terms need noise, got 0")
-        self.sigma = sigma
-        self.kind = terms
 
     def setup(self, trainer: Trainer) -> None:
         model = trainer.model
@@ -139,8 +137,8 @@ def taylor_terms(model: nn.Module, x: Tensor, tangents: dict[str, Tensor], order
     buffers = dict(model.named_buffers())
 
     def logits(weights: dict[str, Tensor]) -> Tensor:
-        found: Tensor = torch.func.functional_call(model, (weights, buffers), (x,))
-        return found
+        output: Tensor = torch.func.functional_call(model, (weights, buffers), (x,))
+        return output
 
     def first(weights: dict[str, Tensor]) -> Tensor:
         derivative: Tensor = torch.func.jvp(logits, (weights,), (tangents,))[1]

@@ -1,14 +1,15 @@
-"""S2O, second-order statistics optimisation (Jin et al., 2022), in the two readings there are of it."""
+"""S2O, second-order statistics optimization (Jin et al., 2022), as in the authors' code or as in their text."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from atoll.distributed import all_sum, differentiable_sum, world_size
-from atoll.errors import InputError
+from atoll.errors import check_range
 from atoll.training.methods.base import METHODS, Method, Step
 from atoll.training.methods.targets import divergence, rows_for, target_matrix
 
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 
 
 @METHODS.register()
+@dataclass(eq=False, kw_only=True)
 class S2O(Method):
     r"""Predictions are drawn to targets made of the correlation of logits over the batch.
 
     ``code``, what the authors run: :math:`A = \sum_b g g^T`; the targets of class y are row y of :math:`-|A|`, shifted
-    to be non-negative and normalised; :math:`\mathrm{S2O} = \frac12 [KL(t, p) + KL(t', q)]` replaces a share ``weight``
-    of the cross-entropy.  ``text``, what they write: ``weight`` times the Frobenius norm of the normalised correlation.
+    to be non-negative and normalized; :math:`\mathrm{S2O} = \frac12 [KL(t, p) + KL(t', q)]` replaces a share ``weight``
+    of the cross-entropy.  ``text``, what they write: ``weight`` times the Frobenius norm of the normalized correlation.
 
     Args:
         weight: 0.1 for AT and 0.3 for TRADES in the papers.
@@ -31,11 +33,11 @@ class S2O(Method):
 
     uses_clean = True
 
-    def __init__(self, *, weight: float = 0.1, reading: Literal["code", "text"] = "code") -> None:
-        if not 0 <= weight <= 1:
-            raise InputError(f"weight: expected a share in [0, 1], got {weight}")
-        self.weight = weight
-        self.reading = reading
+    weight: float = 0.1
+    reading: Literal["code", "text"] = "code"
+
+    def __post_init__(self) -> None:
+        check_range("[0, 1]", weight=self.weight)
 
     def on_loss(self, trainer: Trainer, step: Step) -> None:
         both = [logits for logits in (step.out.logits, step.out.adv_logits) if logits is not None]
@@ -55,7 +57,7 @@ def second_order_targets(logits: Tensor) -> Tensor:
 
 
 def correlation(logits: Tensor) -> Tensor:
-    """Frobenius norm of the matrix of uncentred correlations between logits over the batch."""
+    """Frobenius norm of the matrix of uncentered correlations between logits over the batch."""
     second = logits.T @ logits
     if world_size() > 1:
         second = differentiable_sum(second)

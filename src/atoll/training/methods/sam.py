@@ -1,14 +1,15 @@
-"""Sharpness-aware minimisation (Foret et al., 2021), the reference point for AWP."""
+"""Sharpness-aware minimization (Foret et al., 2021), the reference point for AWP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from atoll.errors import InputError
+from atoll.errors import check_range
 from atoll.modules import preserve_buffers, preserve_parameters
 from atoll.training.methods.base import METHODS, Method, Step
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @METHODS.register()
+@dataclass(eq=False, kw_only=True)
 class SAM(Method):
     r"""Trains at :math:`\theta + \rho\, g / \|g\|`, with g the gradient of the loss over all parameters.
 
@@ -26,10 +28,10 @@ class SAM(Method):
         rho: length of the perturbation.
     """
 
-    def __init__(self, *, rho: float = 0.05) -> None:
-        if not 0 <= rho < float("inf"):
-            raise InputError(f"rho: expected a number >= 0, got {rho}")
-        self.rho = rho
+    rho: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_range("[0, inf)", rho=self.rho)
 
     @contextmanager
     def around_step(self, trainer: Trainer, step: Step) -> Iterator[None]:

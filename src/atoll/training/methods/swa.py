@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from atoll.errors import InputError
+from atoll.errors import check_range
 from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 @METHODS.register()
+@dataclass(eq=False, kw_only=True)
 class SWA(Method):
     r""":math:`\bar\theta \leftarrow \alpha\,\bar\theta + (1 - \alpha)\,\theta` after every step (TrH, section 5).
 
@@ -26,12 +28,12 @@ class SWA(Method):
         start: share of the run before averaging starts; until then the average is the weights themselves.
     """
 
-    def __init__(self, *, alpha: float = 0.995, start: float = 0.0) -> None:
-        if not 0 <= alpha < 1 or not 0 <= start < 1:
-            raise InputError(f"alpha, start: expected numbers in [0, 1), got {alpha}, {start}")
-        self.alpha = alpha
-        self.start = start
-        self.average: dict[str, Tensor] = {}
+    alpha: float = 0.995
+    start: float = 0.0
+    average: dict[str, Tensor] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        check_range("[0, 1)", alpha=self.alpha, start=self.start)
 
     def setup(self, trainer: Trainer) -> None:
         self.average = {name: value.clone() for name, value in trainer.model.state_dict().items()}

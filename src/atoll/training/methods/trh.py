@@ -3,12 +3,13 @@ Minimization")."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.losses.base import LogitCurvature, Loss, Outputs
 from atoll.models.base import Classifier
 from atoll.training.methods.base import METHODS, Method, Step
@@ -33,6 +34,7 @@ def ramp(kind: Ramp, progress: float) -> float:
 
 
 @METHODS.register()
+@dataclass(eq=False, kw_only=True)
 class TrH(Method):
     r"""Adds :math:`\lambda\,\mathrm{Tr}(H)` of the loss to it, and :math:`\gamma \|\theta\|^2`.
 
@@ -53,22 +55,14 @@ class TrH(Method):
         gamma: weight of the squared norm of all parameters.
     """
 
-    def __init__(
-        self,
-        *,
-        lambda_: float = 1e-3,
-        schedule: Ramp = "constant",
-        layers: Literal["top", "full"] = "top",
-        bias: bool = False,
-        gamma: float = 0.0,
-    ) -> None:
-        if not 0 <= lambda_ < float("inf") or not 0 <= gamma < float("inf"):
-            raise InputError(f"lambda_, gamma: expected finite numbers >= 0, got {lambda_}, {gamma}")
-        self.lambda_ = lambda_
-        self.schedule: Ramp = schedule
-        self.layers = layers
-        self.bias = bias
-        self.gamma = gamma
+    lambda_: float = 1e-3
+    schedule: Ramp = "constant"
+    layers: Literal["top", "full"] = "top"
+    bias: bool = False
+    gamma: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("[0, inf)", lambda_=self.lambda_, gamma=self.gamma)
 
     def setup(self, trainer: Trainer) -> None:
         model = trainer.model
@@ -122,8 +116,8 @@ def full_trace(model: nn.Module, loss: Loss, x: Tensor, x_adv: Tensor | None, y:
     buffers = dict(model.named_buffers())
 
     def logits(weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        found: Tensor = torch.func.functional_call(model, (weights, buffers), (inputs[None],))
-        return found[0]
+        batch: Tensor = torch.func.functional_call(model, (weights, buffers), (inputs[None],))
+        return batch[0]
 
     def value(both: tuple[Tensor, ...], label: Tensor) -> Tensor:
         clean, adversarial = both[0] if loss.uses_clean else None, both[-1] if x_adv is not None else None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from atoll.curvature.gap import robust_gap
 from atoll.curvature.risk import EmpiricalRisk, check_deterministic
 from atoll.curvature.wci import WCI, wci
 from atoll.data.base import sample
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.modules import evaluation_mode
 from atoll.training.methods.base import METHODS, Method, Step
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 @METHODS.register()
+@dataclass(eq=False, kw_only=True)
 class MeasureWCI(Method):
     """Records the Weight-Curvature Index of the run's own loss and attack; training itself is not changed.
 
@@ -34,21 +36,19 @@ class MeasureWCI(Method):
         points: random training points, without augmentation.
         probes: random vectors for each group of points.
         gap: measure the robust generalization gap as well (``gap_error``, ``gap_loss`` and their parts), on as many
-            training and test points, with the run's attack.  For studies: nothing is chosen by it.
+            training and test points, with the run's attack.  For studies only; nothing depends on it.
     """
 
-    def __init__(
-        self, *, start: float = 0.0, interval: int = 1, points: int = 512, probes: int = 2, gap: bool = False
-    ) -> None:
-        if not 0 <= start < 1 or interval < 1:
-            raise InputError(f"start, interval: expected a share in [0, 1) and at least 1, got {start}, {interval}")
-        if points < 1 or probes < 2:
-            raise InputError(f"points, probes: expected at least 1 and 2, got {points}, {probes}")
-        self.start = start
-        self.interval = interval
-        self.points = points
-        self.probes = probes
-        self.gap = gap
+    start: float = 0.0
+    interval: int = 1
+    points: int = 512
+    probes: int = 2
+    gap: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("[0, 1)", start=self.start)
+        check_range("[1, inf)", interval=self.interval, points=self.points)
+        check_range("[2, inf)", probes=self.probes)
 
     def setup(self, trainer: Trainer) -> None:
         """Refuse at once what could not be measured after the first epoch."""
@@ -65,12 +65,9 @@ class MeasureWCI(Method):
     def after_epoch(self, trainer: Trainer, metrics: MutableMapping[str, float]) -> None:
         if not self.due(trainer):
             return
-        found = self.measure(trainer)
-        metrics["wci"] = found.index.value
-        metrics["wci_standard_error"] = found.index.standard_error
-        metrics["wci_negative"] = found.negative
-        metrics["wci_weight_norm"] = found.weight_norm
-        metrics["wci_root_trace"] = found.root_trace
+        result = self.measure(trainer)
+        metrics.update(wci=result.index.value, wci_standard_error=result.index.standard_error)
+        metrics.update({f"wci_{name}": getattr(result, name) for name in ("negative", "weight_norm", "root_trace")})
         if self.gap:
             assert trainer.attack is not None
             train, test = (self.sample(trainer, split) for split in ("train", "test"))
@@ -94,6 +91,7 @@ class MeasureWCI(Method):
 
 
 @METHODS.register()
+@dataclass(eq=False, kw_only=True)
 class WCISchedule(MeasureWCI):
     r"""The schedule's learning rate, lowered in proportion where the Weight-Curvature Index is above a threshold.
 
@@ -111,34 +109,22 @@ class WCISchedule(MeasureWCI):
         smoothing: s, how much of the average stays; the first measurement starts it.
         start: share of the run before the first measurement.
         interval: epochs between measurements.
-        points: as for ``MeasureWCI``.
-        probes: likewise.
-        gap: likewise.
+        points, probes, gap: as for ``MeasureWCI``.
 
     >>> rule = WCISchedule(threshold=100.0, smoothing=0.5)
     >>> [rule.follow(wci) for wci in (80.0, 320.0, 200.0)]  # averages 80, 200, 200
     [1.0, 0.5, 0.5]
     """
 
-    def __init__(
-        self,
-        *,
-        threshold: float = 100.0,
-        smoothing: float = 0.5,
-        start: float = 0.5,
-        interval: int = 1,
-        points: int = 512,
-        probes: int = 2,
-        gap: bool = False,
-    ) -> None:
-        super().__init__(start=start, interval=interval, points=points, probes=probes, gap=gap)
-        if not threshold > 0 or not 0 <= smoothing < 1:
-            raise InputError(
-                f"threshold, smoothing: expected more than 0 and a number in [0, 1), got {threshold}, {smoothing}"
-            )
-        self.threshold = threshold
-        self.smoothing = smoothing
-        self.average: float | None = None
+    threshold: float = 100.0
+    smoothing: float = 0.5
+    start: float = 0.5
+    average: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("(0, inf]", threshold=self.threshold)
+        check_range("[0, 1)", smoothing=self.smoothing)
 
     def after_epoch(self, trainer: Trainer, metrics: MutableMapping[str, float]) -> None:
         super().after_epoch(trainer, metrics)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from atoll.certify import NearestCentroid
 from atoll.errors import InputError
 from atoll.models import CentroidNet, LiResNet
-from atoll.models.stretch import Stretch
-from atoll.models.stretch_distance import minimal_moves, multiplier, stretch_distance
+from atoll.models.stretch import Stretch, minimal_moves, multiplier, stretch_distance
 
 T = 0.15
 
