@@ -284,8 +284,9 @@ class Trainer:
     def _rest_of_epoch(self) -> Iterator[Batch]:
         """The batches of this epoch that are not done yet, this process's share of each."""
         settings, data = self.settings, self.data
-        extra = {"extra": data.num_extra, "extra_ratio": data.extra_ratio}
-        order = shuffled(data.num_own, settings.batch_size, self.seed, self.epoch, **extra)
+        names = (self.seed, self.epoch)
+        size, extra, ratio = settings.batch_size, data.num_extra, data.extra_ratio
+        order = shuffled(data.num_own, size, *names, extra=extra, extra_ratio=ratio)
         share = settings.batch_size // world_size()
         mine = [index[rank() * share : (rank() + 1) * share] for index in order[self.batch :]]
         seed, device = (self.seed, "augment", self.epoch), self.device
@@ -298,8 +299,8 @@ class Trainer:
         size = len(step.y) // self.settings.accumulate
         rows = [slice(start, start + size) for start in range(0, len(step.y), size)]
         fields = {"x": step.x, "y": step.y, "index": step.index, "x_adv": step.x_adv}
-        tensors = {name: value for name, value in fields.items() if value is not None}
-        return [replace(step, **{name: value[r] for name, value in tensors.items()}) for r in rows]
+        parts: list[dict[str, Any]] = [{n: t[r] for n, t in fields.items() if t is not None} for r in rows]
+        return [replace(step, **part) for part in parts]
 
     def _set_learning_rate(self) -> None:
         factor = self.schedule(self.position, self.settings.epochs)

@@ -66,8 +66,8 @@ class MeasureWCI(Method):
         if not self.due(trainer):
             return
         result = self.measure(trainer)
-        metrics |= {"wci": result.index.value, "wci_standard_error": result.index.standard_error}
-        metrics |= {f"wci_{name}": getattr(result, name) for name in ("negative", "weight_norm", "root_trace")}
+        metrics.update({"wci": result.index.value, "wci_standard_error": result.index.standard_error})
+        metrics.update({f"wci_{n}": getattr(result, n) for n in ("negative", "weight_norm", "root_trace")})
         if self.gap:
             assert trainer.attack is not None
             train, test = (self.sample(trainer, split) for split in ("train", "test"))
