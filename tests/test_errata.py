@@ -270,9 +270,9 @@ def test_wci_equation_5_has_no_value_where_a_trace_is_negative():
     terms = [first.norm() ** 2 * upper.sum(), last.norm() ** 2 * lower.reshape(2, 2).trace()]
     assert terms[0] < 0 < terms[1]
     assert sum(term.sqrt() for term in terms).isnan()
-    found = wci(EmpiricalRisk(model, Standard(), torch.ones(1, 1).double(), torch.tensor([1])), "exact")
-    assert found.index.value == pytest.approx(float(terms[1].sqrt()))
-    assert found.negative == 1
+    result = wci(EmpiricalRisk(model, Standard(), torch.ones(1, 1).double(), torch.tensor([1])), "exact")
+    assert result.index.value == pytest.approx(float(terms[1].sqrt()))
+    assert result.negative == 1
 
 
 def test_definition_21_needs_kappa():
@@ -338,8 +338,8 @@ def test_theorem_8_is_unsound():
     eta = 0.2
     certifier = two_centroids(eta)
     line = torch.linspace(-0.5, 1.5, 20001, dtype=torch.float64)[:, None]
-    found = certifier(line)
-    accepted = [line[(found.radius > 0) & (found.prediction == j), 0] for j in (0, 1)]
+    result = certifier(line)
+    accepted = [line[(result.radius > 0) & (result.prediction == j), 0] for j in (0, 1)]
     truth = float(accepted[1].min() - accepted[0].max())
     published = (1 + eta) * certifier.separation / certifier.lipschitz
     assert certifier.global_radius <= truth < certifier.global_radius + 3e-4
@@ -355,14 +355,14 @@ def test_theorem_9_is_unsound():
     eta = 0.2
     certifier = two_centroids(eta)
     line = torch.linspace(-0.5, 1.5, 20001, dtype=torch.float64)[:, None]
-    found = certifier(line)
-    accepted = (found.radius > 0) & (found.prediction == 0)
+    result = certifier(line)
+    accepted = (result.radius > 0) & (result.prediction == 0)
     other = line[certifier.model(line).argmax(1) == 1]
     truth = float((other - line[accepted].max()).min())
     published = (1 + eta) * certifier.separation / (2 * certifier.lipschitz)
     assert certifier.local_radius <= truth < certifier.local_radius + 3e-4
     assert published > 5 * truth
-    assert float(found.radius[accepted].min()) >= certifier.local_radius * (1 - 1e-9)
+    assert float(result.radius[accepted].min()) >= certifier.local_radius * (1 - 1e-9)
 
 
 def test_definition_12_is_about_the_wrong_ball():

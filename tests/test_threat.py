@@ -73,7 +73,7 @@ def test_projection_is_the_closest_point(norm, bounds):
             }[norm]
             if norm == "linf":
                 box = [(lo, min(hi, 0.6)) for lo, hi in box]
-            found = minimize(
+            optimum = minimize(
                 lambda d: ((d[:size] - d[size:] + a - b) ** 2).sum(),  # noqa: B023
                 [0.01] * (2 * size),
                 bounds=box,
@@ -81,7 +81,7 @@ def test_projection_is_the_closest_point(norm, bounds):
                 method="SLSQP",
                 options={"ftol": 1e-12, "maxiter": 500},
             )
-            assert float((mine[row] - far[row]).square().sum()) <= found.fun + 1e-5
+            assert float((mine[row] - far[row]).square().sum()) <= optimum.fun + 1e-5
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -112,7 +112,7 @@ def test_the_way_to_a_hyperplane_is_the_shortest(norm, bounds):
             assert (x + d).max() <= 1 + 1e-12
         low, high = ((-x).tolist(), (1 - x).tolist()) if bounds else ([None] * size, [None] * size)
         if norm == "l2":
-            found = minimize(
+            optimum = minimize(
                 lambda v: (v**2).sum(),
                 [0.0] * size,
                 bounds=list(zip(low, high, strict=True)),
@@ -120,13 +120,13 @@ def test_the_way_to_a_hyperplane_is_the_shortest(norm, bounds):
                 method="SLSQP",
                 options={"ftol": 1e-12, "maxiter": 500},
             )
-            best = found.fun**0.5
+            best = optimum.fun**0.5
         else:  # variables: d, and one bound t (linf) or one per coordinate (l1) with |d_i| <= t
             bounding = 1 if norm == "linf" else size
             spread = torch.ones(size, 1) if norm == "linf" else torch.eye(size)
             above = torch.cat([torch.eye(size), -spread], 1).numpy()
             below = torch.cat([-torch.eye(size), -spread], 1).numpy()
-            found = linprog(
+            optimum = linprog(
                 [0.0] * size + [1.0] * bounding,
                 A_ub=[*above, *below],
                 b_ub=[0.0] * (2 * size),
@@ -134,7 +134,7 @@ def test_the_way_to_a_hyperplane_is_the_shortest(norm, bounds):
                 b_eq=[rise.item()],
                 bounds=[*zip(low, high, strict=True), *[(0, None)] * bounding],
             )
-            best = found.fun
+            best = optimum.fun
         far = torch.where(w * rise > 0, 1 - x, -x)
         if bounds and abs(float(w @ far)) < abs(rise.item()):  # the bounds do not allow it: as far as they do
             torch.testing.assert_close(d, far)

@@ -2,8 +2,8 @@
 
     from atoll import PGD, ThreatModel, train
 
-Everything named here lives in the package of its kind (``atoll.data``, ``atoll.models``, ``atoll.attacks``,
-``atoll.training``); names are imported when they are used, so ``import atoll`` itself costs nothing.
+These names live in the packages of their kind (``atoll.data``, ``atoll.models``, ``atoll.attacks``,
+``atoll.training``) and are imported on first use, so ``import atoll`` is fast.
 """
 
 from __future__ import annotations
@@ -25,53 +25,30 @@ if TYPE_CHECKING:
     from atoll.training.trainer import Trainer, TrainerSettings
 
 _HOMES = {
-    "AutoAttack": "atoll.attacks",
-    "FGSM": "atoll.attacks",
-    "PGD": "atoll.attacks",
-    "evaluate": "atoll.attacks.evaluate",
-    "GloRo": "atoll.certify",
-    "certifier_for": "atoll.certify",
-    "AtollError": "atoll.errors",
-    "plot_adversarial": "atoll.plots",
-    "plot_curves": "atoll.plots",
-    "build_recipe": "atoll.runs.recipe",
-    "recipes": "atoll.runs.recipe",
-    "results": "atoll.runs.collect",
-    "Run": "atoll.runs.run",
-    "build_trainer": "atoll.runs.train",
-    "open_run": "atoll.runs.run",
-    "train": "atoll.runs.train",
-    "ThreatModel": "atoll.threat",
-    "TrainerSettings": "atoll.training.trainer",
-    "Trainer": "atoll.training.trainer",
+    "atoll.attacks": ("FGSM", "PGD", "AutoAttack"),
+    "atoll.attacks.evaluate": ("evaluate",),
+    "atoll.certify": ("GloRo", "certifier_for"),
+    "atoll.errors": ("AtollError",),
+    "atoll.plots": ("plot_adversarial", "plot_curves"),
+    "atoll.runs.collect": ("results",),
+    "atoll.runs.recipe": ("build_recipe", "recipes"),
+    "atoll.runs.run": ("Run", "open_run"),
+    "atoll.runs.train": ("build_trainer", "train"),
+    "atoll.threat": ("ThreatModel",),
+    "atoll.training.trainer": ("Trainer", "TrainerSettings"),
 }
 
 __all__ = [
-    "FGSM",
-    "PGD",
-    "AtollError",
-    "AutoAttack",
-    "GloRo",
-    "Run",
-    "ThreatModel",
-    "Trainer",
-    "TrainerSettings",
-    "build_recipe",
-    "build_trainer",
-    "certifier_for",
-    "evaluate",
-    "open_run",
-    "plot_adversarial",
-    "plot_curves",
-    "recipes",
-    "results",
-    "train",
-]
+    "FGSM", "PGD", "AtollError", "AutoAttack", "GloRo", "Run", "ThreatModel", "Trainer", "TrainerSettings",
+    "build_recipe", "build_trainer", "certifier_for", "evaluate", "open_run", "plot_adversarial", "plot_curves",
+    "recipes", "results", "train",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Plain data of a text; ``source`` is what a fault is blamed on."""
+    """Parse YAML; error messages name ``source``."""
     try:
         return get_loader("yaml")(text)  # like PyYAML's safe loader, but 1e-3 is a number
     except Exception as error:  # the loader's own errors have no common type
@@ -56,7 +56,7 @@ class Builder:
     def build(self, hint: Any, value: Any, path: str) -> tuple[Any, Any]:
         """The object ``value`` describes and the same description with all defaults; (None, None) after an error."""
         origin, args = typing.get_origin(hint), typing.get_args(hint)
-        if origin is types.UnionType and typing.get_origin(args[0]) is collections.abc.Callable:  # or nothing
+        if origin is types.UnionType and typing.get_origin(args[0]) is collections.abc.Callable:  # or None
             return (None, None) if value is None else self.build(args[0], value, path)
         if registry := registry_of(hint):
             return self._component(registry, value, path)
@@ -73,7 +73,7 @@ class Builder:
         return self._leaf(hint, value, path)
 
     def _component(self, registry: Registry, value: Any, path: str, supplied: int | None = None) -> tuple[Any, Any]:
-        """A class with arguments: an instance, or a factory that still waits for ``supplied`` arguments."""
+        """A class with arguments: an instance, or a factory that still needs ``supplied`` arguments."""
         value = {"class_path": value} if isinstance(value, str) else value
         if not isinstance(value, dict) or "class_path" not in value:
             self.error(path, f"expected class_path (and init_args), got {value!r}")
@@ -154,7 +154,7 @@ def _signature(cls: type, supplied: int) -> tuple[dict[str, inspect.Parameter], 
         for parameter in own:
             if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 parameters.setdefault(parameter.name, parameter)
-        with contextlib.suppress(NameError):  # hints only for type checkers; the constructor itself has to complain
+        with contextlib.suppress(NameError):  # hints only for type checkers; the constructor itself has to check
             hints = typing.get_type_hints(vars(parent)["__init__"]) | hints
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
             break
@@ -218,8 +218,8 @@ def fields_to_plain(value: Any) -> dict[str, Any]:
 def from_plain(hint: type[T], tree: Any, source: str = "") -> T:
     """The object that plain data describe; the inverse of ``to_plain``.
 
-    Fields that are missing get their defaults, fields that are unknown are ignored.  A value of the wrong type is a
-    ResultError that lists every fault.
+    Fields that are missing get their defaults, fields that are unknown are ignored.  Values of the wrong type raise a
+    ResultError that lists all of them.
     """
     errors: list[str] = []
     value = _read(hint, tree, source, errors)

@@ -1,4 +1,4 @@
-"""Files that are either completely there or not there at all."""
+"""Atomic writes: a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """``value`` as indented JSON, atomically."""
+    """Write indented JSON atomically."""
     write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def finite(value: Any) -> Any:
-    """The same with null in place of NaN and infinity, which JSON does not have.
+    """Replace NaN and infinity, which JSON does not have, by null.
 
     >>> finite({"a": [1.0, float("nan")]})
     {'a': [1.0, None]}
@@ -53,6 +53,6 @@ def finite(value: Any) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """Digest of a file, read in pieces."""
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Modes, parameters and buffers of modules: used for a while, then preserve_parameters exactly."""
+"""Context managers for modules: evaluation mode, unchanged parameters and buffers, pass counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards every module is in the mode it was in, even if the modes were mixed."""
+    """Evaluation mode inside; then restore the mode of every module, even if the modes were mixed."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
@@ -30,9 +30,9 @@ def weight_matrices(module: nn.Module) -> list[nn.Parameter]:
 
 @contextmanager
 def preserve_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Whatever happens to the parameters inside, they come out bit by bit as they went in.
+    """Restore the parameters bit by bit afterwards.
 
-    Saved and copied back, not subtracted: adding and subtracting the same number drifts in floating point.
+    They are copied back: adding and subtracting the same number would drift in floating point.
     """
     saved = [p.detach().clone() for p in parameters]
     try:
@@ -45,7 +45,7 @@ def preserve_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def preserve_buffers(module: nn.Module) -> Iterator[None]:
-    """Batch-norm statistics after a pass that is not a step of training are as before it."""
+    """Restore buffers afterwards, such as batch-norm statistics after a pass that is not a training step."""
     saved: list[tuple[Tensor, Tensor]] = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         yield
@@ -57,7 +57,7 @@ def preserve_buffers(module: nn.Module) -> Iterator[None]:
 
 @dataclass
 class PassCounts:
-    """Rows that went through a model, forward and backward; counted by rows, so that batch sizes do not matter."""
+    """Rows that went through a model, forward and backward; independent of the batch size."""
 
     forward: int = 0
     backward: int = 0

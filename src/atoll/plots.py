@@ -1,4 +1,4 @@
-"""Pictures, as matplotlib figures that the caller shows or saves."""
+"""Matplotlib figures that the caller shows or saves."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ def plot_attributions(
 ) -> Figure:
     """One row per image: the image, then a column for each method (of one model or several) with its heat map.
 
-    Attributions are summed over channels and laid over the image in gray: red speaks for the class, blue against it,
-    and the more transparent, the less it matters.  Each map has its full color at its ``percentile`` of absolute
-    values, so that a single pixel does not wash out the others.
+    Attributions are summed over channels and drawn over the image in gray: red supports the class, blue opposes it, and
+    transparent pixels matter little.  Each map has its full color at its ``percentile`` of absolute values, so that a
+    single pixel does not wash out the others.
 
     Args:
         images: ``(N, C, H, W)`` in [0, 1].

@@ -1,8 +1,8 @@
-"""Random numbers that depend on what they are for, not on when or with whom they are drawn.
+"""Random numbers that depend on their purpose, not on the order or the batch in which they are drawn.
 
-Every point of a batch has a stream of its own, keyed by names such as ``(seed, "pgd", point index)``.
-The same point therefore gets the same augmentation and the same attack whatever the batch size, the order,
-the number of processes, or an interruption in between.  Nothing here touches PyTorch's global generator.
+Every point of a batch has its own stream, keyed by names such as ``(seed, "pgd", point index)``.
+So a point gets the same augmentation and the same attack for any batch size, order and number of processes, and
+after an interruption.  Nothing here touches PyTorch's global generator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def key(*names: object) -> int:
 
 
 def content_hash(point: Tensor) -> int:
-    """A key for an input's numbers; what is keyed by it is a function of the input.
+    """A key for the values of an input.
 
     >>> one, same, other = (content_hash(x) for x in (torch.ones(3), torch.ones(3).double(), torch.zeros(3)))
     >>> one == same, one == other
@@ -40,7 +40,7 @@ def content_hash(point: Tensor) -> int:
 
 
 def generator(*names: object, device: torch.device | str = "cpu") -> torch.Generator:
-    """A PyTorch generator seeded by names, for draws that belong to no single point (weights, order)."""
+    """A PyTorch generator seeded by names, for draws that are not per point (weights, order)."""
     return torch.Generator(device).manual_seed(key(*names))
 
 
@@ -60,8 +60,8 @@ class PointRNG:
     """One independent random stream per row of a batch.
 
     Counter-based: draw ``n`` of a row is ``mix(key + n * golden)``, so a row's numbers depend on its key and on
-    how many numbers it has drawn before, never on the other rows.  ``streams[rows]`` takes rows along with
-    their counters, which is how an attack drops points that are finished.
+    how many numbers it has drawn before, never on the other rows.  ``streams[rows]`` selects rows with their counters,
+    which is how an attack drops finished points.
 
     >>> index = torch.tensor([5, 9])
     >>> both = PointRNG(0, "pgd", index=index).uniform(3)
@@ -81,19 +81,19 @@ class PointRNG:
         return PointRNG.from_tensors({name: value[rows] for name, value in self.tensors().items()})
 
     def put(self, rows: Tensor, part: PointRNG) -> None:
-        """Take back rows that were drawn from apart (``part = streams[rows]``), with their counters."""
+        """Copy back the counters of rows that were used separately (``part = streams[rows]``)."""
         self._drawn = self._drawn.index_put((rows,), part._drawn)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Keys and counters, by name, to be saved or joined."""
+        """Keys and counters by name, to save or concatenate."""
         return {"keys": self._keys, "drawn": self._drawn}
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> PointRNG:
-        """What ``tensors`` gave; they go on where they were."""
-        whole = object.__new__(PointRNG)
-        whole._keys, whole._drawn = tensors["keys"], tensors["drawn"]
-        return whole
+        """The inverse of ``tensors``; the streams continue."""
+        streams = object.__new__(PointRNG)
+        streams._keys, streams._drawn = tensors["keys"], tensors["drawn"]
+        return streams
 
     def bits(self, *shape: int) -> Tensor:
         """Uniform 64-bit integers, ``(rows, *shape)``; all other draws are made of these."""

@@ -80,7 +80,7 @@ class ThreatModel:
         return number(self.eps, "eps")
 
     def check(self, x: Tensor) -> None:
-        """Refuse inputs that are not finite or lie outside the bounds, before any work is done on them."""
+        """Refuse inputs that are not finite or lie outside the bounds."""
         low, high = torch.aminmax(x) if x.numel() else (torch.zeros(()), torch.zeros(()))
         if not (math.isfinite(low) and math.isfinite(high)):
             raise InputError("inputs: expected finite numbers, got NaN or infinity")
@@ -103,7 +103,7 @@ class ThreatModel:
         return norm
 
     def clamp(self, x: Tensor) -> Tensor:
-        """Into the bounds, in place."""
+        """Clip to the bounds, in place."""
         return x if self.bounds is None else x.clamp_(*self.bounds)
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class ThreatModel:
         sorting the kinks and interpolating (Croce & Hein, 2021).
         """
         change = (x_adv - x).flatten(1)
-        # Coordinates that do not move have no say, and a sparse perturbation has few others: sort only those.
+        # Coordinates that do not move do not matter, and a sparse perturbation has few others: sort only those.
         moving = max(1, int(change.count_nonzero(1).max()))
         place = change.abs().topk(moving, dim=1).indices
         v, flat = change.gather(1, place).double(), x.flatten(1).gather(1, place).double()
@@ -191,7 +191,7 @@ class ThreatModel:
     def to_hyperplane(self, x: Tensor, w: Tensor, rise: Tensor) -> Tensor:
         r"""The smallest change d, in the norm, with :math:`w \cdot d =` ``rise`` and x + d within the bounds.
 
-        Where the bounds do not allow it, the change that comes closest.  All three norms fill up coordinates: linf
+        If the bounds do not allow it, the change that comes closest.  All three norms fill up coordinates: linf
         moves all by the same amount until they reach their bound, l2 by amounts proportional to :math:`|w_i|`, l1 the
         one with the largest :math:`|w_i|` first (Croce & Hein, 2020, section 2.2).
 
@@ -219,8 +219,8 @@ class ThreatModel:
     def round(self, x_adv: Tensor, x: Tensor, levels: int = 255) -> Tensor:
         """The nearest 8-bit image that is still inside the ball around ``x``.
 
-        Each pixel goes to the nearest level; pixels are rounded towards ``x`` instead where that would leave the ball
-        (linf: such pixels only; l2 and l1: the whole image).
+        Rounds each pixel to the nearest level, or towards ``x`` if that would leave the ball (linf: those pixels only;
+        l2 and l1: the whole image).
         """
         towards = torch.where(x_adv > x, torch.floor(x_adv * levels), torch.ceil(x_adv * levels))
         # Rounding towards x may overshoot x itself where x is not an 8-bit image; then x's own pixel stays.

@@ -68,7 +68,7 @@ def test_a_listed_name_trains_or_is_refused_by_the_dry_run(name, loss):
         return
     for norm in NORMS if loss == "AT" else [ONLY.get(name, "linf")]:
         if ONLY.get(name, norm) != norm:
-            with pytest.raises(RecipeError, match=rf"1 fault\(s\):\s+attack: \w+: expected {ONLY[name]}, got {norm}"):
+            with pytest.raises(RecipeError, match=rf"1 error\(s\):\s+attack: \w+: expected {ONLY[name]}, got {norm}"):
                 recipe(name, loss, norm)
             continue
         built = recipe(name, loss, norm)

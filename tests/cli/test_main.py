@@ -277,7 +277,7 @@ def test_wide_tables_go_on_below_and_break_no_number(monkeypatch, width):
 @pytest.mark.parametrize(
     ("endless", "begun", "message", "code"),
     [
-        (["trainer.epochs=1000"], "metrics.jsonl", "resume to go on", 1),
+        (["trainer.epochs=1000"], "metrics.jsonl", "resume to continue", 1),
         (["trainer.epochs=1", "trainer.test_steps=900000"], "results/attack", "resume to test again", 130),
     ],
 )

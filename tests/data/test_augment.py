@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atoll.data import Augmentation, Brightness, Cutout, Elastic, HorizontalFlip, RandAugment, RandomAffine, RandomCrop
 from atoll.data import randaugment as ops
-from atoll.data.affine import affine
+from atoll.data.augment import affine
 from atoll.errors import InputError
 from atoll.rng import PointRNG
 

@@ -54,8 +54,8 @@ class Plain(Data):
 
 
 def drawn(data: ClutteredCanvas, split: str = "test") -> Tensor:
-    chosen = data.split(split)
-    return chosen.fetch(torch.arange(len(chosen)))
+    points = data.split(split)
+    return points.fetch(torch.arange(len(points)))
 
 
 @given(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2**20))
@@ -109,13 +109,13 @@ def test_boxes_of_the_data_move_along() -> None:
     images = torch.full((40, 3, 6, 8), 200, dtype=torch.uint8)
     inner = torch.tensor([[1, 2, 4, 3], [-1, -1, -1, -1]] * 20)
     with_boxes, without = (ClutteredCanvas(data=Plain(images, boxes), size=12) for boxes in (inner, None))
-    found, whole = boxes_of(with_boxes.test), boxes_of(without.test)
-    assert found is not None
+    boxes, whole = boxes_of(with_boxes.test), boxes_of(without.test)
+    assert boxes is not None
     assert whole is not None
     corner = torch.cat([whole[:, :2], whole[:, :2]], 1)
     assert torch.equal(whole - corner, torch.tensor([0, 0, 7, 5]).expand(40, 4))
-    assert torch.equal(found[::2], inner[::2] + corner[::2])
-    assert torch.equal(found[1::2], inner[1::2])
+    assert torch.equal(boxes[::2], inner[::2] + corner[::2])
+    assert torch.equal(boxes[1::2], inner[1::2])
 
 
 def test_fragments_are_of_other_images() -> None:

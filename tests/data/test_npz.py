@@ -43,9 +43,9 @@ def test_boxes(tmp_path: Path) -> None:
     assert boxes_of(Npz(path=fake_npz(tmp_path / "x.npz")).test) is None
     boxes = np.array([[0, 0, 9, 11]] * 19 + [[-1] * 4])  # the images have 12 rows and 10 columns
     data = Npz(path=fake_npz(tmp_path / "x.npz", box_test=boxes))
-    found = boxes_of(data.test)
-    assert found is not None
-    assert found.tolist() == boxes.tolist()
+    loaded = boxes_of(data.test)
+    assert loaded is not None
+    assert loaded.tolist() == boxes.tolist()
     assert boxes_of(data.validation) is None
 
 

@@ -31,8 +31,8 @@ def white(width: int, height: int, columns: slice, path: Path, resize: int, size
     pixels = np.zeros((height, width), np.uint8)
     pixels[:, columns] = 255
     Image.fromarray(pixels).save(path)
-    found: list[int] = (decode(path, "x", resize=resize, size=size)[0, 0] >= 128).nonzero().flatten().tolist()
-    return found
+    columns: list[int] = (decode(path, "x", resize=resize, size=size)[0, 0] >= 128).nonzero().flatten().tolist()
+    return columns
 
 
 @given(st.data())

@@ -37,11 +37,11 @@ def test_vit_patches_are_a_matrix_product_on_cut_out_squares() -> None:
     model = ViT((3, 8, 8), 3, patch_size=4, stride=2, width=6, depth=1, heads=1).double()
     x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
     conv = model.body.patch
-    found = conv(x).flatten(2).transpose(1, 2)
+    outputs = conv(x).flatten(2).transpose(1, 2)
     kernel = conv.weight.detach().flatten(1).numpy()
     for k, (i, j) in enumerate((i, j) for i in (0, 2, 4) for j in (0, 2, 4)):
         patch = x[:, :, i : i + 4, j : j + 4].flatten(1).numpy()
-        np.testing.assert_allclose(found[:, k].detach().numpy(), patch @ kernel.T)  # biases start at zero
+        np.testing.assert_allclose(outputs[:, k].detach().numpy(), patch @ kernel.T)  # biases start at zero
 
 
 def test_standardized_weights() -> None:

@@ -185,8 +185,8 @@ def test_hessian_of_the_head_by_torch_func(case: Case) -> None:
         output: Tensor = functional_call(model, {**rest, "head.bias": bias}, (x,))
         return (output**2).sum()
 
-    found = hessian(loss)(model.get_parameter("head.bias").detach())
-    torch.testing.assert_close(found, 2 * len(x) * torch.eye(3, dtype=x.dtype))
+    curvature = hessian(loss)(model.get_parameter("head.bias").detach())
+    torch.testing.assert_close(curvature, 2 * len(x) * torch.eye(3, dtype=x.dtype))
 
 
 @every_model

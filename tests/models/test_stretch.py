@@ -34,21 +34,21 @@ def test_the_cheapest_move_is_the_best_of_all(x, v, t):
     moves = torch.linspace(-1, 1, 20_001, dtype=torch.float64)
     best = float((moves**2 / 2 + v * (stretch(x + moves) - stretch(x))).min())
     move, change = minimal_moves(torch.full_like(x, v), *stretch.slope(x), stretch.lipschitz)
-    found = float(move**2 / 2 + v * change)
+    objective = float(move**2 / 2 + v * change)
     assert torch.allclose(change, stretch(x + move) - stretch(x), atol=1e-12)
-    assert found <= best + 1e-12
-    assert found == pytest.approx(best, abs=2e-3)  # the grid's
+    assert objective <= best + 1e-12
+    assert objective == pytest.approx(best, abs=2e-3)  # the grid's
 
 
 def test_nothing_stretched_is_the_distance_in_the_box():
     x, p, c = points(0, 20, 5), points(1, 20, 5), points(2, 20, 5)
     a, margin = 2 * (p - c), (x - c).square().sum(1) - (x - p).square().sum(1)
-    found = stretch_distance(x, p, c, Stretch(0.0))
+    distance = stretch_distance(x, p, c, Stretch(0.0))
     inside = (x - margin[:, None] * a / a.square().sum(1, keepdim=True) - 0.5).abs().amax(1) <= 0.5
     plane = margin / a.norm(dim=1)
     assert inside.sum() > 3
-    assert torch.allclose(found[inside], plane[inside], rtol=1e-5)
-    assert (found >= plane - 1e-9).all()
+    assert torch.allclose(distance[inside], plane[inside], rtol=1e-5)
+    assert (distance >= plane - 1e-9).all()
 
 
 def test_stretch_distances_are_those_of_a_fine_grid():
@@ -56,8 +56,8 @@ def test_stretch_distances_are_those_of_a_fine_grid():
     stretch, axis = Stretch(T), torch.linspace(0, 1, 801, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     x, p, c = points(0, 60), points(1, 60), points(2, 60)
-    found, hits = stretch_distance(x, p, c, stretch), 0
-    for each, start, own, other in zip(found, x, p, c, strict=True):
+    distance, hits = stretch_distance(x, p, c, stretch), 0
+    for each, start, own, other in zip(distance, x, p, c, strict=True):
         across = (stretch(grid) - other).norm(dim=1) <= (stretch(grid) - own).norm(dim=1)
         if float(each) > 0 and across.any():
             truth = float((grid[across] - start).norm(dim=1).min())
@@ -95,13 +95,13 @@ def test_next_to_the_plane_the_multiplier_is_still_the_best_one():
 def test_the_gradient_is_that_of_differences():
     stretch, (x, p, c) = Stretch(T), (points(seed, 40, 30) for seed in range(3))
     p, c = (0.6 * x + 0.4 * p).requires_grad_(), c.requires_grad_()
-    found = stretch_distance(x, p, c, stretch)
-    gradients = torch.autograd.grad(found.sum(), (p, c))
+    distance = stretch_distance(x, p, c, stretch)
+    gradients = torch.autograd.grad(distance.sum(), (p, c))
     step = 1e-6 * torch.randn(2, *p.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     moved = stretch_distance(x, (p + step[0]).detach(), (c + step[1]).detach(), stretch)
     expected = sum((g * s).sum(1) for g, s in zip(gradients, step, strict=True))
     # A pixel that only just is worth moving makes a kink.
-    close = ((moved - found - expected).abs() < 0.02 * expected.abs() + 1e-9).double().mean()
+    close = ((moved - distance - expected).abs() < 0.02 * expected.abs() + 1e-9).double().mean()
     assert close > 0.9
 
 
@@ -119,10 +119,10 @@ def test_certificates_hold_on_a_grid(seed):
     assert (close.radius > 0.5 * truth).double().mean() > 0.5
 
 
-@pytest.mark.parametrize("words", [{"t": 0.5}, {"t": -0.1}])
-def test_nonsense_is_one_sentence(words):
+@pytest.mark.parametrize("options", [{"t": 0.5}, {"t": -0.1}])
+def test_nonsense_is_one_sentence(options):
     with pytest.raises(InputError, match="stretch: expected a number in"):
-        Stretch(**words)
+        Stretch(**options)
 
 
 def test_an_encoder_takes_no_stretched_inputs():

@@ -89,7 +89,7 @@ def test_all_faults_come_at_once_each_with_what_was_expected_and_got():
         "loss.class_path: expected a loss, got 'TRADS'; did you mean TRADES or GloRoTRADES?",
         "threat: eps: expected a finite number >= 0, got -1",
         "attack.steps: expected an integer, got 'many'",
-        "methods[0]: k, alpha: expected k >= 1",
+        "methods[0]: k: expected at least 1",
         "methods[1].class_path: expected a method, got",
         "optimizer.lr: expected a number or Tensor, got 'fast'",
         "trainer.epochs: expected an integer, got 1.5",

@@ -103,11 +103,12 @@ def test_gradient_is_that_of_the_loss_written_by_hand(loss):
 
 
 def test_centroids_begin_at_training_points_and_the_run_resumes(tmp_path):
-    words = ("data.limit=160", "model.per_class=5", "trainer.epochs=2", "trainer.batch_size=32", "trainer.test_steps=0")
-    run = train("digits-centroid", *words, out=tmp_path / "straight")
+    overrides = ("data.limit=160", "model.per_class=5", "trainer.epochs=2", "trainer.batch_size=32")
+    overrides += ("trainer.test_steps=0",)
+    run = train("digits-centroid", *overrides, out=tmp_path / "straight")
     with pytest.raises(TrainingError, match="stopped at step 3"):
-        train("digits-centroid", *words, out=tmp_path / "stopped", on_trainer=stop_at_3)
-    again = train("digits-centroid", *words, out=tmp_path / "stopped", resume=True)
+        train("digits-centroid", *overrides, out=tmp_path / "stopped", on_trainer=stop_at_3)
+    again = train("digits-centroid", *overrides, out=tmp_path / "stopped", resume=True)
     assert_identical(weights(again.model("last")), weights(run.model("last")))
     epochs = [record for record in run.metrics if record["kind"] == "epoch"]
     assert all("validation_vra" in record and "validation_vra_estimate" not in record for record in epochs)

@@ -59,10 +59,10 @@ def checkpoint():
 
 def test_round_trip_keeps_every_bit(tmp_path, checkpoint):
     save_checkpoint(tmp_path / "00000001", checkpoint)
-    found = load_checkpoint(tmp_path / "00000001")
-    assert same(dict(found.model), checkpoint.model)
-    assert same(found.training, checkpoint.training)
-    assert found.about == {"name": "x"}
+    loaded = load_checkpoint(tmp_path / "00000001")
+    assert same(dict(loaded.model), checkpoint.model)
+    assert same(loaded.training, checkpoint.training)
+    assert loaded.about == {"name": "x"}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["00000001"]  # nothing temporary is left
 
 
@@ -93,8 +93,8 @@ def test_damage_is_detected_and_the_one_before_is_used(tmp_path, checkpoint, nam
         file.unlink()
     with pytest.raises(CheckpointError):
         load_checkpoint(checkpoints.path(2))
-    found, faults = checkpoints.newest()
-    assert same(dict(found.model), checkpoint.model)
+    loaded, faults = checkpoints.newest()
+    assert same(dict(loaded.model), checkpoint.model)
     assert len(faults) == 1
     assert "00000002" in faults[0]
 

@@ -69,8 +69,8 @@ def test_an_evaluation_that_is_shared_out_gives_the_same_counts(results):
 
 
 def test_torchrun_trains_and_only_one_process_writes(tmp_path):
-    words = ["train", *RECIPE, "--out", str(tmp_path / "run"), "--json"]
-    command = [*TORCHRUN, "--no-python", sys.executable, "-c", COMMAND, *words]
+    arguments = ["train", *RECIPE, "--out", str(tmp_path / "run"), "--json"]
+    command = [*TORCHRUN, "--no-python", sys.executable, "-c", COMMAND, *arguments]
     done = subprocess.run(command, env=script_environment(), capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # one process printed, once
@@ -81,10 +81,10 @@ def test_torchrun_trains_and_only_one_process_writes(tmp_path):
 
 def test_a_lost_worker_ends_the_run_and_it_can_be_resumed(tmp_path):
     """Kill one of two processes; the run ends with an error, and resuming gives what an undisturbed run gives."""
-    words = [*RECIPE, "trainer.epochs=6", "trainer.checkpoint_minutes=0.001"]
-    run_command("train", *words, "--out", str(tmp_path / "straight"), processes=2, check=True)
+    arguments = [*RECIPE, "trainer.epochs=6", "trainer.checkpoint_minutes=0.001"]
+    run_command("train", *arguments, "--out", str(tmp_path / "straight"), processes=2, check=True)
     process = subprocess.Popen(
-        [*TORCHRUN, "-m", "atoll", "train", *words, "--out", str(tmp_path / "killed")],
+        [*TORCHRUN, "-m", "atoll", "train", *arguments, "--out", str(tmp_path / "killed")],
         env=script_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -100,8 +100,8 @@ def test_a_lost_worker_ends_the_run_and_it_can_be_resumed(tmp_path):
     run_command("train", "--resume", "--out", str(tmp_path / "killed"), processes=2, check=True)
     finals = []
     for name in ("straight", "killed"):
-        found = Checkpoints(tmp_path / name / "checkpoints")
-        finals.append(load_file(found.path(found.steps()[-1]) / "model.safetensors"))
+        checkpoints = Checkpoints(tmp_path / name / "checkpoints")
+        finals.append(load_file(checkpoints.path(checkpoints.steps()[-1]) / "model.safetensors"))
     assert all(torch.equal(finals[0][k], finals[1][k]) for k in finals[0])
 
 

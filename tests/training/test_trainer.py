@@ -195,9 +195,9 @@ def test_divergence_stops_with_a_diagnosis_and_keeps_the_last_good_checkpoint(tm
     ) as info:
         trainer.fit()
     assert "last good checkpoint" in str(info.value)
-    found, faults = trainer.checkpoints.newest()
+    newest, faults = trainer.checkpoints.newest()
     assert not faults
-    assert all(value.isfinite().all() for value in found.model.values())
+    assert all(value.isfinite().all() for value in newest.model.values())
 
 
 def test_a_nan_in_one_term_names_it():

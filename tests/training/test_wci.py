@@ -28,7 +28,7 @@ def after_one_step(loss="at", **options):
 def test_it_is_the_index_of_the_dense_hessian_at_the_runs_own_adversarial_inputs(loss):
     trainer = after_one_step(loss, double=True)
     method = MeasureWCI(points=10, probes=60)
-    found = method.measure(trainer).index
+    index = method.measure(trainer).index
     x, y = method.sample(trainer, "train")
     x_adv = trainer.attack(trainer.model, x, y, seed=(trainer.seed, "wci")) if trainer.attack else None
     with evaluation_mode(trainer.model):
@@ -39,8 +39,8 @@ def test_it_is_the_index_of_the_dense_hessian_at_the_runs_own_adversarial_inputs
         for name, w in trainer.model.named_parameters()
         if w.dim() > 1
     )
-    assert found.standard_error < 0.1 * exact
-    assert abs(found.value - exact) < 4 * found.standard_error
+    assert index.standard_error < 0.1 * exact
+    assert abs(index.value - exact) < 4 * index.standard_error
 
 
 def test_measuring_changes_nothing():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from atoll.attacks.base import check_labels
 from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.trace import OnProgress
-from atoll.data.arrays import read_npz
+from atoll.data.decode import read_npz
 from atoll.errors import DataError, InputError
 from atoll.modules import evaluation_mode, preserve_parameters
 from atoll.rng import PointRNG, generator

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.curvature.risk import EmpiricalRisk, flatten
-from atoll.data.arrays import read_npz
+from atoll.data.decode import read_npz
 from atoll.errors import AtollError, DataError, InputError
 from atoll.rng import generator
 

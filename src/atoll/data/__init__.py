@@ -1,8 +1,7 @@
 """Data sets, the path from storage to a batch, and augmentations."""
 
-from atoll.data.affine import Elastic, RandomAffine
 from atoll.data.archive import unpack
-from atoll.data.augment import Augmentation, Brightness, Cutout, HorizontalFlip, RandomCrop
+from atoll.data.augment import Augmentation, Brightness, Cutout, Elastic, HorizontalFlip, RandomAffine, RandomCrop
 from atoll.data.base import (
     Batch,
     ConcatSplit,
@@ -19,55 +18,21 @@ from atoll.data.base import (
 from atoll.data.boxes import boxes_of
 from atoll.data.canvas import ClutteredCanvas
 from atoll.data.cifar import CIFAR10, CIFAR100
-from atoll.data.digits import Digits
 from atoll.data.fewer_classes import FewerClasses
 from atoll.data.folder import ImageFolder
 from atoll.data.mix import cutmix, cutmix_boxes, mixup
 from atoll.data.mnist import KMNIST, MNIST, FashionMNIST
-from atoll.data.moons import TwoMoons
 from atoll.data.npz import Npz
 from atoll.data.pets import OxfordPets
 from atoll.data.randaugment import RandAugment
 from atoll.data.svhn import SVHN
 from atoll.data.tiny_imagenet import TinyImageNet
+from atoll.data.toy import Digits, TwoMoons
 
 __all__ = [
-    "CIFAR10",
-    "CIFAR100",
-    "KMNIST",
-    "MNIST",
-    "SVHN",
-    "Augmentation",
-    "Batch",
-    "Brightness",
-    "ClutteredCanvas",
-    "ConcatSplit",
-    "Cutout",
-    "Data",
-    "Digits",
-    "Elastic",
-    "FashionMNIST",
-    "FewerClasses",
-    "HorizontalFlip",
-    "ImageFolder",
-    "MemorySplit",
-    "Npz",
-    "OxfordPets",
-    "RandAugment",
-    "RandomAffine",
-    "RandomCrop",
-    "Split",
-    "Splits",
-    "SubSplit",
-    "TinyImageNet",
-    "TwoMoons",
-    "batches",
-    "boxes_of",
-    "cutmix",
-    "cutmix_boxes",
-    "in_order",
-    "mixup",
-    "shuffled",
-    "to_float",
-    "unpack",
-]
+    "CIFAR10", "CIFAR100", "KMNIST", "MNIST", "SVHN", "Augmentation", "Batch", "Brightness", "ClutteredCanvas",
+    "ConcatSplit", "Cutout", "Data", "Digits", "Elastic", "FashionMNIST", "FewerClasses", "HorizontalFlip",
+    "ImageFolder", "MemorySplit", "Npz", "OxfordPets", "RandAugment", "RandomAffine", "RandomCrop", "Split", "Splits",
+    "SubSplit", "TinyImageNet", "TwoMoons", "batches", "boxes_of", "cutmix", "cutmix_boxes", "in_order", "mixup",
+    "shuffled", "to_float", "unpack",
+]  # fmt: skip

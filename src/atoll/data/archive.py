@@ -1,7 +1,8 @@
-"""Unpacking archives that may have been made to do harm."""
+"""Safe unpacking of archives that may be malicious."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import stat
@@ -20,15 +21,7 @@ from atoll.errors import DataError, InputError
 _CHUNK = 1 << 20
 _PADDING = 1 << 24  # zeros after the last member of a tar file, far more than anyone writes
 _HEADER = 512  # what an empty member counts, so that a million of them are not free
-_BROKEN = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    OSError,
-    RuntimeError,
-    NotImplementedError,
-)
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
 
 
 @dataclass(frozen=True)
@@ -45,9 +38,9 @@ class _Member:
 def unpack(archive: Path | str, destination: Path | str, *, limit: int = 1 << 34) -> Path:
     """Unpack a tar (plain or compressed) or zip file into a new folder: all of it, or nothing.
 
-    Everything goes into a temporary folder beside ``destination``, which takes its name at the very end.
-    Refused are absolute paths, ``..``, links that leave the folder, devices, names that come twice, and
-    archives of more than ``limit`` bytes.  Permissions and owners in the archive are ignored.
+    Everything goes into a temporary folder beside ``destination``, which is renamed at the end.  Refuses absolute
+    paths, ``..``, links that leave the folder, devices, duplicate names, and archives of more than ``limit`` bytes.
+    Ignores permissions and owners.
 
     >>> import io, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -155,7 +148,7 @@ def _zip_members(archive: zipfile.ZipFile) -> Iterator[_Member]:
         else:
             kind = "file" if stat.S_IFMT(mode) in (0, stat.S_IFREG) else "other"
         target = archive.read(info).decode() if kind == "link" and info.file_size <= 4096 else ""
-        yield _Member(info.filename, kind, info.file_size, target, lambda info=info: archive.open(info))  # type: ignore[misc]
+        yield _Member(info.filename, kind, info.file_size, target, functools.partial(archive.open, info))
 
 
 def _tar_members(path: Path, archive: tarfile.TarFile) -> Iterator[_Member]:
@@ -169,13 +162,8 @@ def _tar_members(path: Path, archive: tarfile.TarFile) -> Iterator[_Member]:
             kind, content = "file", files[info.linkname]
         if kind == "file":
             files[info.name] = content
-        yield _Member(
-            info.name,
-            kind,
-            content.size,
-            info.linkname,
-            lambda content=content: archive.extractfile(content),  # type: ignore[misc]
-        )
+        opener = functools.partial(archive.extractfile, content)
+        yield _Member(info.name, kind, content.size, info.linkname, opener)
     # The reader takes a damaged header for the end, but what follows the real end is a few zeros.  Reading
     # them also makes a compressed archive compare its own checksum.
     rest = archive.fileobj.read(_PADDING) if archive.fileobj is not None else b""

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from atoll.data.arrays import as_images, as_labels, read_npz
 from atoll.data.augment import Augmentation
 from atoll.data.boxes import UNKNOWN, boxes_of, check_boxes
+from atoll.data.decode import as_images, as_labels, read_npz
 from atoll.data.download import Progress, folders
 from atoll.errors import AtollError, DataError, InputError, check_range
 from atoll.registry import Registry, constructor_call

@@ -1,6 +1,6 @@
-"""Where the object of an image is: x1, y1, x2, y2 in pixels of the image as it is fetched, all inclusive.
+"""Bounding boxes of objects: x1, y1, x2, y2 in pixels of the image as it is fetched, all inclusive.
 
-A split that knows this has ``boxes``, int64 ``(len, 4)``; images whose object nobody marked have -1, -1, -1, -1.
+A split with annotations has ``boxes``, int64 ``(len, 4)``; images without one have -1, -1, -1, -1.
 Augmentation comes later and may move an object out of its box, so boxes are for validation and test splits.
 """
 
@@ -29,7 +29,7 @@ class Boxed(Protocol):
 
 
 def boxes_of(split: object) -> Tensor | None:
-    """The boxes of a split, None if it knows none.
+    """The boxes of a split, None if it has none.
 
     >>> from atoll.data import Digits
     >>> boxes_of(Digits().test) is None

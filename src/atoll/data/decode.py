@@ -1,12 +1,14 @@
-"""Image files to pixels."""
+"""Image files and untrusted NumPy arrays to checked tensors."""
 
 from __future__ import annotations
 
 import struct
+import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -81,3 +83,61 @@ def image_size(file: Path) -> tuple[int, int]:
             return opened.size
     except _BROKEN as error:
         raise DataError(f"{file}: not an image, broken or truncated: {error}") from None
+
+
+def read_npz(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Those of the named arrays that an ``.npz`` file holds; never unpickles anything."""
+    try:
+        content = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: expected an .npz file of plain arrays, got: {error}") from None
+    if not isinstance(content, np.lib.npyio.NpzFile):
+        raise DataError(f"{path}: expected an .npz file of named arrays, got a single array")
+    with content:
+        try:
+            return {name: content[name] for name in names if name in content.files}
+        except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"{path}: expected an .npz file of plain arrays, got: {error}") from None
+
+
+def as_images(array: NDArray[Any], source: str) -> Tensor:
+    """Images NHW or NHWC, uint8 or floats in [0, 1], to a tensor NCHW.
+
+    >>> as_images(np.zeros((5, 8, 6, 3), np.uint8), "x_train").shape
+    torch.Size([5, 3, 8, 6])
+    >>> as_images(np.full((1, 2, 2), np.nan), "x_train")
+    Traceback (most recent call last):
+    atoll.errors.DataError: x_train: expected finite numbers, got NaN or infinity
+    """
+    if array.ndim == 3:
+        array = array[..., None]
+    if array.ndim != 4 or not 1 <= array.shape[3] <= 4:
+        raise DataError(f"{source}: expected images of shape (N, H, W) or (N, H, W, channels), got {array.shape}")
+    if not array.size:
+        raise DataError(f"{source}: expected images, got an empty array of shape {array.shape}")
+    if array.dtype.kind == "f":
+        low, high = float(array.min()), float(array.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            raise DataError(f"{source}: expected finite numbers, got NaN or infinity")
+        if low < 0 or high > 1:
+            raise DataError(f"{source}: expected floats in [0, 1], got [{low:g}, {high:g}]")
+        array = array.astype(np.float32)
+    elif array.dtype != np.uint8:
+        raise DataError(f"{source}: expected uint8, or floats in [0, 1], got {array.dtype}")
+    return torch.from_numpy(np.array(array.transpose(0, 3, 1, 2), order="C"))  # a copy: ours to write
+
+
+def as_labels(array: NDArray[Any], count: int, source: str) -> Tensor:
+    """``count`` integer labels, ``(N,)`` or ``(N, 1)``, to an int64 tensor.
+
+    >>> as_labels(np.array([[3], [1]], np.uint8), 2, "y_train")
+    tensor([3, 1])
+    """
+    if array.dtype.kind not in "iu" or array.shape not in ((count,), (count, 1)):
+        raise DataError(f"{source}: expected {count} integer labels, one per image, got {array.dtype} {array.shape}")
+    labels = array.reshape(-1).astype(np.int64)
+    if labels.min() < 0:
+        raise DataError(f"{source}: expected labels >= 0, got {labels.min()}")
+    return torch.from_numpy(labels)

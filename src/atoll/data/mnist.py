@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.data.arrays import as_images, as_labels
 from atoll.data.base import DATA, Data, MemorySplit, Splits
+from atoll.data.decode import as_images, as_labels
 from atoll.data.download import Remote, find, obtain
 from atoll.errors import DataError
 

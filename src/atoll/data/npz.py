@@ -9,9 +9,9 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.data.arrays import as_images, as_labels, read_npz
 from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.boxes import as_boxes
+from atoll.data.decode import as_images, as_labels, read_npz
 from atoll.errors import DataError
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.data.affine import affine
-from atoll.data.augment import AUGMENTATIONS, Augmentation, check_images
+from atoll.data.augment import AUGMENTATIONS, Augmentation, affine, check_images
 from atoll.errors import check_range
 from atoll.rng import PointRNG
 from atoll.threat import per_point

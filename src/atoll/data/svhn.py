@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from atoll.data.arrays import as_images, as_labels
 from atoll.data.base import DATA, Data, MemorySplit, Splits
+from atoll.data.decode import as_images, as_labels
 from atoll.data.download import Remote, obtain
 from atoll.errors import DataError
 

@@ -16,24 +16,7 @@ from atoll.models.vit import ViT
 from atoll.models.wide_resnet import WideResNet
 
 __all__ = [
-    "MLP",
-    "VGG",
-    "CentroidNet",
-    "Centroids",
-    "Classifier",
-    "ConvNet4C3F",
-    "ConvNet6C2F",
-    "EtaLayer",
-    "HybridViT",
-    "InputRange",
-    "LiResNet",
-    "MinMax",
-    "MobileNetV2",
-    "Normalize",
-    "PreActResNet",
-    "SmallConvNet",
-    "Timm",
-    "ViT",
-    "WideResNet",
-    "load_pretrained",
-]
+    "MLP", "VGG", "CentroidNet", "Centroids", "Classifier", "ConvNet4C3F", "ConvNet6C2F", "EtaLayer", "HybridViT",
+    "InputRange", "LiResNet", "MinMax", "MobileNetV2", "Normalize", "PreActResNet", "SmallConvNet", "Timm", "ViT",
+    "WideResNet", "load_pretrained",
+]  # fmt: skip

@@ -88,8 +88,8 @@ class SmallConvNet(PlainConvNet):
         widths: channels of the convolutions, each of which halves the image.
         hidden: width of the dense layer, and so the number of features.
         batch_norm: normalize after every convolution.
-        activation: nonlinearity after every layer but the head.
-        initialization: ``default`` or ``orthogonal``.
+
+    ``activation`` (after every layer but the head) and ``initialization`` (default or orthogonal) are further options.
 
     >>> import torch
     >>> SmallConvNet((1, 8, 8), 10, widths=(4, 8))(torch.zeros(2, 1, 8, 8)).shape

@@ -8,7 +8,7 @@ A checkpoint is a folder::
       training.safetensors   optimizer and method states
       checkpoint.json        everything that is not a tensor, and the digests of all files
 
-It is written beside its final place, synced, and renamed; a killed process leaves at most a hidden temporary folder.
+It is written to a temporary folder, synced, and renamed; a killed process leaves at most a hidden temporary folder.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
-    """Copy weights into a model of the same architecture, or say how it differs; never half."""
+    """Copy weights into a model of the same architecture; if it differs, copy nothing and say how."""
     own = model.state_dict()
     missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     shapes = [

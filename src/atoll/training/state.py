@@ -1,4 +1,4 @@
-"""What a training remembers besides weights: the best checkpoint, and sums over an epoch."""
+"""State of a training run besides the weights: the best checkpoint, and sums over an epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.distributed import all_sum
 
 @dataclass
 class Best:
-    """The checkpoint that did best where the run selects."""
+    """The checkpoint with the best selection metric."""
 
     score: float = -math.inf
     step: int = -1
@@ -21,7 +21,7 @@ class Best:
 
 @dataclass
 class RunningMeans:
-    """What is added up over an epoch, on the device: asking for numbers after every step would stall a GPU."""
+    """Sums over an epoch, on the device: reading them after every step would stall a GPU."""
 
     values: dict[str, Tensor] = field(default_factory=dict)
 

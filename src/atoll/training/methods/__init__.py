@@ -16,22 +16,6 @@ from atoll.training.methods.trh import TrH
 from atoll.training.methods.wci import MeasureWCI, WCISchedule
 
 __all__ = [
-    "AWP",
-    "AWPT",
-    "RAT",
-    "S2O",
-    "SAM",
-    "SWA",
-    "CentroidsFromData",
-    "CutMix",
-    "EarlyStopping",
-    "EpsRamp",
-    "GaussianNoise",
-    "Lookahead",
-    "MeasureWCI",
-    "Method",
-    "Mixup",
-    "Step",
-    "TrH",
-    "WCISchedule",
-]
+    "AWP", "AWPT", "RAT", "S2O", "SAM", "SWA", "CentroidsFromData", "CutMix", "EarlyStopping", "EpsRamp",
+    "GaussianNoise", "Lookahead", "MeasureWCI", "Method", "Mixup", "Step", "TrH", "WCISchedule",
+]  # fmt: skip

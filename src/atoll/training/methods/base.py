@@ -1,6 +1,6 @@
-"""What a training method is: a small object that acts at named places of the training loop.
+"""The base of training methods: small objects that act at named places of the training loop.
 
-The loop is printed in ``atoll.training.trainer``; these are its places, in order::
+The loop is in ``atoll.training.trainer``; these are its places, in order::
 
     for batch in epoch:
         before_attack     change the batch (mixup, cutmix)

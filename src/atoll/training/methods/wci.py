@@ -109,7 +109,8 @@ class WCISchedule(MeasureWCI):
         smoothing: s, how much of the average stays; the first measurement starts it.
         start: share of the run before the first measurement.
         interval: epochs between measurements.
-        points, probes, gap: as for ``MeasureWCI``.
+
+    ``points``, ``probes`` and ``gap`` are those of ``MeasureWCI``.
 
     >>> rule = WCISchedule(threshold=100.0, smoothing=0.5)
     >>> [rule.follow(wci) for wci in (80.0, 320.0, 200.0)]  # averages 80, 200, 200

@@ -10,13 +10,13 @@ import torch
 from sklearn.datasets import load_digits, make_moons
 
 from atoll.data import Digits, TwoMoons
-from atoll.data.arrays import as_images, as_labels
+from atoll.data.decode import as_images, as_labels
 from atoll.errors import DataError, InputError
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
     data = Digits(validation=0)
-    found = sorted(
+    actual = sorted(
         (int(label), image.numpy().tobytes())
         for split in (data.train, data.test)
         for label, image in zip(split.labels, split.fetch(torch.arange(len(split))), strict=True)
@@ -26,7 +26,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
         (int(label), bytes(round(value * 255 / 16) for value in image))
         for label, image in zip(labels, images, strict=True)
     )
-    assert found == expected
+    assert actual == expected
     share = torch.bincount(data.test.labels) / torch.bincount(data.train.labels)
     assert ((share - 0.25).abs() < 0.02).all()
 
