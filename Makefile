@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PEERS := .venv-bench
 CODE := conftest.py src papers tests benchmarks docs
 # As many test processes as cores; each test uses one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser demo docs test test-slow lint format bench clean

@@ -42,10 +42,8 @@ class MyLoss(Loss):
         super().__init__(ce=(scale, CrossEntropy("adversarial")))
 """,
     "my_attack": """
-from atoll.attacks import PGD
-from atoll.attacks.base import ATTACKS, Attack
+from atoll.attacks.base import Attack
 
-@ATTACKS.register("corner")
 class MyAttack(Attack):
     "A random corner of the ball."
 

@@ -53,7 +53,7 @@ def test_table_json_attributions_and_picture(trained, capsys):
                  "SM-BSM", "model calls per point for the boundary", "attributions, numbers and pictures"):  # fmt: skip
         assert part in table
     tree = printed(capsys, *flags)[str(trained)]
-    (result,) = open_run(trained).results("explain")
+    result = next(r for r in open_run(trained).results("explain") if str(r.folder) == tree["folder"])
     assert tree == json.loads(json.dumps(result.to_json())) | {"folder": str(result.folder)}
     assert (result.folder / "attributions.png").read_bytes()[:4] == b"\x89PNG"
     assert tuple(result.methods) == STANDARD

@@ -251,7 +251,7 @@ def check_kills(tmp_path, kills, seed):
 
 def test_killed_and_resumed_ends_with_the_same_bits(tmp_path):
     # The first kill is at a third of the time of the whole run, so that there is one even if the machine gets faster.
-    assert check_kills(tmp_path, kills=3, seed=82) > 0
+    assert check_kills(tmp_path, kills=1, seed=82) > 0
 
 
 @pytest.mark.slow

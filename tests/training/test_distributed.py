@@ -79,6 +79,7 @@ def test_torchrun_trains_and_only_one_process_writes(tmp_path):
     assert [r["epoch"] for r in lines if r["kind"] == "epoch"] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_lost_worker_ends_the_run_and_it_can_be_resumed(tmp_path):
     """Kill one of two processes; the run ends with an error, and resuming gives what an undisturbed run gives."""
     arguments = [*RECIPE, "trainer.epochs=6", "trainer.checkpoint_minutes=0.001"]
