@@ -17,8 +17,8 @@ torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Machines differ in speed, and a timeout is not a counterexample.  The same examples every time:
-# `pytest --hypothesis-profile=default` draws new ones.
-settings.register_profile("atoll", deadline=None, derandomize=True)
+# `pytest --hypothesis-profile=default` draws new ones, and twice as many.
+settings.register_profile("atoll", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("atoll")
 
 BROWSER = [
