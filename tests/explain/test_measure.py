@@ -118,11 +118,12 @@ def test_a_stored_result_loads_with_its_tensors(stored):
         assert method.sanity_layers[0][0] == "head"
 
 
-@pytest.mark.parametrize("item", dataclasses.fields(ExplainResult), ids=lambda item: item.name)
+STORED = [item for item in dataclasses.fields(ExplainResult) if item.metadata.get("stored", True)]
+
+
+@pytest.mark.parametrize("item", STORED, ids=lambda item: item.name)
 def test_a_result_without_a_field_loads_if_the_field_has_a_default(stored, item):
     tree = json.loads(json.dumps(stored.to_json()))
-    if item.name not in tree:
-        pytest.skip("not stored")
     del tree[item.name]
     if item.default is item.default_factory is dataclasses.MISSING:
         with pytest.raises(ResultError, match=f"{item.name}: missing"):

@@ -47,7 +47,6 @@ class Digest:
 def function_digest(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Digest:
     """Digest of a model's graph and weights if it can be captured, of its code and weights otherwise.
 
-
     >>> function_digest(nn.Linear(4, 3), (4,)).method
     'graph'
     >>> noisy = type("Noisy", (nn.Linear,), {"forward": lambda self, x: x + torch.randn_like(x)})(4, 4)
