@@ -69,19 +69,6 @@ def body_of(model: Classifier) -> nn.Sequential:
     return nn.Sequential(OrderedDict(normalize=model.normalize, body=model.body))
 
 
-def compute_dtype(model: nn.Module) -> torch.dtype:
-    """The precision that the rounding of a network is counted in, or an InputError if it cannot be."""
-    parameter = next(model.parameters())
-    full = parameter.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
-    if parameter.dtype == torch.float32 and not full:
-        # TF32, bfloat16 inside and Winograd's algorithm round more than the sums of products that are counted here.
-        raise InputError(
-            "model: certificates in float32 are for CPUs with float32_matmul_precision highest;"
-            " run the network in float64 (model.double())"
-        )
-    return parameter.dtype
-
-
 @dataclass(frozen=True)
 class Bound:
     r"""What is known of a map f and of its computation :math:`\hat f`, in l2.
@@ -179,6 +166,21 @@ def lipschitz(
         return bound
 
     return Lipschitz(follow(nodes), tuple(layers))
+
+
+def lipschitz_of_body(
+    model: Classifier, *, budget: float = BUDGET, on_layer: Callable[[LayerBound], None] | None = None
+) -> Lipschitz:
+    """That of what a classifier does before its head, in the precision that the classifier computes in."""
+    parameter = next(model.parameters())
+    full = parameter.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+    if parameter.dtype == torch.float32 and not full:
+        # TF32, bfloat16 inside and Winograd's algorithm round more than the sums of products that are counted here.
+        raise InputError(
+            "model: certificates in float32 are for CPUs with float32_matmul_precision highest;"
+            " run the network in float64 (model.double())"
+        )
+    return lipschitz(body_of(model), model.input_shape, budget=budget, dtype=parameter.dtype, on_layer=on_layer)
 
 
 @torch.no_grad()
