@@ -9,10 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import InputError
-from atoll.explain.attributions import BoundaryAttribution, PointAttribution, Target, checked, checked_target, logit
-from atoll.explain.boundary import BoundaryPoints, boundary_search
+from atoll.explain.attributions import (
+    BoundaryAttribution,
+    PointAttribution,
+    Target,
+    checked,
+    checked_target,
+    convergence_delta,
+    logit,
+)
+from atoll.explain.boundary import BoundaryPoints, boundary_search, content_index
 from atoll.modules import evaluation_mode
-from atoll.rng import PointRNG, content_hash
+from atoll.rng import PointRNG
 from atoll.threat import dot
 
 
@@ -78,8 +86,7 @@ def infidelity(
             f" got {sigma}, {samples}, {batch_size}"
         )
     explained = x.new_empty(len(x), samples, dtype=torch.float64)
-    changed = torch.empty_like(explained)
-    index = torch.tensor([content_hash(point) for point in x], device=x.device)
+    changed, index = torch.empty_like(explained), content_index(x)
     with evaluation_mode(model):
         classes = checked_target(model, x, target, batch_size)
         clean = logit(model, x, classes, batch_size).double()
@@ -117,8 +124,7 @@ def completeness_gap(
     _same_shape(start, x)
     with evaluation_mode(model):
         classes = checked_target(model, x, target, batch_size)
-        end, begin = (logit(model, point, classes, batch_size) for point in (x, start))
-    return attributions.flatten(1).sum(1) - (end - begin)
+        return convergence_delta(model, x, attributions, start, classes, batch_size)
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
