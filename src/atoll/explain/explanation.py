@@ -126,8 +126,7 @@ def explain(
         batch_size = batch_size or automatic_batch_size(model, x, largest=LARGEST_BATCH)
     search: dict[str, Any] = {"norm": norm, "bounds": bounds, "seed": seed, "batch_size": batch_size}
     boundary = boundary_search(model, x, **search, budget=budget or BUDGET, pool=pool, on_progress=report)
-    with evaluation_mode(model):
-        target = checked_target(model, x, None, batch_size)
+    target = checked_target(model, x, None, batch_size)
     few = slice(0, check_points)
     # The checks search boundaries again and again: with fewer calls, and without a pool, whose predictions would cost
     # more than the searches.

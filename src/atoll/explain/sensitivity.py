@@ -9,9 +9,9 @@ from torch import Tensor
 
 from atoll.errors import InputError
 from atoll.explain.attributions import PointAttribution, Target, checked, checked_target
+from atoll.explain.boundary import content_index
 from atoll.explain.faithfulness import explain_where_possible
-from atoll.modules import evaluation_mode
-from atoll.rng import PointRNG, content_hash
+from atoll.rng import PointRNG
 from atoll.threat import Bounds, Norm, ThreatModel, per_point
 
 
@@ -62,10 +62,8 @@ def attribution_lipschitz(
     threat.check(x)
     if threat.radius <= 0 or starts < 1 or steps < 0:
         raise InputError(f"eps, starts, steps: expected more than 0, at least 1 and 0, got {eps}, {starts}, {steps}")
-    with evaluation_mode(method.model):
-        classes = checked_target(method.model, x, target, len(x))
-    here = explain_where_possible(method, x, classes)
-    index = torch.tensor([content_hash(point) for point in x], device=x.device)
+    classes = checked_target(method.model, x, target, len(x))
+    here, index = explain_where_possible(method, x, classes), content_index(x)
 
     def ratio(there: Tensor) -> Tensor:
         change = threat.size(explain_where_possible(method, there, classes) - here)
