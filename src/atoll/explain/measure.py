@@ -31,6 +31,7 @@ from atoll.measure import (
     Settings,
     execution,
     foreign_code,
+    select,
     split_digest,
 )
 from atoll.plots import plot_attributions
@@ -255,9 +256,7 @@ class MeasureExplanation(Measurement):
 
 def _sample(subject: Subject, name: str, points: int | None, *seed: object) -> Split:
     """Random points of a split."""
-    whole = subject.data.split(name)
-    if not len(whole):
-        raise InputError(f"split: the run holds out no {name} points")
+    whole = select(subject.data, name, None)
     return SubSplit(whole, sample_rows(whole, points or len(whole), "explain", *seed))
 
 
