@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from atoll.curvature.risk import EmpiricalRisk, Vector, flatten
-from atoll.errors import InputError
-from atoll.modules import preserve_parameters
+from atoll.errors import InputError, check_range
 from atoll.rng import generator
 from atoll.stats import Estimate
 
@@ -181,20 +180,15 @@ def gibbs_risk(
     >>> abs(still.value - risk.value()) < 1e-9, still.standard_error
     (True, 0.0)
     """
-    if pairs < 2:
-        raise InputError(f"pairs: expected at least 2, got {pairs}")
+    check_range("[2, inf)", pairs=pairs)
     means = torch.zeros(pairs, 2, dtype=torch.float64)
-    with preserve_parameters(risk.parameters):
-        start = [p.detach().clone() for p in risk.parameters]
-        for number in range(pairs):
-            draw = generator(seed, "posterior", number, device=risk.device)
-            noise = [torch.empty_like(w).normal_(generator=draw) * d for w, d in zip(start, deviations, strict=True)]
-            for sign in (1, -1):
-                with torch.no_grad():
-                    for p, w, e in zip(risk.parameters, start, noise, strict=True):
-                        p.copy_(w + sign * e)
-                values = risk.values()
-                means[number] += torch.stack([values.mean(), values.clamp_max(clip).mean()]) / 2
+    for number in range(pairs):
+        draw = generator(seed, "posterior", number, device=risk.device)
+        both = zip(risk.parameters, deviations, strict=True)
+        noise = [torch.empty_like(p).normal_(generator=draw) * d for p, d in both]
+        for sign in (1, -1):
+            values = risk.values_at((sign, noise))
+            means[number] += torch.stack([values.mean(), values.clamp_max(clip).mean()]) / 2
     errors = means.std(0) / math.sqrt(pairs)
     return Estimate(float(means[:, 0].mean()), float(errors[0])), Estimate(float(means[:, 1].mean()), float(errors[1]))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from atoll.attacks.base import Attack, check_labels
 from atoll.data.base import in_order
 from atoll.distributed import all_sum, rank, world_size
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.losses.base import Loss, Outputs
+from atoll.modules import preserve_parameters
 
 Vector = list[Tensor]  # one tensor per parameter
 
@@ -74,8 +77,7 @@ class EmpiricalRisk:
             raise InputError(f"x_adv: {type(loss).__name__} needs {wanted}")
         if x_adv is not None and x_adv.shape != x.shape:
             raise InputError(f"x_adv: expected the shape of x, {tuple(x.shape)}, got {tuple(x_adv.shape)}")
-        if micro_batch < 1:
-            raise InputError(f"micro_batch: expected at least 1, got {micro_batch}")
+        check_range("[1, inf)", micro_batch=micro_batch)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("model: expected at least one parameter that requires a gradient")
@@ -149,6 +151,15 @@ class EmpiricalRisk:
             with torch.no_grad():
                 values[index] = self.losses(index).double()
         return all_sum(values).cpu()
+
+    def values_at(self, *moves: tuple[float, Sequence[Tensor]]) -> Tensor:
+        """The loss of every point with the weights moved by multiples of some vectors, then restored bit by bit."""
+        with preserve_parameters(self.parameters):
+            with torch.no_grad():
+                for factor, vector in moves:
+                    for parameter, part in zip(self.parameters, vector, strict=True):
+                        parameter.add_(factor * part)
+            return self.values()
 
     def value(self) -> float:
         """The mean loss."""
@@ -250,19 +261,14 @@ def _outputs(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]
     """What every module gives, in the order in which they finish: the first that differs has had equal inputs."""
     outputs: list[tuple[str, nn.Module, Tensor]] = []
 
-    def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def record(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.numel() and output.dim():
-                outputs.append((name, module, output.clone()))
+    def record(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.numel() and output.dim():
+            outputs.append((name, module, output.clone()))
 
-        return record
-
-    hooks = [module.register_forward_hook(recorder(name)) for name, module in model.named_modules()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_hook(partial(record, name)).remove)
         model(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return outputs
 
 
