@@ -21,10 +21,16 @@ from atoll.explain.attributions import (
     checked_target,
 )
 from atoll.explain.boundary import BUDGET, BoundaryPoints, boundary_search
-from atoll.explain.faithfulness import Infidelity, completeness_gap, distance, explain_where_possible, infidelity
+from atoll.explain.faithfulness import (
+    Infidelity,
+    attribution_lipschitz,
+    completeness_gap,
+    distance,
+    explain_where_possible,
+    infidelity,
+)
 from atoll.explain.locality import Locality, locality, usable
 from atoll.explain.sanity import SanityCheck, sanity_check
-from atoll.explain.sensitivity import attribution_lipschitz
 from atoll.modules import evaluation_mode
 from atoll.threat import Bounds, Norm
 
