@@ -25,21 +25,13 @@ TEMPERATURES = tuple(2.0**k for k in range(-6, 7))  # of lambda, in units of the
 
 @dataclass(frozen=True)
 class Posterior:
-    """A Gaussian around the weights whose variance is constant on blocks of them.
-
-    Args:
-        variances: one for each block.
-        traces: of the Hessian on each block.
-        sizes: number of weights in each block.
-        squared_norm: of all weights.
-        sigma0: standard deviation of the prior.
-    """
+    """A Gaussian around the weights whose variance is constant on blocks of them."""
 
     variances: Tensor
-    traces: Tensor
-    sizes: Tensor
-    squared_norm: float
-    sigma0: float
+    traces: Tensor  # of the Hessian on each block
+    sizes: Tensor  # number of weights in each block
+    squared_norm: float  # of all weights
+    sigma0: float  # standard deviation of the prior
 
     @property
     def kl(self) -> float:

@@ -28,23 +28,14 @@ _FREEDOM = 60  # degrees of freedom of a standard error: with fewer, intervals o
 
 @dataclass(frozen=True)
 class Traces:
-    """The trace of the Hessian with respect to each parameter, and how far it can be trusted.
-
-    Args:
-        names: of the parameters.
-        values: their traces.
-        covariance: of the estimates, ``(layers, layers)``; zero if they are exact.
-        estimator: which one was used.
-        reason: why.
-        probes: random vectors per group of points.
-    """
+    """The trace of the Hessian with respect to each parameter, and how far it can be trusted."""
 
     names: tuple[str, ...]
     values: Tensor
-    covariance: Tensor
+    covariance: Tensor  # of the estimates, (layers, layers); zero if they are exact
     estimator: str
-    reason: str = "as asked"
-    probes: int = 0
+    reason: str = "as asked"  # why this estimator
+    probes: int = 0  # random vectors per group of points
 
     def __getitem__(self, name: str) -> Estimate:
         i = self.names.index(name)

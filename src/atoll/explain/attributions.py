@@ -33,9 +33,6 @@ class PointAttribution(GradientAttribution):  # type: ignore[misc]
     Captum's interface: ``attribute(inputs, target=...)`` gives a tensor of the inputs' shape.  The model may be any
     ``nn.Module`` from inputs to logits; it is used in evaluation mode, and modes, buffers and gradients are left as
     they were.  What comes out for a point depends on the point and the seed, not on the batch (up to rounding).
-
-    Args:
-        model: the classifier.
     """
 
     registry: ClassVar[Registry] = ATTRIBUTIONS
@@ -277,13 +274,8 @@ def mean_gradient(
 
     .. math:: \sum_k w_k \nabla f_y(\mathrm{place}_k)
 
-    Args:
-        model: f, in evaluation mode.
-        target: y, one for each point.
-        place: given numbers of points and numbers k, the inputs to take gradients at.
-        weights: w.
-        like: of the shape of the inputs.
-        batch_size: places that go through the model together, which bounds the memory.
+    ``place`` takes numbers of points and numbers k; only ``batch_size`` places are in memory at a time.  ``like`` has
+    the shape of the inputs.
     """
     total, number = torch.zeros_like(like), torch.arange(len(target) * len(weights), device=like.device)
     for chunk in torch.split(number, batch_size):

@@ -243,13 +243,9 @@ def _both_sides(
 
 @dataclass
 class SearchState:
-    """The closest points with another prediction so far, how they came about, and what they cost.
+    """The closest points with another prediction so far, how they came about, and how many passes they cost.
 
-    Args:
-        x_adv: one for each point; the point itself if there is none yet.
-        method: what led there, ``none`` if nothing did.
-        forward: forward passes.
-        backward: backward passes.
+    Where there is none yet, it is the point itself, and the method ``none``.
     """
 
     x_adv: Tensor

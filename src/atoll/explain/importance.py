@@ -23,13 +23,7 @@ Output = Literal["probability", "logit"]
 
 @dataclass(frozen=True)
 class Importance:
-    """The importance of every feature of every input, estimated.
-
-    Args:
-        x: the inputs.
-        value: of the inputs' shape.
-        standard_error: the same; 0 where the value is exact.
-    """
+    """The importance of every feature of every input, with its standard error, which is 0 where it is exact."""
 
     x: Tensor
     value: Tensor
