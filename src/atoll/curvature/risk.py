@@ -127,18 +127,12 @@ class EmpiricalRisk:
         """Number of parameters."""
         return sum(p.numel() for p in self.parameters)
 
-    def inputs(self, index: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Clean and adversarial inputs of some points, as far as the loss asks for them, and labels, on the device."""
-        x = self._to_model(self.x[index]) if self.loss.uses_clean else None
-        x_adv = None if self.x_adv is None else self._to_model(self.x_adv[index])
-        return x, x_adv, self.y[index].to(self.device)
-
     def outputs(self, index: Tensor) -> tuple[Outputs, Tensor]:
-        """Logits and labels of some points."""
-        x, x_adv, y = self.inputs(index)
+        """Clean and adversarial logits of some points, as far as the loss asks for them, and labels."""
+        both = (self.x if self.loss.uses_clean else None, self.x_adv)
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
-            logits, adv_logits = (None if inputs is None else self.model(inputs) for inputs in (x, x_adv))
-        return Outputs(logits=logits, adv_logits=adv_logits), y
+            logits, adv_logits = (None if x is None else self.model(self._to_model(x[index])) for x in both)
+        return Outputs(logits=logits, adv_logits=adv_logits), self.y[index].to(self.device)
 
     def losses(self, index: Tensor) -> Tensor:
         """The loss of each of some points."""
@@ -300,17 +294,14 @@ def nonlinearity(logits: Tensor) -> str | None:
     'Addmm'
     """
     below: dict[Any, frozenset[int]] = {}  # the parameters that a node depends on
-    stack = [logits.grad_fn]
+    stack: list[Any] = [] if logits.grad_fn is None else [logits.grad_fn]
     while stack:
         node = stack[-1]
-        sources = [source for source, _ in node.next_functions if source is not None] if node is not None else []
-        waiting = [source for source in sources if source not in below]
-        if waiting:
+        sources = [source for source, _ in node.next_functions if source is not None]
+        if waiting := [source for source in sources if source not in below]:
             stack += waiting
             continue
         stack.pop()
-        if node is None or node in below:
-            continue
         name = re.sub(r"^.*::|Backward\d*$", "", node.name())
         parts = [below[source] for source in sources]
         together = frozenset().union(*parts)
