@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from atoll.attacks.evaluate import automatic_batch_size
+from atoll.attacks.evaluate import OnProgress, automatic_batch_size
 from atoll.explain.attributions import (
     ATTRIBUTIONS,
     STANDARD,
@@ -40,28 +40,17 @@ LIPSCHITZ: dict[str, Any] = {"starts": 2, "steps": 5}
 CHECK_BUDGET = 100  # of the searches of checks
 LARGEST_BATCH = 256
 
-Report = Callable[[str, float, int], None]
-
 
 @dataclass(frozen=True)
 class AttributionMetrics:
-    """One attribution at all points; None for what was not requested or is not defined.
+    """One attribution at all points; None for what was not requested or is not defined."""
 
-    Args:
-        attributions: of the inputs' shape; NaN at inputs without a boundary point if the method needs one.
-        infidelity: INFD, plain and at the best scale.
-        gap: completeness gap of each point, for attributions along paths.
-        sanity: rank correlations with randomized layers.
-        sensitivity: lower bound of the local Lipschitz constant, for each point.
-        locality: of the points with usable boxes.
-    """
-
-    attributions: Tensor
+    attributions: Tensor  # NaN at inputs without a boundary point if the method needs one
     infidelity: Infidelity
-    gap: Tensor | None
+    gap: Tensor | None  # completeness gap of each point, for attributions along paths
     sanity: SanityCheck | None
-    sensitivity: Tensor | None
-    locality: Locality | None
+    sensitivity: Tensor | None  # lower bound of the local Lipschitz constant, for each point
+    locality: Locality | None  # of the points with usable boxes
 
 
 @dataclass(frozen=True)
@@ -96,7 +85,7 @@ def explain(
     check_points: int = 16,
     batch_size: int | None = None,
     seed: object = 0,
-    on_progress: Report | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Explanation:
     """Attributions of the predicted classes, and how faithful they are; one boundary search serves all.
 

@@ -238,16 +238,15 @@ class MeasureExplanation(Measurement):
                 maps = {short[name]: method.attributions.cpu() for name, method in explanation.methods.items()}
                 shown = [f"{a}, seen as {b}" for a, b in zip(titles, predictions, strict=True)]
                 picture(context.folder / "attributions.png", x, maps, shown, boxes)
-        distances = boundary.distance.tolist()
         return {
             "predictions": tuple(predictions),
             "titles": tuple(titles),
             "distance": Estimate.mean_of(boundary.distance[boundary.success].cpu()),
             "success": float(boundary.success.double().mean()),
-            "distances": tuple(d if s else None for d, s in zip(distances, boundary.success.tolist(), strict=True)),
+            "distances": tuple(d if math.isfinite(d) else None for d in boundary.distance.tolist()),
             "others": tuple(names[label] for label in boundary.other.tolist()),
             "searches": {name: boundary.method.count(name) for name in dict.fromkeys(boundary.method)},
-            "calls": float(boundary.forward.sum() + boundary.backward.sum()) / len(boundary),
+            "calls": float(boundary.calls.sum()) / len(boundary),
             "methods": {name: MethodResult.of(metrics) for name, metrics in explanation.methods.items()},
             "pairs": {name: Estimate.mean_of(values.cpu()) for name, values in explanation.distances.items()},
             "notes": (*notes, *boundary.notes),
