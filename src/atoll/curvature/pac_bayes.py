@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -218,21 +219,19 @@ def pac_bayes(
     mean_loss, clipped_loss = float(values.mean()), float(values.clamp_max(clip).mean())
     weights = flatten([p.detach() for p in risk.parameters]).double()
     squared_norm = float(weights.square().sum())
-
-    def spherical(sigma0: float, lambda_: float) -> Posterior:
-        return optimal_posterior([trace], [risk.size], squared_norm, sigma0=sigma0, beta=lambda_)
+    spherical = partial(optimal_posterior, [trace], [risk.size], squared_norm)
 
     def approximate(choice: tuple[float, float]) -> float:
-        q = spherical(*choice)
-        return catoni(clipped_loss + q.increase, q.kl, lambda_=choice[1], n=n, clip=clip, alpha=each)
+        sigma0, lambda_ = choice
+        q = spherical(sigma0=sigma0, beta=lambda_)
+        return catoni(clipped_loss + q.increase, q.kl, lambda_=lambda_, n=n, clip=clip, alpha=each)
 
     sigma0, lambda_ = min(((s, t * n) for s in SIGMAS for t in TEMPERATURES), key=approximate)
-    posteriors = {"spherical": spherical(sigma0, lambda_)}
+    posteriors = {"spherical": spherical(sigma0=sigma0, beta=lambda_)}
     if diagonal is not None:
-        flat = flatten(diagonal).cpu()
-        posteriors["diagonal"] = optimal_posterior(
-            flat, torch.ones_like(flat), squared_norm, sigma0=sigma0, beta=lambda_
-        )
+        traces = flatten(diagonal).cpu()
+        sizes = torch.ones_like(traces)
+        posteriors["diagonal"] = optimal_posterior(traces, sizes, squared_norm, sigma0=sigma0, beta=lambda_)
     bounds = []
     for name, q in posteriors.items():
         deviations = risk.split(q.variances.sqrt().expand(risk.size).to(risk.parameters[0]))
