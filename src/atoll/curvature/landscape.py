@@ -98,9 +98,8 @@ def input_landscape(
         raise InputError(f"expected points with one label each, got {len(x)} points and {len(y)} labels")
     place = next(model.parameters())
     x, y = x.to(place), y.to(place.device)
-    signs = PointRNG(seed, "landscape", index=torch.arange(len(x), device=x.device)).rademacher(
-        *x.shape[1:], dtype=x.dtype
-    )
+    streams = PointRNG(seed, "landscape", index=torch.arange(len(x), device=x.device))
+    signs = streams.rademacher(*x.shape[1:], dtype=x.dtype)
     with evaluation_mode(model):
         start = x.detach().requires_grad_()
         with torch.enable_grad():

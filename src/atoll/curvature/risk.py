@@ -107,8 +107,7 @@ class EmpiricalRisk:
         for index in shared(len(x), micro_batch):
             here = index.to(like.device)
             x_adv[index] = attack(model, x[index].to(like), y[index].to(like.device), seed=seed, index=here).to(x)
-        x_adv = all_sum(x_adv.to(like.device)).to(x)
-        return cls(model, loss, x, y, x_adv, micro_batch=micro_batch)
+        return cls(model, loss, x, y, all_sum(x_adv.to(like.device)).to(x), micro_batch=micro_batch)
 
     def __len__(self) -> int:
         return len(self.y)

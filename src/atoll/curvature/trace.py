@@ -28,14 +28,18 @@ _FREEDOM = 60  # degrees of freedom of a standard error: with fewer, intervals o
 
 @dataclass(frozen=True)
 class Traces:
-    """The trace of the Hessian with respect to each parameter, and how far it can be trusted."""
+    """The trace of the Hessian with respect to each parameter, and how far it can be trusted.
+
+    ``covariance`` is that of the estimates, ``(layers, layers)``, and zero if they are exact; ``reason`` says why this
+    estimator was used, ``probes`` how many random vectors each group of points got.
+    """
 
     names: tuple[str, ...]
     values: Tensor
-    covariance: Tensor  # of the estimates, (layers, layers); zero if they are exact
+    covariance: Tensor
     estimator: str
-    reason: str = "as asked"  # why this estimator
-    probes: int = 0  # random vectors per group of points
+    reason: str = "as asked"
+    probes: int = 0
 
     def __getitem__(self, name: str) -> Estimate:
         i = self.names.index(name)

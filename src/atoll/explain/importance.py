@@ -88,10 +88,9 @@ def rho_importance(
     with evaluation_mode(model), torch.no_grad():
         classes = checked_target(model, x, target, batch_size)
         for row, point in enumerate(x):
-            flat = point.flatten()
-            features = torch.arange(len(flat), device=x.device)
+            features = torch.arange(point.numel(), device=x.device)
             streams = PointRNG(seed, "importance", neighbourhood, content_hash(point), index=features)
-            drawn = flat[:, None]
+            drawn = point.flatten()[:, None]
             if neighbourhood == "local":
                 drawn = drawn + sigma * streams.normal(samples, dtype=x.dtype)
             elif neighbourhood == "global":
