@@ -234,11 +234,11 @@ def _both_sides(
         for whole, part in zip(sides.values(), bisected, strict=True):
             whole[rows[holds]] = part[holds]
         state.count(rows, 1 + halvings)
-    state.forward += 1  # the clean pass
     success = sides["other"] != y
     state.method = [name if holds else NONE for name, holds in zip(state.method, success.tolist(), strict=True)]
     distance = torch.where(success, threat.distance(sides["x_outside"], x), math.inf)
-    return {**sides, "distance": distance, "forward": state.forward, "backward": state.backward}
+    passes = {"forward": state.forward + 1, "backward": state.backward}  # with the clean pass
+    return {**sides, "distance": distance, **passes}
 
 
 @dataclass
