@@ -18,7 +18,6 @@ from atoll.explain.attributions import (
     PointAttribution,
     attribution,
     checked,
-    checked_target,
 )
 from atoll.explain.boundary import BUDGET, BoundaryPoints, boundary_search
 from atoll.explain.faithfulness import (
@@ -121,8 +120,7 @@ def explain(
         batch_size = batch_size or automatic_batch_size(model, x, largest=LARGEST_BATCH)
     search: dict[str, Any] = {"norm": norm, "bounds": bounds, "seed": seed, "batch_size": batch_size}
     boundary = boundary_search(model, x, **search, budget=budget or BUDGET, pool=pool, on_progress=report)
-    target = checked_target(model, x, None, batch_size)
-    few = slice(0, check_points)
+    target, few = boundary.prediction, slice(0, check_points)
     # The checks search boundaries again and again: with fewer calls, and without a pool, whose predictions would cost
     # more than the searches.
     search |= {"pool": x[few] if check_points else None, "budget": min(budget or CHECK_BUDGET, CHECK_BUDGET)}
