@@ -116,10 +116,10 @@ class MeasureAttack(Measurement):
     def depends_on(self, subject: Subject, settings: AttackSettings, context: Context) -> tuple[str, ...]:
         """The surrogate, and the code of attacks from outside Atoll."""
         attacks = parse_attacks(settings.attacks, resolve_threat(subject, settings.norm, settings.eps))
-        digests = [*foreign_code(map(type, attacks.values()))]
-        if settings.surrogate is not None:
-            digests.append(_open_surrogate(settings.surrogate, context).digest.value)
-        return tuple(digests)
+        digests = foreign_code(map(type, attacks.values()))
+        if settings.surrogate is None:
+            return digests
+        return (*digests, _open_surrogate(settings.surrogate, context).digest.value)
 
     def measure(self, subject: Subject, settings: AttackSettings, context: Context) -> dict[str, Any]:
         threat = resolve_threat(subject, settings.norm, settings.eps)

@@ -172,14 +172,7 @@ def move_mass(threat: ThreatModel, x: Tensor, best: Tensor, share: Tensor, strea
 
     With :math:`\nu = \pm \eta + \delta_1 / \|\delta_1\|` in each channel of the first window (:math:`\eta` the bump),
     its new content is :math:`\nu / \|\nu\|` times the mass of both windows and what was left to eps (for l1: c times
-    that for c channels, since the projection takes care of it).
-
-    Args:
-        threat: l2 or l1.
-        x: clean images.
-        best: the best candidates so far.
-        share: which part of the image a window covers, for each row.
-        streams: of the rows.
+    that for c channels, since the projection takes care of it).  ``share`` is the part of the image a window covers.
     """
     _, channels, height, width = x.shape
     side = _side(share, height, width).clamp_min(3)
