@@ -66,15 +66,11 @@ class AutoAttack:
         self.threat = ThreatModel(NORMS[norm], eps)
         self.seed = seed or 0
         self.verbose = verbose
-        self.attacks: dict[str, Attack] = (
-            {name: get_attack(name, self.threat) for name in attacks_to_run}
-            if version == "custom"
-            else suite(version, self.threat)
-        )
+        custom = {name: get_attack(name, self.threat) for name in attacks_to_run}
+        self.attacks = custom if version == "custom" else suite(version, self.threat)
         if not self.attacks:
             raise InputError("attacks_to_run: expected at least one attack, got none")
-        parameter = next(iter(model.parameters()), None)
-        self.device = torch.device(device or (parameter.device if parameter is not None else "cpu"))
+        self.device = torch.device(device or next((parameter.device for parameter in model.parameters()), "cpu"))
         self.log_path = Path(log_path) if log_path is not None else None
 
     @overload

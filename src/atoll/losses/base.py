@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError
 from atoll.losses.objectives import Objective
 from atoll.models.centroid import Centroids
 from atoll.registry import Registry
@@ -170,10 +170,7 @@ class Loss:
 
     def curvature(self, out: Outputs, y: Tensor) -> LogitCurvature:
         """Curvature of the whole loss in logit space."""
-        total = LogitCurvature()
-        for weight, term in self.terms.values():
-            total = total + weight * term.curvature(out, y)
-        return total
+        return sum((weight * term.curvature(out, y) for weight, term in self.terms.values()), LogitCurvature())
 
 
 def hard_labels(y: Tensor, loss: str) -> Tensor:
@@ -181,9 +178,3 @@ def hard_labels(y: Tensor, loss: str) -> Tensor:
     if y.dim() != 1:
         raise InputError(f"{loss}: expected one class per example, got mixed labels (mixup and cutmix do not apply)")
     return y
-
-
-def nonnegative(value: float, name: str) -> float:
-    """The weight of a term, checked."""
-    check_range("[0, inf)", **{name: value})
-    return value

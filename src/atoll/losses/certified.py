@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels, nonnegative, require_margin
+from atoll.errors import check_range
+from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels, require_margin
 from atoll.losses.terms import CrossEntropy
 
 
 def abstain_logit(logits: Tensor, certified_margin: Tensor) -> Tensor:
-    r"""The largest :math:`f_i + \epsilon K_{ji}` of a class i other than the top class j; eps K is the certified margin.
+    r"""The largest :math:`f_i + \epsilon K_{ji}` of a class i other than the top class j; the margin is eps K.
 
     >>> abstain_logit(torch.tensor([[3.0, 1.0, 0.0]]), torch.full((3, 3), 0.5))
     tensor([1.5000])
@@ -104,10 +105,8 @@ class GloRoTRADES(Loss):
     uses_lipschitz = True
 
     def __init__(self, *, lambda_t: float = 1.0) -> None:
-        super().__init__(
-            ce=(1.0, CrossEntropy("clean")),
-            abstain=(nonnegative(lambda_t, "lambda_t"), Abstention()),
-        )
+        check_range("[0, inf)", lambda_t=lambda_t)
+        super().__init__(ce=(1.0, CrossEntropy("clean")), abstain=(lambda_t, Abstention()))
 
 
 @LOSSES.register()
