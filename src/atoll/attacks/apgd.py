@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
-from atoll.attacks.iterative import AttackState, IterativeAttack, Points, assign_rows
+from atoll.attacks.iterative import AttackState, IterativeAttack, Points, assign_rows, current_target, ranked_targets
 from atoll.errors import InputError
 from atoll.losses.objectives import OBJECTIVES, dlr_targeted
 from atoll.rng import PointRNG
@@ -91,11 +91,10 @@ class APGD(IterativeAttack):
 
     def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         x = points.x
-        unknown = torch.full((len(x),), -math.inf, dtype=x.dtype, device=x.device)
+        unknown = x.new_full((len(x),), -math.inf)
         state = {"best": x.clone(), "best_gradient": torch.zeros_like(x), "best_value": unknown, **self.rule.state(x)}
         if self.targets:
-            others = points.logits.scatter(1, points.y[:, None], -math.inf).argsort(dim=1, descending=True)
-            state["order"] = others[:, : min(self.targets, others.shape[1] - 1)]
+            state["order"] = ranked_targets(points, self.targets)
         return self.rule.start(x, streams), state
 
     def step(self, model: nn.Module, rows: AttackState) -> None:
@@ -128,10 +127,8 @@ class APGD(IterativeAttack):
         with torch.enable_grad():
             logits = model(candidates)
             if self.targets:
-                order = rows.state["order"]
-                turn = rows.iteration // (self.rule.looks * self.restarts)
-                target = order.gather(1, turn.clamp_max(order.shape[1] - 1)[:, None]).squeeze(1)
-                value = dlr_targeted(logits, rows.y, target)
+                target = current_target(rows, self.rule.looks * self.restarts)
+                value = dlr_targeted(logits, rows.y, target.squeeze(1))
             else:
                 value = OBJECTIVES[self.objective](logits, rows.y, None)
             (gradient,) = torch.autograd.grad(value.sum(), candidates)

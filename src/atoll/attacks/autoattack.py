@@ -66,15 +66,11 @@ class AutoAttack:
         self.threat = ThreatModel(NORMS[norm], eps)
         self.seed = seed or 0
         self.verbose = verbose
-        self.attacks: dict[str, Attack] = (
-            {name: get_attack(name, self.threat) for name in attacks_to_run}
-            if version == "custom"
-            else suite(version, self.threat)
-        )
+        custom = {name: get_attack(name, self.threat) for name in attacks_to_run}
+        self.attacks = custom if version == "custom" else suite(version, self.threat)
         if not self.attacks:
             raise InputError("attacks_to_run: expected at least one attack, got none")
-        parameter = next(iter(model.parameters()), None)
-        self.device = torch.device(device or (parameter.device if parameter is not None else "cpu"))
+        self.device = torch.device(device or next((parameter.device for parameter in model.parameters()), "cpu"))
         self.log_path = Path(log_path) if log_path is not None else None
 
     @overload
@@ -127,8 +123,7 @@ class AutoAttack:
         for warning in self.evaluation.warnings:
             self._log(f"{warning.kind}: {warning.message}")
         self._log(f"robust accuracy: {100 * self.evaluation.robust.value:.2f}%")
-        x_adv = self._adversarial(x_orig)
-        return (x_adv, self._predict(x_adv, bs)) if return_labels else x_adv
+        return self._adversarial(x_orig, bs, return_labels)
 
     def run_standard_evaluation_individual(
         self, x_orig: Tensor, y_orig: Tensor, bs: int | None = 250, return_labels: bool = False
@@ -136,18 +131,17 @@ class AutoAttack:
         """Run each attack on all points that are classified correctly; returns adversarial inputs by attack name."""
         results: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
         for name, one in self.attacks.items():
-            self.evaluation = self._evaluate({name: one}, x_orig, y_orig, bs, None)
+            self.evaluation = self._evaluate({name: one}, x_orig, y_orig, bs)
             self._log(f"robust accuracy by {name.upper()}: {100 * self.evaluation.robust.value:.2f}%")
-            x_adv = self._adversarial(x_orig)
-            results[name] = (x_adv, self._predict(x_adv, bs)) if return_labels else x_adv
+            results[name] = self._adversarial(x_orig, bs, return_labels)
         return results
 
     def clean_accuracy(self, x_orig: Tensor, y_orig: Tensor, bs: int | None = 250) -> float:
         """Accuracy without attack."""
-        return self._evaluate({}, x_orig, y_orig, bs, None).clean.value
+        return self._evaluate({}, x_orig, y_orig, bs).clean.value
 
     def _evaluate(
-        self, attacks: dict[str, Attack], x: Tensor, y: Tensor, bs: int | None, folder: Path | None
+        self, attacks: dict[str, Attack], x: Tensor, y: Tensor, bs: int | None, folder: Path | None = None
     ) -> Evaluation:
         split = MemorySplit(x.detach().cpu(), y.detach().cpu().long())
         return evaluate(
@@ -162,15 +156,16 @@ class AutoAttack:
             folder=folder,
         )
 
-    def _adversarial(self, x: Tensor) -> Tensor:
-        assert self.evaluation.adversarial is not None
-        return self.evaluation.adversarial.to(x.device, copy=True)
-
     @torch.no_grad()
-    def _predict(self, x_adv: Tensor, bs: int | None) -> Tensor:
+    def _adversarial(self, x: Tensor, bs: int | None, return_labels: bool) -> Tensor | tuple[Tensor, Tensor]:
+        """The adversarial inputs, where the clean ones are; if asked for, also their predictions."""
+        assert self.evaluation.adversarial is not None
+        x_adv = self.evaluation.adversarial.to(x.device, copy=True)
+        if not return_labels:
+            return x_adv
         with evaluation_mode(self.model):
             parts = torch.split(x_adv, bs or len(x_adv))
-            return torch.cat([self.model(part.to(self.device)).argmax(1) for part in parts]).to(x_adv.device)
+            return x_adv, torch.cat([self.model(part.to(self.device)).argmax(1) for part in parts]).to(x.device)
 
     def _log(self, line: str) -> None:
         if self.verbose:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
 from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, where_rows
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
@@ -70,10 +70,8 @@ class CarliniWagner(MinimumNormAttack):
             raise InputError(f"CarliniWagner: expected l2, got {threat.norm}")
         if steps < 1 or binary_search_steps < 1:
             raise InputError(f"steps, binary_search_steps: expected at least 1, got {steps}, {binary_search_steps}")
-        if not 0 < learning_rate < math.inf:
-            raise InputError(f"learning_rate: expected a number > 0, got {learning_rate}")
-        if initial_const is not None and not 0 < initial_const <= LARGEST:
-            raise InputError(f"initial_const: expected a number in (0, {LARGEST:g}], got {initial_const}")
+        check_range("(0, inf)", learning_rate=learning_rate)
+        check_range(f"(0, {LARGEST:g}]", initial_const=initial_const)
         if not 0 <= confidence < math.inf:
             raise InputError(f"confidence: expected a number >= 0, got {confidence}")
         self.steps = steps

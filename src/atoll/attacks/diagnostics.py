@@ -7,8 +7,8 @@ and what to do about it.  The report shows them beside the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +32,6 @@ class EvaluationWarning:
     kind: str
     message: str
 
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
-
 
 def diagnose_model(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Attack]) -> list[EvaluationWarning]:
     """Check a model on a few points before the evaluation starts.
@@ -47,9 +44,8 @@ def diagnose_model(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str,
     """
     warnings = []
     if any(module.training for module in model.modules()):
-        warnings.append(
-            EvaluationWarning("train mode", "the model was in training mode; it is evaluated in evaluation mode")
-        )
+        message = "the model was in training mode; it is evaluated in evaluation mode"
+        warnings.append(EvaluationWarning("train mode", message))
     with evaluation_mode(model):
         with torch.no_grad():
             logits = model(x)
@@ -58,7 +54,7 @@ def diagnose_model(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str,
         check_labels(logits, y)
         if not logits.isfinite().all():
             raise InputError("model: expected finite logits, got NaN or infinity")
-        randomized = _randomized(logits, again)
+        randomized = [*_randomized(logits, again)]
         warnings += [*randomized, *_softmax(logits), *_range(x, attacks), *_classes(logits.shape[1], attacks)]
         if not randomized:
             warnings += _batch_dependence(logits[:4], alone)
@@ -66,34 +62,31 @@ def diagnose_model(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str,
     return warnings
 
 
-def _softmax(logits: Tensor) -> list[EvaluationWarning]:
+def _softmax(logits: Tensor) -> Iterator[EvaluationWarning]:
     if logits.min() >= 0 and (logits.sum(1) - 1).abs().max() < 1e-4:
         message = "the outputs are probabilities (they sum to 1); give the logits, without the softmax at the end"
-        return [EvaluationWarning("softmax", f"{message}, because gradients vanish in it")]
-    return []
+        yield EvaluationWarning("softmax", f"{message}, because gradients vanish in it")
 
 
-def _randomized(logits: Tensor, again: Tensor) -> list[EvaluationWarning]:
+def _randomized(logits: Tensor, again: Tensor) -> Iterator[EvaluationWarning]:
     gap = float((logits - again).abs().max())
+    message = f"two passes over the same inputs differ by up to {gap:.2g}: the model is"
     if gap > NOISE * _spread(logits) or not torch.equal(logits.argmax(1), again.argmax(1)):
-        message = f"two passes over the same inputs differ by up to {gap:.2g}: the model is randomized;"
-        return [EvaluationWarning("randomized", f"{message} use the version `rand`, which averages over passes")]
-    if gap > 0:
-        message = f"two passes over the same inputs differ by up to {gap:.2g}: the model is not deterministic;"
-        return [EvaluationWarning("non-deterministic", f"{message} an evaluation of it cannot be repeated bit for bit")]
-    return []
+        message += " randomized; use the version `rand`, which averages over passes"
+        yield EvaluationWarning("randomized", message)
+    elif gap > 0:
+        message += " not deterministic; an evaluation of it cannot be repeated bit for bit"
+        yield EvaluationWarning("non-deterministic", message)
 
 
-def _batch_dependence(together: Tensor, alone: Tensor) -> list[EvaluationWarning]:
+def _batch_dependence(together: Tensor, alone: Tensor) -> Iterator[EvaluationWarning]:
     gap = float((together - alone).abs().max())
-    if gap <= NOISE * _spread(together):
-        return []
-    message = f"a point alone and in a batch gets logits that differ by up to {gap:.2g}:"
-    return [EvaluationWarning("batch-dependent", f"{message} is a layer using the statistics of the batch?")]
+    if gap > NOISE * _spread(together):
+        message = f"a point alone and in a batch gets logits that differ by up to {gap:.2g}:"
+        yield EvaluationWarning("batch-dependent", f"{message} is a layer using the statistics of the batch?")
 
 
-def _range(x: Tensor, attacks: Mapping[str, Attack]) -> list[EvaluationWarning]:
-    warnings = []
+def _range(x: Tensor, attacks: Mapping[str, Attack]) -> Iterator[EvaluationWarning]:
     for threat in {attack.threat for attack in attacks.values()}:
         threat.check(x)
         if threat.bounds is None:
@@ -101,28 +94,23 @@ def _range(x: Tensor, attacks: Mapping[str, Attack]) -> list[EvaluationWarning]:
         width = threat.bounds[1] - threat.bounds[0]
         if float(x.max() - x.min()) <= width / 100 and len(x) > 1:
             seen = f"all inputs lie in [{float(x.min()):.3g}, {float(x.max()):.3g}]"
-            warnings.append(
-                EvaluationWarning("range", f"{seen} of the bounds {threat.bounds}; were they divided twice?")
-            )
+            yield EvaluationWarning("range", f"{seen} of the bounds {threat.bounds}; were they divided twice?")
         if threat.norm == "linf" and threat.radius >= width / 2:
             message = f"eps {threat.eps} allows every pixel to become gray, so no point is robust; did you mean 8/255?"
-            warnings.append(EvaluationWarning("eps", message))
-    return warnings
+            yield EvaluationWarning("eps", message)
 
 
-def _classes(classes: int, attacks: Mapping[str, Attack]) -> list[EvaluationWarning]:
+def _classes(classes: int, attacks: Mapping[str, Attack]) -> Iterator[EvaluationWarning]:
     wanted = max((getattr(attack, "targets", 0) for attack in attacks.values()), default=0)
-    if wanted < classes:
-        return []
-    return [
-        EvaluationWarning("classes", f"with {classes} classes, {classes - 1} of {wanted} targets are tried per point")
-    ]
+    if wanted >= classes:
+        message = f"with {classes} classes, {classes - 1} of {wanted} targets are tried per point"
+        yield EvaluationWarning("classes", message)
 
 
-def _gradients(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Attack]) -> list[EvaluationWarning]:
+def _gradients(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Attack]) -> Iterator[EvaluationWarning]:
     """Share of points with zero gradient: of the margin (quantized model), or of CE alone (saturated)."""
     if not any(attack.needs_gradients for attack in attacks.values()):
-        return []
+        return
     candidates = x.detach().clone().requires_grad_()
     with torch.enable_grad():
         logits = model(candidates)
@@ -136,16 +124,15 @@ def _gradients(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Att
     flat, saturated = ((g.flatten(1).abs().amax(1) == 0).double().mean().item() for g in gradients)
     if flat > MANY:
         message = f"the gradient is zero at {100 * flat:.0f} % of the points (quantized inside?):"
-        return [EvaluationWarning("zero gradients", f"{message} gradient attacks are blind; rely on Square and RayS")]
-    if saturated > MANY:
+        yield EvaluationWarning("zero gradients", f"{message} gradient attacks are blind; rely on Square and RayS")
+    elif saturated > MANY:
         message = f"the gradient of cross-entropy is zero at {100 * saturated:.0f} % of the points (saturated):"
-        return [EvaluationWarning("zero gradients", f"{message} trust the attacks on margins (DLR) only")]
-    return []
+        yield EvaluationWarning("zero gradients", f"{message} trust the attacks on margins (DLR) only")
 
 
 def diagnose_results(
     attacks: Mapping[str, Attack], broken: Sequence[int], claimed: Sequence[int], confirmed: Sequence[int], total: int
-) -> list[EvaluationWarning]:
+) -> Iterator[EvaluationWarning]:
     """Warnings that follow from the results.
 
     Args:
@@ -155,23 +142,18 @@ def diagnose_results(
         confirmed: how many of them a plain forward pass confirmed.
         total: points evaluated.
     """
-    warnings = []
+    few = max(CHANCE, MASKED * total)
     white_box = False
     for (name, attack), count in zip(attacks.items(), broken, strict=True):
-        if white_box and not attack.needs_gradients and count > max(CHANCE, MASKED * total):
+        if white_box and not attack.needs_gradients and count > few:
             message = f"{name}, which uses no gradients, broke {count} points that the white-box attacks did not break:"
-            warnings.append(
-                EvaluationWarning("gradient masking", f"{message} the true robust accuracy is probably lower still")
-            )
+            yield EvaluationWarning("gradient masking", f"{message} the true robust accuracy is probably lower still")
         white_box = white_box or attack.needs_gradients
     # One-shot attacks claim every point; only attacks that check their own successes can be wrong about them.
     for name, claims, holds in zip(attacks, claimed, confirmed, strict=True):
-        if claims - holds > max(CHANCE, MASKED * total):
+        if claims - holds > few:
             message = f"{claims - holds} of {claims} successes of {name} failed in a second pass and do not count:"
-            warnings.append(
-                EvaluationWarning("unconfirmed", f"{message} is the model randomized, or is it a matter of rounding?")
-            )
-    return warnings
+            yield EvaluationWarning("unconfirmed", f"{message} is the model randomized, or is it a matter of rounding?")
 
 
 def _spread(logits: Tensor) -> float:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,18 @@ from atoll.attacks.base import Attack, check_labels
 from atoll.attacks.diagnostics import EvaluationWarning, diagnose_model, diagnose_results
 from atoll.attacks.iterative import AttackLoop, AttackState, IterativeAttack, OneShot, Points
 from atoll.attacks.progress import AttackCounts, Progress, TensorFile
+from atoll.config import fields_to_plain
 from atoll.data.base import Split, batches, to_float
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.graph import tensors_digest
-from atoll.measure import split_digest
+from atoll.measure import OnProgress, split_digest
 from atoll.modules import count_passes, evaluation_mode
-from atoll.rng import PointRNG
 from atoll.stats import Accuracy
 
 ROBUST, MISCLASSIFIED = -1, -2  # in ``broken_by``: no attack broke the point; no attack was needed
 PROBE = 32  # points that the diagnostics use
 FORMAT = 2  # of the progress; older progress is refused
-
-OnProgress = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,9 @@ class Evaluation:
     robust: Accuracy
     attacks: tuple[AttackSummary, ...]
     warnings: tuple[EvaluationWarning, ...]
-    broken_by: Tensor
+    broken_by: Tensor = field(metadata={"stored": False})
     batch_size: int
-    adversarial: Tensor | None = None
+    adversarial: Tensor | None = field(default=None, metadata={"stored": False})
 
     @property
     def accuracy(self) -> dict[str, Accuracy]:
@@ -86,13 +84,7 @@ class Evaluation:
         return accuracies | ({"worst": self.robust} if len(self.attacks) > 1 else {})
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "clean": self.clean.to_json(),
-            "robust": self.robust.to_json(),
-            "attacks": [vars(attack) | {"accuracy": attack.accuracy.to_json()} for attack in self.attacks],
-            "warnings": [warning.to_json() for warning in self.warnings],
-            "batch_size": self.batch_size,
-        }
+        return fields_to_plain(self)
 
 
 def evaluate(
@@ -144,8 +136,7 @@ def evaluate(
     """
     if clash := {"clean", "worst"} & attacks.keys():
         raise InputError(f"attacks: the names clean and worst are reserved, got {', '.join(sorted(clash))}")
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"batch_size: expected at least 1, got {batch_size}")
+    check_range("[1, inf)", batch_size=batch_size)
     if not len(split):
         raise InputError("split: expected at least one point, got none")
     return Evaluator(
@@ -231,9 +222,7 @@ class Evaluator:
             x, y, logits = self._fetch(index), self.split.labels[index], self.tensors["logits"][index]
             return Points(x, y.to(self.device), index.to(self.device), logits.to(x))
 
-        def streams(index: Tensor) -> PointRNG:
-            return attack.streams((self.seed, name), index)
-
+        streams = partial(attack.streams, (self.seed, name))
         classes = self.tensors["logits"].shape[1]
         loop = AttackLoop(iterative, self.model, next_batch, streams, classes, p.batch_size, p.rows, p.exhausted)
         began = time.monotonic()
@@ -341,8 +330,12 @@ class Evaluator:
 
     @torch.no_grad()
     def _logits(self, x: Tensor, passes: int | None = None) -> Tensor:
+        """Logits; with several passes (randomized models), the logarithm of the mean probabilities."""
         passes = passes or max((attack.eot for attack in self.attacks.values()), default=1)
-        return mean_logits(self.model, x, passes)
+        if passes == 1:
+            logits: Tensor = self.model(x)
+            return logits
+        return torch.stack([self.model(x).softmax(1) for _ in range(passes)]).mean(0).log()
 
     def _save(self) -> None:
         if self.folder is not None:
@@ -363,14 +356,6 @@ class Evaluator:
 def _models(attack: Attack) -> list[nn.Module]:
     """Models that an attack brings along, such as a surrogate."""
     return [part for part in vars(attack).values() if isinstance(part, nn.Module)]
-
-
-def mean_logits(model: nn.Module, x: Tensor, passes: int = 1) -> Tensor:
-    """Logits; with several passes (randomized models), the logarithm of the mean probabilities."""
-    if passes == 1:
-        logits: Tensor = model(x)
-        return logits
-    return torch.stack([model(x).softmax(1) for _ in range(passes)]).mean(0).log()
 
 
 def automatic_batch_size(model: nn.Module, x: Tensor, *, largest: int = 512) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
-from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points
+from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, current_target, ranked_targets
 from atoll.errors import InputError
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, dot, per_point
@@ -59,12 +59,9 @@ class FAB(MinimumNormAttack):
         return max(1, min(self.targets, classes - 1)) * self.restarts * (self.steps + 1)
 
     def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
-        others = points.logits.scatter(1, points.y[:, None], -math.inf)
-        return points.x.clone(), {
-            "order": others.argsort(dim=1, descending=True)[:, : min(self.targets, others.shape[1] - 1)],
-            "closest": torch.full((len(points),), math.inf, dtype=points.x.dtype, device=points.x.device),
-            "iterate": points.x,
-        }
+        closest = points.x.new_full((len(points),), math.inf)
+        order = ranked_targets(points, self.targets)
+        return points.x.clone(), {"order": order, "closest": closest, "iterate": points.x}
 
     def step(self, model: nn.Module, rows: AttackState) -> None:
         f, w, adversarial = self._linearize(model, rows)
@@ -92,9 +89,7 @@ class FAB(MinimumNormAttack):
         with torch.enable_grad():
             logits = model(iterate)
         if self.targets:
-            order = rows.state["order"]
-            turn = (rows.iteration // ((self.steps + 1) * self.restarts)).clamp_max(order.shape[1] - 1)
-            f, w = _difference(logits, order.gather(1, turn[:, None]), y, iterate)
+            f, w = _difference(logits, current_target(rows, (self.steps + 1) * self.restarts), y, iterate)
         else:
             dual = {"linf": 1, "l2": 2, "l1": math.inf}[self.threat.norm]
             f, w = logits.new_zeros(len(y)), torch.zeros_like(rows.x)

@@ -54,23 +54,17 @@ class AttackState:
         return len(self.y)
 
     def __getitem__(self, rows: Tensor | slice) -> AttackState:
-        return self.of([self], lambda values: values[0][rows])
+        return self.from_tensors({name: value[rows] for name, value in self.tensors().items()})
 
     @staticmethod
     def cat(parts: Sequence[AttackState]) -> AttackState:
-        return AttackState.of(parts, torch.cat)
-
-    @staticmethod
-    def of(parts: Sequence[AttackState], make: Callable[[list[Tensor]], Tensor]) -> AttackState:
-        """Combine states: ``make`` is applied to the tensors of each name."""
         tensors = [part.tensors() for part in parts]
-        return AttackState.from_tensors({name: make([part[name] for part in tensors]) for name in tensors[0]})
+        return AttackState.from_tensors({name: torch.cat([part[name] for part in tensors]) for name in tensors[0]})
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, to save."""
-        own = {"x": self.x, "y": self.y, "index": self.index, "x_adv": self.x_adv}
-        own |= {"success": self.success, "iteration": self.iteration, **self.streams.tensors()}
-        return own | {f"state/{name}": value for name, value in self.state.items()}
+        own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return own | self.streams.tensors() | {f"state/{name}": value for name, value in self.state.items()}
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> AttackState:
@@ -228,6 +222,18 @@ class AttackLoop:
                 self.batch_size = (len(rows) + 1) // 2
         parts = [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
         return AttackState.cat([self._step(part) for part in parts])
+
+
+def ranked_targets(points: Points, count: int) -> Tensor:
+    """At most ``count`` wrong classes for each point, those with the largest clean logits first."""
+    others = points.logits.scatter(1, points.y[:, None], -math.inf).argsort(dim=1, descending=True)
+    return others[:, : min(count, others.shape[1] - 1)]
+
+
+def current_target(rows: AttackState, iterations: int) -> Tensor:
+    """The target of each row: the next one of the state's ``order`` after so many iterations, ``(batch, 1)``."""
+    order = rows.state["order"]
+    return order.gather(1, (rows.iteration // iterations).clamp_max(order.shape[1] - 1)[:, None])
 
 
 def where_rows(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:

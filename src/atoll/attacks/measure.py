@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -117,10 +116,10 @@ class MeasureAttack(Measurement):
     def depends_on(self, subject: Subject, settings: AttackSettings, context: Context) -> tuple[str, ...]:
         """The surrogate, and the code of attacks from outside Atoll."""
         attacks = parse_attacks(settings.attacks, resolve_threat(subject, settings.norm, settings.eps))
-        digests = [*foreign_code(map(type, attacks.values()))]
-        if settings.surrogate is not None:
-            digests.append(_open_surrogate(settings.surrogate, context).digest.value)
-        return tuple(digests)
+        digests = foreign_code(map(type, attacks.values()))
+        if settings.surrogate is None:
+            return digests
+        return (*digests, _open_surrogate(settings.surrogate, context).digest.value)
 
     def measure(self, subject: Subject, settings: AttackSettings, context: Context) -> dict[str, Any]:
         threat = resolve_threat(subject, settings.norm, settings.eps)
@@ -146,15 +145,8 @@ class MeasureAttack(Measurement):
         adbd = _boundary_distance(subject, split, threat, evaluation, context) if settings.adbd else None
         if context.folder is not None and is_main():
             _plot(subject, split, evaluation, context.folder)
-        return {
-            "clean": evaluation.clean,
-            "robust": evaluation.robust,
-            "attacks": evaluation.attacks,
-            "warnings": evaluation.warnings,
-            "batch_size": evaluation.batch_size,
-            "adbd": adbd,
-            "surrogate": surrogate,
-        }
+        names = ("clean", "robust", "attacks", "warnings", "batch_size")
+        return {name: getattr(evaluation, name) for name in names} | {"adbd": adbd, "surrogate": surrogate}
 
 
 def _open_surrogate(path: str, context: Context) -> Subject:
@@ -176,9 +168,7 @@ def _boundary_distance(
         distance[part] = boundary_distance(subject.model, x, y, bounds=threat.bounds).double().cpu()
         done += len(part)
         context.on_progress("RayS", done, len(index))
-    known = all_sum(distance)[correct]
-    error = float(known.std() / math.sqrt(len(known))) if len(known) > 1 else math.nan
-    return Estimate(float(known.mean()), error)
+    return Estimate.mean_of(all_sum(distance)[correct])
 
 
 def _plot(subject: Subject, split: Split, evaluation: Evaluation, folder: Path) -> None:

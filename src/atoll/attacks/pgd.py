@@ -85,12 +85,12 @@ class PGD(Attack):
         if self.objective == "kl":
             with torch.no_grad():
                 clean = model(x)
-        best = self._ascend(model, x, y, clean, streams)
+        runs = (self._ascend(model, x, y, clean, streams) for _ in range(self.restarts))
+        best = next(runs)
         if self.restarts == 1:
             return best
         best_score = self._score(model, best, y, clean)
-        for _ in range(self.restarts - 1):
-            x_adv = self._ascend(model, x, y, clean, streams)
+        for x_adv in runs:
             score = self._score(model, x_adv, y, clean)
             better = score > best_score
             best[better], best_score[better] = x_adv[better], score[better]
@@ -122,9 +122,9 @@ class PGD(Attack):
     def _score(self, model: nn.Module, x_adv: Tensor, y: Tensor, clean: Tensor | None) -> Tensor:
         """The objective, with every success ranked above every failure."""
         logits = model(x_adv)
-        value = OBJECTIVES[self.objective](logits, y, clean) * (-1 if self.targeted else 1)
-        labels = y if y.dim() == 1 else y.argmax(1)
-        success = margin(logits, labels) * (-1 if self.targeted else 1) > 0
+        sign = -1 if self.targeted else 1
+        value = sign * OBJECTIVES[self.objective](logits, y, clean)
+        success = sign * margin(logits, y if y.dim() == 1 else y.argmax(1)) > 0
         return torch.where(success, torch.inf, value)
 
 

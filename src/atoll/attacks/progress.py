@@ -31,6 +31,7 @@ from atoll.errors import CheckpointError
 from atoll.files import write_atomic
 from atoll.modules import PassCounts
 
+_POSITION = ("batch_size", "number", "position", "exhausted")  # fields of ``Progress``, as they are stored
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 
 
@@ -61,27 +62,19 @@ class Progress:
         tensors = {"correct": self.correct, "broken": self.broken}
         if self.rows is not None:
             tensors |= {f"rows/{name}": value.clone() for name, value in self.rows.tensors().items()}
-        about = {
-            "batch_size": self.batch_size,
-            "number": self.number,
-            "position": self.position,
-            "exhausted": self.exhausted,
-            "counts": [asdict(counts) for counts in self.counts],
-        }
-        content = save(tensors, {"config": config, "about": json.dumps(about)})
-        write_atomic(_path(folder), content)
+        about = {name: getattr(self, name) for name in _POSITION} | {"counts": [asdict(c) for c in self.counts]}
+        write_atomic(_path(folder), save(tensors, {"config": config, "about": json.dumps(about)}))
 
     @staticmethod
     def load(folder: Path, config: str, device: torch.device | str) -> Progress | None:
         """Progress saved in a folder, or None; refuses the progress of another evaluation."""
         path = _path(folder)
-        if others := [other.name for other in folder.glob("progress-*.safetensors") if other != path]:
-            same_run = {f"progress-{number}-of-{world_size()}.safetensors" for number in range(world_size())}
-            if set(others) - same_run:
-                raise CheckpointError(
-                    f"{folder} was started with another number of processes ({others[0]}); resume with as many,"
-                    " or choose another folder"
-                )
+        same_run = {f"progress-{number}-of-{world_size()}.safetensors" for number in range(world_size())}
+        if others := {other.name for other in folder.glob("progress-*.safetensors")} - same_run:
+            raise CheckpointError(
+                f"{folder} was started with another number of processes ({min(others)}); resume with as many,"
+                " or choose another folder"
+            )
         if not path.exists():
             return None
         try:
@@ -94,17 +87,11 @@ class Progress:
                     " seed or version of Atoll); choose another folder, or delete this one"
                 )
             about = json.loads(metadata["about"])
+            position = {name: about[name] for name in _POSITION}
+            counts = [AttackCounts(**each) for each in about["counts"]]
             rows = {name.removeprefix("rows/"): t.to(device) for name, t in tensors.items() if name.startswith("rows/")}
-            return Progress(
-                tensors["correct"],
-                tensors["broken"],
-                [AttackCounts(**counts) for counts in about["counts"]],
-                about["batch_size"],
-                about["number"],
-                about["position"],
-                about["exhausted"],
-                AttackState.from_tensors(rows) if rows else None,
-            )
+            state = AttackState.from_tensors(rows) if rows else None
+            return Progress(tensors["correct"], tensors["broken"], counts, **position, rows=state)
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is damaged ({error}); delete the folder to start over") from None
 

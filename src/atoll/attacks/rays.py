@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
 from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, where_rows
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG
 from atoll.threat import Bounds, ThreatModel, per_point
@@ -47,8 +47,7 @@ class RayS(MinimumNormAttack):
         super().__init__(threat, minimum_norm=minimum_norm)
         if threat.norm != "linf":
             raise InputError(f"RayS: expected linf, got {threat.norm}")
-        if queries < 1:
-            raise InputError(f"queries: expected at least 1, got {queries}")
+        check_range("[1, inf)", queries=queries)
         self.queries = queries
 
     def num_steps(self, classes: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
 from atoll.attacks.iterative import AttackState, IterativeAttack, Points, assign_rows
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
@@ -45,8 +45,7 @@ class Square(IterativeAttack):
         super().__init__(threat)
         if queries < 1 or not 0 < p_init <= 1:
             raise InputError(f"queries, p_init: expected queries >= 1 and p_init in (0, 1], got {queries}, {p_init}")
-        if horizon is not None and horizon < 1:
-            raise InputError(f"horizon: expected at least 1, got {horizon}")
+        check_range("[1, inf)", horizon=horizon)
         self.queries = queries
         self.p_init = p_init
         self.horizon = horizon
@@ -74,7 +73,7 @@ class Square(IterativeAttack):
             start = tiles(self.threat, x, streams)
         return start.view_as(points.x), {
             "best": points.x.clone(),
-            "best_value": torch.full((len(points),), -math.inf, dtype=x.dtype, device=x.device),
+            "best_value": x.new_full((len(points),), -math.inf),
         }
 
     @torch.no_grad()
@@ -98,13 +97,10 @@ class Square(IterativeAttack):
         if self.threat.norm != "linf":
             return move_mass(self.threat, x, best, share, rows.streams).view_as(rows.x)
         draw = rows.streams.uniform(2 + channels, dtype=x.dtype)
-        if height == 1:
-            side = (share * width).round().clamp(1, width)
-        else:
-            side = (share * height * width).sqrt().round().clamp(1, max(1, min(height, width) - 1))
-        down, across = _stretches((height, width), side, draw[:, :2]).unbind(1)
+        largest = width if height == 1 else max(1, min(height, width) - 1)
+        side = _side(share, height, width).clamp(1, largest)
         # Squares are small most of the time: only their pixels are looked at.
-        square = (down[:, :height, None] * width + across[:, None]).flatten(1)[:, None].expand(-1, channels, -1)
+        square = _windows(height, width, side, draw[:, :2]).expand(-1, channels, -1)
         sign = (draw[:, 2:, None] - 0.5).sign()
         moved = self.threat.clamp(x.flatten(2).gather(2, square).add_(sign, alpha=self.threat.radius))
         # In the place of the last candidate: fresh memory costs several times as much as the copy.
@@ -112,14 +108,18 @@ class Square(IterativeAttack):
         return rows.x_adv
 
 
-def _stretches(lengths: tuple[int, ...], side: Tensor, u: Tensor) -> Tensor:
-    """The places of stretches of ``side`` at a random position in each of some lengths, ``(batch, lengths, places)``.
+def _side(share: Tensor, height: int, width: int) -> Tensor:
+    """The side of a square, or the length of a stretch of an image of one row, that covers a share of the image."""
+    return (share * width if height == 1 else (share * height * width).sqrt()).round()
 
-    There are as many places as in the longest stretch of all rows: shorter ones repeat their last.
-    """
-    length, steps = u.new_tensor(lengths), torch.arange(int(side.max()), device=u.device)
+
+def _windows(height: int, width: int, side: Tensor, u: Tensor) -> Tensor:
+    """Flat indices of windows at random positions, ``(batch, 1, pixels)``; small windows repeat their last pixels."""
+    length, steps = u.new_tensor((height, width)), torch.arange(int(side.max()), device=u.device)
     side = torch.minimum(side[:, None], length)
-    return ((u * (length - side + 1)).floor()[:, :, None] + torch.minimum(steps, side[:, :, None] - 1)).long()
+    places = (u * (length - side + 1)).floor()[:, :, None] + torch.minimum(steps, side[:, :, None] - 1)
+    down, across = places.long().unbind(1)
+    return (down[:, :height, None] * width + across[:, None]).flatten(1)[:, None]
 
 
 def as_images(x: Tensor) -> Tensor:
@@ -172,25 +172,17 @@ def move_mass(threat: ThreatModel, x: Tensor, best: Tensor, share: Tensor, strea
 
     With :math:`\nu = \pm \eta + \delta_1 / \|\delta_1\|` in each channel of the first window (:math:`\eta` the bump),
     its new content is :math:`\nu / \|\nu\|` times the mass of both windows and what was left to eps (for l1: c times
-    that for c channels, since the projection takes care of it).
-
-    Args:
-        threat: l2 or l1.
-        x: clean images.
-        best: the best candidates so far.
-        share: which part of the image a window covers, for each row.
-        streams: of the rows.
+    that for c channels, since the projection takes care of it).  ``share`` is the part of the image a window covers.
     """
     _, channels, height, width = x.shape
-    side = (share * width if height == 1 else (share * height * width).sqrt()).round().clamp_min(3)
+    side = _side(share, height, width).clamp_min(3)
     side = (side + (side % 2 == 0)).clamp_max(width if height == 1 else min(height, width)).long()
     draw = streams.uniform(5 + channels, dtype=x.dtype)
     proposal = torch.empty_like(x)
     for columns in sorted(set(side.tolist())):  # few: the rows are in few stages of the schedule
         here = side == columns
         rows, u = min(columns, height), draw[here]
-        first = _places(height, width, rows, columns, u[:, 0], u[:, 1])
-        second = _places(height, width, rows, columns, u[:, 2], u[:, 3])
+        first, second = (_windows(height, width, side[here], u[:, start : start + 2]) for start in (0, 2))
         upright, lying = bump(rows, columns, threat.norm), bump(columns, rows, threat.norm).T
         shape = torch.where(u[:, 4:5, None] < 0.5, upright.flatten().to(x), lying.flatten().to(x))
         sign = (u[:, 5:, None] - 0.5).sign()
@@ -224,10 +216,3 @@ def _at_full_length(threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
         return threat.project(x + delta, x)
     scale = threat.radius * (1 - 1e-6) / threat.size(delta).clamp_min_(1e-12)
     return threat.clamp(torch.addcmul(x, delta, per_point(scale, x)))
-
-
-def _places(height: int, width: int, rows: int, columns: int, u: Tensor, v: Tensor) -> Tensor:
-    """Flat indices of a window at a random position, ``(batch, 1, rows * columns)``."""
-    top, left = (u * (height - rows + 1)).long()[:, None], (v * (width - columns + 1)).long()[:, None]
-    down, across = top + torch.arange(rows, device=u.device), left + torch.arange(columns, device=u.device)
-    return (down[:, :, None] * width + across[:, None, :]).flatten(1)[:, None]

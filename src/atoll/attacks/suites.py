@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from atoll.attacks.apgd import APGD
 from atoll.attacks.base import ATTACKS, Attack
@@ -13,14 +13,14 @@ from atoll.registry import suggest
 from atoll.threat import ThreatModel
 
 
-def get_attack(name: str, threat: ThreatModel, *, trust: bool = True) -> Attack:
+def get_attack(name: str, threat: ThreatModel) -> Attack:
     """An attack by name: ``PGD-20``, ``APGD-T``, a dotted path, or ``my_attack.py:Mine``.
 
     >>> get_attack("CW-20", ThreatModel("linf", "8/255")).objective
     'margin'
     """
     try:
-        member = ATTACKS.resolve(name, trust=trust)
+        member = ATTACKS.resolve(name)
     except InputError as error:
         raise InputError(f"attacks: {error}") from None
     attack: Attack = member.cls(threat, **member.arguments)
@@ -29,11 +29,13 @@ def get_attack(name: str, threat: ThreatModel, *, trust: bool = True) -> Attack:
 
 def standard(threat: ThreatModel) -> dict[str, Attack]:
     """AutoAttack (Croce & Hein, 2020; for l1: 2021)."""
-    if threat.norm == "l1":
-        first: dict[str, Attack] = {"APGD-CE": APGD(threat, restarts=5), "APGD-T": APGD(threat, targets=5)}
-    else:
-        first = {"APGD-CE": APGD(threat), "APGD-T": APGD(threat, targets=9)}
-    return first | {"FAB-T": FAB(threat, targets=9), "Square": Square(threat)}
+    restarts, targets = (5, 5) if threat.norm == "l1" else (1, 9)
+    return {
+        "APGD-CE": APGD(threat, restarts=restarts),
+        "APGD-T": APGD(threat, targets=targets),
+        "FAB-T": FAB(threat, targets=9),
+        "Square": Square(threat),
+    }
 
 
 def plus(threat: ThreatModel) -> dict[str, Attack]:
@@ -62,18 +64,14 @@ def fast(threat: ThreatModel) -> dict[str, Attack]:
     So every target gets eleven steps, and only those that come near the boundary continue.  A short run of Square
     detects masked gradients: if it breaks points that APGD could not, run ``standard``.
     """
-    if threat.norm == "l1":  # early steps are outside the ball and tell little
-        first = APGD(threat, targets=9, steps=30)
-    else:
-        first = APGD(threat, targets=9, steps=50, patience=0.5)
+    # Early steps for l1 are outside the ball and tell little.
+    steps, patience = (30, None) if threat.norm == "l1" else (50, 0.5)
+    first = APGD(threat, targets=9, steps=steps, patience=patience)
     return {"APGD-T": first, "Square": Square(threat, queries=500, horizon=None)}
 
 
 SUITES: dict[str, Callable[[ThreatModel], dict[str, Attack]]] = {
-    "standard": standard,
-    "plus": plus,
-    "rand": rand,
-    "fast": fast,
+    make.__name__: make for make in (standard, plus, rand, fast)
 }
 
 
@@ -88,12 +86,7 @@ def suite(version: str, threat: ThreatModel) -> dict[str, Attack]:
     return SUITES[version](threat)
 
 
-def get_attacks(names: Sequence[str], threat: ThreatModel, *, trust: bool = True) -> dict[str, Attack]:
-    """Attacks by name."""
-    return {name: get_attack(name, threat, trust=trust) for name in names}
-
-
-def parse_attacks(text: str, threat: ThreatModel, *, trust: bool = True) -> dict[str, Attack]:
+def parse_attacks(text: str, threat: ThreatModel) -> dict[str, Attack]:
     """A version of AutoAttack, names of attacks separated by commas, or ``none`` for clean accuracy alone.
 
     >>> [list(parse_attacks(text, ThreatModel("linf", "8/255"))) for text in ("rand", "FGSM,PGD-20")]
@@ -101,8 +94,6 @@ def parse_attacks(text: str, threat: ThreatModel, *, trust: bool = True) -> dict
     """
     if text == "none":
         return {}
-    return (
-        suite(text, threat)
-        if text in SUITES
-        else get_attacks([name.strip() for name in text.split(",")], threat, trust=trust)
-    )
+    if text in SUITES:
+        return suite(text, threat)
+    return {name: get_attack(name, threat) for name in map(str.strip, text.split(","))}

@@ -10,11 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.evaluate import OnProgress
 from atoll.attacks.fab import FAB
 from atoll.attacks.iterative import AttackState, Points, where_rows
 from atoll.attacks.rays import FAR, RayS
 from atoll.errors import InputError, check_range
+from atoll.measure import OnProgress
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, content_hash
 from atoll.threat import Bounds, Norm, ThreatModel, per_point

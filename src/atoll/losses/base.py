@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError
 from atoll.losses.objectives import Objective
 from atoll.models.centroid import Centroids
 from atoll.registry import Registry
@@ -76,20 +76,11 @@ class LogitCurvature:
     adversarial: Tensor | None = None  # d2 l / dg'_k dg'_k
 
     def __add__(self, other: LogitCurvature) -> LogitCurvature:
-        def plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-            return b if a is None else a if b is None else a + b
-
-        return LogitCurvature(
-            plus(self.clean, other.clean),
-            plus(self.cross, other.cross),
-            plus(self.adversarial, other.adversarial),
-        )
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return LogitCurvature(*(b if a is None else a if b is None else a + b for a, b in pairs))
 
     def __rmul__(self, weight: float) -> LogitCurvature:
-        def times(a: Tensor | None) -> Tensor | None:
-            return None if a is None else weight * a
-
-        return LogitCurvature(times(self.clean), times(self.cross), times(self.adversarial))
+        return LogitCurvature(*(None if a is None else weight * a for a in vars(self).values()))
 
 
 class Term(ABC):
@@ -116,20 +107,15 @@ def autograd_curvature(term: Term, out: Outputs, y: Tensor) -> LogitCurvature:
     # Logits that come without a graph (evaluation) still need one here.
     leaves = {name: g if g.requires_grad else g.detach().requires_grad_() for name, g in given.items()}
     out = replace(out, logits=leaves.get("clean"), adv_logits=leaves.get("adversarial"))
+    logits, diagonals = list(leaves.values()), {}
     with torch.enable_grad():
-        total = term.value(out, y).sum()
-        first = dict(zip(leaves, _grad(total, list(leaves.values())), strict=True))
-        columns: dict[str, list[Tensor]] = {"clean": [], "cross": [], "adversarial": []}
-        for k in range(next(iter(leaves.values())).shape[1]):
-            if "clean" in leaves:
-                both = _grad(first["clean"][:, k].sum(), list(leaves.values()))
-                columns["clean"].append(both[0][:, k])
-                if "adversarial" in leaves:
-                    columns["cross"].append(both[1][:, k])
-            if "adversarial" in leaves:
-                (row,) = _grad(first["adversarial"][:, k].sum(), [leaves["adversarial"]])
-                columns["adversarial"].append(row[:, k])
-    return LogitCurvature(**{name: torch.stack(c, 1) for name, c in columns.items() if c})
+        first = _grad(term.value(out, y).sum(), logits)
+        for number, name in enumerate(leaves):
+            # The mixed derivatives come with the clean ones.
+            rows = [_grad(first[number][:, k].sum(), logits[number:]) for k in range(first[number].shape[1])]
+            for part, row in zip((name, "cross"), zip(*rows, strict=True), strict=False):
+                diagonals[part] = torch.stack([derivative[:, k] for k, derivative in enumerate(row)], 1)
+    return LogitCurvature(**diagonals)
 
 
 def _grad(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
@@ -184,10 +170,7 @@ class Loss:
 
     def curvature(self, out: Outputs, y: Tensor) -> LogitCurvature:
         """Curvature of the whole loss in logit space."""
-        total = LogitCurvature()
-        for weight, term in self.terms.values():
-            total = total + weight * term.curvature(out, y)
-        return total
+        return sum((weight * term.curvature(out, y) for weight, term in self.terms.values()), LogitCurvature())
 
 
 def hard_labels(y: Tensor, loss: str) -> Tensor:
@@ -195,9 +178,3 @@ def hard_labels(y: Tensor, loss: str) -> Tensor:
     if y.dim() != 1:
         raise InputError(f"{loss}: expected one class per example, got mixed labels (mixup and cutmix do not apply)")
     return y
-
-
-def nonnegative(value: float, name: str) -> float:
-    """The weight of a term, checked."""
-    check_range("[0, inf)", **{name: value})
-    return value

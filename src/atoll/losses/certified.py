@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels, nonnegative, require_margin
+from atoll.errors import check_range
+from atoll.losses.base import LOSSES, Loss, Outputs, Term, hard_labels, require_margin
 from atoll.losses.terms import CrossEntropy
 
 
 def abstain_logit(logits: Tensor, certified_margin: Tensor) -> Tensor:
-    r"""The largest :math:`f_i + \epsilon K_{ji}` of a class i other than the top class j.
-
-    Args:
-        logits: f.
-        certified_margin: :math:`\epsilon K`, ``(classes, classes)``.
+    r"""The largest :math:`f_i + \epsilon K_{ji}` of a class i other than the top class j; the margin is eps K.
 
     >>> abstain_logit(torch.tensor([[3.0, 1.0, 0.0]]), torch.full((3, 3), 0.5))
     tensor([1.5000])
@@ -72,18 +70,25 @@ class GlobalMargin(Term):
         )
 
 
+class _MarginLoss(Loss):
+    """Nothing but a cross-entropy that takes certified margins into account."""
+
+    uses_lipschitz = True
+    term: ClassVar[type[Term]]
+
+    def __init__(self) -> None:
+        super().__init__(ce=(1.0, self.term()))
+
+
 @LOSSES.register()
-class GloRoCE(Loss):
+class GloRoCE(_MarginLoss):
     """CE([f, f_abstain], y): an input that cannot be certified counts as one of a class of its own.
 
     >>> list(GloRoCE().terms)
     ['ce']
     """
 
-    uses_lipschitz = True
-
-    def __init__(self) -> None:
-        super().__init__(ce=(1.0, AbstainCrossEntropy()))
+    term = AbstainCrossEntropy
 
 
 @LOSSES.register()
@@ -100,14 +105,12 @@ class GloRoTRADES(Loss):
     uses_lipschitz = True
 
     def __init__(self, *, lambda_t: float = 1.0) -> None:
-        super().__init__(
-            ce=(1.0, CrossEntropy("clean")),
-            abstain=(nonnegative(lambda_t, "lambda_t"), Abstention()),
-        )
+        check_range("[0, inf)", lambda_t=lambda_t)
+        super().__init__(ce=(1.0, CrossEntropy("clean")), abstain=(lambda_t, Abstention()))
 
 
 @LOSSES.register()
-class EMMA(Loss):
+class EMMA(_MarginLoss):
     """-log exp(f_y) / sum_i exp(f_i + e_i K_yi), e_i = clip((f_y - f_i) / K_yi, 0, eps) without gradient, e_y = 0.
 
     Every class that threatens is kept away, not only the one that threatens most, and none further than it already is.
@@ -116,35 +119,26 @@ class EMMA(Loss):
     ['ce']
     """
 
-    uses_lipschitz = True
-
-    def __init__(self) -> None:
-        super().__init__(ce=(1.0, DynamicMargin()))
+    term = DynamicMargin
 
 
 @LOSSES.register()
-class FixedMarginCE(Loss):
+class FixedMarginCE(_MarginLoss):
     """-log exp(f_y) / sum_i exp(f_i + eps K_yi), with K_yy = 0.
 
     >>> list(FixedMarginCE().terms)
     ['ce']
     """
 
-    uses_lipschitz = True
-
-    def __init__(self) -> None:
-        super().__init__(ce=(1.0, FixedMargin()))
+    term = FixedMargin
 
 
 @LOSSES.register()
-class LipschitzMargin(Loss):
+class LipschitzMargin(_MarginLoss):
     """Cross-entropy with sqrt(2) eps K added to every other logit, K the Lipschitz constant of all logits together.
 
     >>> list(LipschitzMargin().terms)
     ['ce']
     """
 
-    uses_lipschitz = True
-
-    def __init__(self) -> None:
-        super().__init__(ce=(1.0, GlobalMargin()))
+    term = GlobalMargin

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.losses.base import LOSSES, Loss, nonnegative
+from atoll.errors import check_range
+from atoll.losses.base import LOSSES, Loss
 from atoll.losses.terms import KL, CrossEntropy, Margin, Pairing, WeightedKL
 
 
@@ -48,10 +49,9 @@ class TRADES(Loss):
     objective = "kl"
 
     def __init__(self, *, lambda_t: float = 6.0, stop_clean_gradient: bool = False) -> None:
-        super().__init__(
-            ce=(1.0, CrossEntropy("clean")),
-            kl=(nonnegative(lambda_t, "lambda_t"), KL(stop_clean_gradient=stop_clean_gradient)),
-        )
+        check_range("[0, inf)", lambda_t=lambda_t)
+        pairing = KL(stop_clean_gradient=stop_clean_gradient)
+        super().__init__(ce=(1.0, CrossEntropy("clean")), kl=(lambda_t, pairing))
 
 
 @LOSSES.register()
@@ -65,10 +65,9 @@ class ALP(Loss):
     objective = "ce"
 
     def __init__(self, *, lambda_a: float = 1.0, stop_clean_gradient: bool = False) -> None:
-        super().__init__(
-            ce=(1.0, CrossEntropy("adversarial")),
-            pairing=(nonnegative(lambda_a, "lambda_a"), Pairing(stop_clean_gradient=stop_clean_gradient)),
-        )
+        check_range("[0, inf)", lambda_a=lambda_a)
+        pairing = Pairing(stop_clean_gradient=stop_clean_gradient)
+        super().__init__(ce=(1.0, CrossEntropy("adversarial")), pairing=(lambda_a, pairing))
 
 
 @LOSSES.register()
@@ -82,8 +81,6 @@ class MART(Loss):
     objective = "ce"
 
     def __init__(self, *, lambda_m: float = 6.0, stop_clean_gradient: bool = False) -> None:
-        super().__init__(
-            ce=(1.0, CrossEntropy("adversarial")),
-            margin=(1.0, Margin()),
-            wkl=(nonnegative(lambda_m, "lambda_m"), WeightedKL(stop_clean_gradient=stop_clean_gradient)),
-        )
+        check_range("[0, inf)", lambda_m=lambda_m)
+        pairing = WeightedKL(stop_clean_gradient=stop_clean_gradient)
+        super().__init__(ce=(1.0, CrossEntropy("adversarial")), margin=(1.0, Margin()), wkl=(lambda_m, pairing))

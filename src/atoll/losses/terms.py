@@ -90,22 +90,24 @@ class Margin(Term):
     """-log(1 - max_{k != y} q_k), the margin term of MART's boosted cross-entropy."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
-        y = hard_labels(y, "MART")
-        log_q = out.g_adv.log_softmax(1)
-        m = log_q.scatter(1, y[:, None], -torch.inf).argmax(1, keepdim=True)
-        # log(1 - q_m) = log sum_{k != m} q_k: no cancellation where q_m is close to 1.
-        return -log_q.scatter(1, m, -torch.inf).logsumexp(1)
+        _, _, log_rest = self._parts(out, y)
+        return -log_rest.squeeze(1)
 
     def curvature(self, out: Outputs, y: Tensor) -> LogitCurvature:
-        y = hard_labels(y, "MART")
-        log_q = out.g_adv.log_softmax(1)
-        q = log_q.exp()
-        m = log_q.scatter(1, y[:, None], -torch.inf).argmax(1, keepdim=True)
-        rest = log_q.scatter(1, m, -torch.inf).logsumexp(1, keepdim=True).exp()  # 1 - q_m
+        log_q, m, log_rest = self._parts(out, y)
+        q, rest = log_q.exp(), log_rest.exp()
         q_m = q.gather(1, m)
         # Phi'_mk / (1 - q_m): q_m for k = m, -q_m q_k / (1 - q_m) else.
         ratio = (-q_m * q / rest).scatter(1, m, q_m)
         return LogitCurvature(adversarial=ratio * (1 - 2 * q) + ratio.square())
+
+    @staticmethod
+    def _parts(out: Outputs, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """log q, the largest other class m, and log(1 - q_m)."""
+        log_q = out.g_adv.log_softmax(1)
+        m = log_q.scatter(1, hard_labels(y, "MART")[:, None], -torch.inf).argmax(1, keepdim=True)
+        # log(1 - q_m) = log sum_{k != m} q_k: no cancellation where q_m is close to 1.
+        return log_q, m, log_q.scatter(1, m, -torch.inf).logsumexp(1, keepdim=True)
 
 
 class WeightedKL(_Pair):
