@@ -83,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
-        code: int = importlib.import_module(f"atoll.cli.{options.verb}").run(options)
-        return code
+        code: int | None = importlib.import_module(f"atoll.cli.{options.verb}").run(options)
+        return code or 0
     except AtollError as error:
         if options.debug:
             raise

@@ -11,23 +11,12 @@ To compare models, give the same --loss for all of them.  Results and pictures a
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping
+from functools import partial
 
 from atoll.cli.measure import add_flags, run_measurement
-from atoll.cli.output import console, print_table
+from atoll.cli.output import print_lines, print_table
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
-
-SETTINGS = CurvatureSettings
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, SETTINGS)
-
-
-def run(options: argparse.Namespace) -> int:
-    return run_measurement(options, sys.modules[__name__])
 
 
 def show(results: Mapping[str, CurvatureResult]) -> None:
@@ -46,11 +35,10 @@ def show(results: Mapping[str, CurvatureResult]) -> None:
         where = result.settings.threat if result.attacked else "clean inputs"
         title = f"{folder}: {result.loss} at {result.points:,} {result.settings.split} points, {where}"
         print_table(title, ["weight matrix", "norm", "trace", "± error", "norm √trace", "% of WCI"], rows)
-        for line in _lines(result):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_lines(*_lines(result))
     if len({result.loss for result in results.values()}) > 1:
         text = "These numbers are of different losses and do not compare; give all runs the same --loss."
-        console.print(text, style="yellow", soft_wrap=True)
+        print_lines(text, style="yellow")
 
 
 def _lines(result: CurvatureResult) -> list[str]:
@@ -72,3 +60,7 @@ def _lines(result: CurvatureResult) -> list[str]:
     if result.gap is not None:
         lines.append(f"robust gap, test minus train: error {result.gap.error}, loss {result.gap.loss}")
     return [*lines, f"numbers and pictures: {result.folder}"]
+
+
+arguments = partial(add_flags, settings=CurvatureSettings)
+run = partial(run_measurement, settings=CurvatureSettings, show=show)

@@ -17,7 +17,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from atoll.cli.output import console, print_json, print_table, progress_bar
+from atoll.cli.output import print_json, print_lines, print_table, progress_bar
 from atoll.errors import InputError
 from atoll.studies import STUDIES, StudyReport, StudyResults
 from atoll.studies.base import SCALES, Study
@@ -99,12 +99,10 @@ def _print(results: StudyResults, report: StudyReport, folder: Path) -> None:
     for title, table in report.tables.items():
         titles, *rows = table.texts()
         print_table(title, titles, rows)
-    for claim in report.claims:
-        text = f"{claim.claim}: {claim.outcome}, {claim.message}."
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    print_lines(*(f"{claim.claim}: {claim.outcome}, {claim.message}." for claim in report.claims))
     if results.failed:
-        console.print(f"{len(results.failed)} cells failed; README.md lists the reasons", style="yellow")
-    console.print(f"results are in {folder}", markup=False, soft_wrap=True)
+        print_lines(f"{len(results.failed)} cells failed; README.md lists the reasons", style="yellow")
+    print_lines(f"results are in {folder}")
 
 
 def _list(as_json: bool) -> None:
