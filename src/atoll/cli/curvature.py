@@ -21,17 +21,10 @@ from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 
 def show(results: Mapping[str, CurvatureResult]) -> None:
     for folder, result in results.items():
-        rows = [
-            [
-                layer.name,
-                f"{layer.norm:.4g}",
-                f"{layer.trace.value:.4g}",
-                f"{layer.trace.standard_error:.2g}",
-                f"{layer.term:.4g}",
-                f"{100 * layer.share:.1f}",
-            ]
-            for layer in result.layers
-        ]
+        rows = []
+        for layer in result.layers:
+            trace = [f"{layer.trace.value:.4g}", f"{layer.trace.standard_error:.2g}"]
+            rows.append([layer.name, f"{layer.norm:.4g}", *trace, f"{layer.term:.4g}", f"{100 * layer.share:.1f}"])
         where = result.settings.threat if result.attacked else "clean inputs"
         title = f"{folder}: {result.loss} at {result.points:,} {result.settings.split} points, {where}"
         print_table(title, ["weight matrix", "norm", "trace", "± error", "norm √trace", "% of WCI"], rows)

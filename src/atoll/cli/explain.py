@@ -63,15 +63,11 @@ def _tables(methods: dict[str, MethodResult], settings: ExplainSettings) -> None
     columns = ["", f"INFD, sigma {settings.sigma:g}", "at best scale", "completeness gap"]
     print_table("faithfulness", columns, rows)
     if settings.checks:
-        rows = [
-            [
-                name,
-                _number(method.sanity_layers[-1][1] if method.sanity_layers else None),
-                "passed" if method.sanity_passed else "NOT passed",
-                _number(method.sensitivity),
-            ]
-            for name, method in methods.items()
-        ]
+        rows = []
+        for name, method in methods.items():
+            correlation = _number(method.sanity_layers[-1][1] if method.sanity_layers else None)
+            outcome = "passed" if method.sanity_passed else "NOT passed"
+            rows.append([name, correlation, outcome, _number(method.sensitivity)])
         columns = ["", "rank correlation", "sanity check", f"Lipschitz at least (l2 {settings.radius:g})"]
         print_table(f"sanity check and local sensitivity, {settings.checks} points", columns, rows)
     if any(method.f1 is not None for method in methods.values()):

@@ -57,8 +57,7 @@ def _add_flag(parser: argparse.ArgumentParser, item: Any, hint: Any, text: str) 
     elif typing.get_origin(hint) is tuple:
         parser.add_argument(flag, action="extend", type=lambda word: word.split(","), metavar="NAME,...", **common)
     else:
-        metavar = {int: "N", float: "X"}.get(hint, "TEXT")
-        parser.add_argument(flag, type=hint, metavar=metavar, **common)
+        parser.add_argument(flag, type=hint, metavar={int: "N", float: "X"}.get(hint, "TEXT"), **common)
 
 
 def settings_from(options: argparse.Namespace, settings: type[Settings], **more: Any) -> Settings:

@@ -26,18 +26,12 @@ from atoll.studies.ray import RayEngine
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="name of the study, or file.py:Class (default: list all)"
-    )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="key.sub=value",
-        help="overrides for every recipe of the study; PATTERN:key.sub=value is for rows that match",
-    )
-    parser.add_argument(
-        "--scale", default="smoke", choices=SCALES, help="seconds, minutes on two cores, or as published"
-    )
+    name = "name of the study, or file.py:Class (default: list all)"
+    overrides = "overrides for every recipe of the study; PATTERN:key.sub=value is for rows that match"
+    scale = "seconds, minutes on two cores, or as published"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=name)
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help=overrides)
+    parser.add_argument("--scale", default="smoke", choices=SCALES, help=scale)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: runs/studies/NAME-SCALE)")
     parser.add_argument(
         "--cells", type=Path, metavar="DIR", help="folder of the runs, which some studies can share (default: in --out)"
@@ -55,7 +49,10 @@ def run(options: argparse.Namespace) -> int:
     if options.name is None:
         _list(options.json)
         return 0
-    study = _study(options.name)
+    try:
+        study: Study = STUDIES.resolve(options.name).cls()
+    except InputError as error:
+        raise InputError(f"study: {error}") from None
     folder = options.out or Path("runs") / "studies" / f"{study.name}-{options.scale}"
     ray = RayEngine(options.address, options.cpus, options.gpus)
     engine: Engine = ray if options.engine == "ray" else run_sequentially
@@ -85,14 +82,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print(results, report, folder)
     return 1 if results.failed else 0
-
-
-def _study(name: str) -> Study:
-    try:
-        study: Study = STUDIES.resolve(name).cls()
-    except InputError as error:
-        raise InputError(f"study: {error}") from None
-    return study
 
 
 def _print(results: StudyResults, report: StudyReport, folder: Path) -> None:

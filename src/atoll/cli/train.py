@@ -22,7 +22,7 @@ from atoll.cli.output import TrainingProgress, percent, print_json, print_lines,
 from atoll.distributed import is_main
 from atoll.errors import RecipeError
 from atoll.runs.recipe import build_recipe, recipes
-from atoll.runs.run import Run, TestRow
+from atoll.runs.run import Run
 from atoll.runs.train import train
 from atoll.training.trainer import Trainer
 
@@ -91,15 +91,14 @@ def show(run: Run) -> None:
     """Test results of the best and the last checkpoint."""
     tests = run.tests()
     certified = any(row.certified for row in tests)
-    rows = [_row(row, certified) for row in tests]
+    rows = []
+    for row in tests:
+        name = row.checkpoint if row.weights == "raw" else f"{row.checkpoint} {row.weights}"
+        numbers = [row.clean, row.robust, *([row.verified] if certified else [])]
+        epoch = "-" if row.epoch is None else str(row.epoch)
+        rows.append([name, epoch, *("-" if number is None else percent(number) for number in numbers)])
     attack = run.test_settings.attacks
     columns = ["checkpoint", "epoch", "clean", f"robust ({attack})", *(["verified"] if certified else [])]
     note = " (best was selected on the test set)" if run.index.get("selected_on") == "test" else ""
     print_table(f"Test accuracy in %{note}", columns, rows)
     print_lines(f"everything is in {run.folder}")
-
-
-def _row(row: TestRow, certified: bool) -> list[str]:
-    name = row.checkpoint if row.weights == "raw" else f"{row.checkpoint} {row.weights}"
-    accuracies = [row.clean, row.robust, *([row.verified] if certified else [])]
-    return [name, "-" if row.epoch is None else str(row.epoch), *("-" if a is None else percent(a) for a in accuracies)]
