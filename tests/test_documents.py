@@ -10,8 +10,9 @@ import pytest
 
 import atoll
 from atoll.attacks.suites import parse_attacks
-from atoll.cli import VERBS, main, parse
+from atoll.cli import main, parse
 from atoll.cli.measure import settings_from
+from atoll.measure import MEASUREMENTS, measurement
 from atoll.plots import plot_curves
 from atoll.registry import REGISTRIES, registry
 from atoll.runs.run import open_run
@@ -135,8 +136,8 @@ def test_commands_are_valid(words):
         assert main([*words, "--dry-run"]) == 0
     if options.verb == "study" and ".py:" not in (options.name or ""):
         assert options.name in {None, *STUDIES.members()}
-    if hasattr(VERBS[options.verb], "SETTINGS"):
-        settings = settings_from(options, VERBS[options.verb].SETTINGS)
+    if options.verb in MEASUREMENTS.members():
+        settings = settings_from(options, measurement(options.verb).settings)
         attacks = getattr(settings, "attacks", "none")
         norm = "l2" if options.verb == "certify" else getattr(settings, "norm", None) or "linf"
         for eps in (getattr(settings, "eps", None) or "0.1").split(","):  # `certify` takes several radii

@@ -43,18 +43,12 @@ Train, attack, certify and explain adversarially robust image classifiers.
 
 def parser(verb: str | None = None) -> argparse.ArgumentParser:
     """The parser of the command; only the named verb knows its options, because the others are not imported."""
-    base = argparse.ArgumentParser(
-        prog="atoll", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    layout = argparse.RawDescriptionHelpFormatter
+    base = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION, formatter_class=layout)
     verbs = base.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     for name, text in VERBS.items():
         module = importlib.import_module(f"atoll.cli.{name}") if name == verb else None
-        sub = verbs.add_parser(
-            name,
-            help=text,
-            description=module.__doc__ if module else None,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        sub = verbs.add_parser(name, help=text, description=module.__doc__ if module else None, formatter_class=layout)
         sub.add_argument("--json", action="store_true", help="print JSON for machines instead of tables for people")
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if module:
@@ -83,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
-        code: int = importlib.import_module(f"atoll.cli.{options.verb}").run(options)
-        return code
+        code: int | None = importlib.import_module(f"atoll.cli.{options.verb}").run(options)
+        return code or 0
     except AtollError as error:
         if options.debug:
             raise

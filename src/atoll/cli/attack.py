@@ -11,41 +11,32 @@ Results are stored in RUN/results.  Rerun the same command to resume an interrup
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping
+from functools import partial
 
 from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.cli.measure import add_flags, run_measurement
-from atoll.cli.output import console, interval, percent, print_table
-
-SETTINGS = AttackSettings
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, SETTINGS)
-
-
-def run(options: argparse.Namespace) -> int:
-    return run_measurement(options, sys.modules[__name__])
+from atoll.cli.output import percent, percent_interval, print_lines, print_table
 
 
 def show(results: Mapping[str, AttackResult]) -> None:
     for folder, result in results.items():
-        rows = [["clean", percent(result.clean), interval(result.clean), "-", "-", "-"]]
+        rows = [["clean", *percent_interval(result.clean), "-", "-", "-"]]
         for attack in result.attacks:
             broken = f"{attack.broken:,} of {attack.attacked:,}"
             passes = f"{attack.forward + attack.backward:,}"
-            accuracy = attack.accuracy
-            rows.append([attack.name, percent(accuracy), interval(accuracy), broken, passes, f"{attack.seconds:.1f}"])
-        rows.append(["worst case", percent(result.robust), interval(result.robust), "-", "-", "-"])
+            rows.append([attack.name, *percent_interval(attack.accuracy), broken, passes, f"{attack.seconds:.1f}"])
+        rows.append(["worst case", *percent_interval(result.robust), "-", "-", "-"])
         title = f"{folder}: {result.points:,} {result.settings.split} points, {result.settings.threat}"
         print_table(title, ["attack", "accuracy %", "95 %", "broken", "passes", "seconds"], rows)
         if result.adbd is not None:
-            console.print(f"mean distance to the boundary (ADBD): {result.adbd}")
-        for warning in result.warnings:
-            console.print(f"{warning.kind}: {warning.message}", style="yellow", markup=False, soft_wrap=True)
-        console.print(f"adversarial inputs and results: {result.folder}", markup=False, soft_wrap=True)
+            print_lines(f"mean distance to the boundary (ADBD): {result.adbd}")
+        print_lines(*(f"{warning.kind}: {warning.message}" for warning in result.warnings), style="yellow")
+        print_lines(f"adversarial inputs and results: {result.folder}")
     if len(results) > 1:
         rows = [[folder, percent(result.clean), percent(result.robust)] for folder, result in results.items()]
         print_table("Worst case", ["run", "clean %", "robust %"], rows)
+
+
+arguments = partial(add_flags, settings=AttackSettings)
+run = partial(run_measurement, settings=AttackSettings, show=show)

@@ -18,23 +18,12 @@ Results are stored in RUN/results.  Rerun the same command to resume.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping
+from functools import partial
 
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.cli.measure import add_flags, run_measurement
-from atoll.cli.output import console, interval, percent, print_table
-
-SETTINGS = CertifySettings
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, SETTINGS)
-
-
-def run(options: argparse.Namespace) -> int:
-    return run_measurement(options, sys.modules[__name__])
+from atoll.cli.output import percent_interval, print_lines, print_table
 
 
 def show(results: Mapping[str, CertifyResult]) -> None:
@@ -43,20 +32,16 @@ def show(results: Mapping[str, CertifyResult]) -> None:
         if layers:
             rows = [[layer.name, layer.kind, f"{layer.lipschitz:.4f}", layer.method] for layer in layers]
             print_table(f"{folder}: Lipschitz constants", ["layer", "kind", "at most", "proof"], rows)
-        rows = [["clean", "-", percent(result.clean), interval(result.clean)]]
         kind = "verified, probabilistic" if result.is_probabilistic else "verified"
-        for row in result.verified:
-            rows.append([kind, f"{row.eps:.4g}", percent(row.accuracy), interval(row.accuracy)])
-        for attacked in result.empirical:
-            accuracy = attacked.accuracy
-            rows.append([attacked.attacks, f"{attacked.eps:.4g}", percent(accuracy), interval(accuracy)])
+        rows = [["clean", "-", *percent_interval(result.clean)]]
+        rows += [[kind, f"{row.eps:.4g}", *percent_interval(row.accuracy)] for row in result.verified]
+        rows += [[row.attacks, f"{row.eps:.4g}", *percent_interval(row.accuracy)] for row in result.empirical]
         title = f"{folder}: {result.points:,} {result.settings.split} points, l2, {result.settings.precision}"
         print_table(title, ["", "eps", "accuracy %", "95 %"], rows)
         if result.rejected:
-            rows = [[r.data, f"{r.eps:.4g}", percent(r.share), interval(r.share)] for r in result.rejected]
+            rows = [[r.data, f"{r.eps:.4g}", *percent_interval(r.share)] for r in result.rejected]
             print_table(f"{folder}: rejected", ["data", "eps", "rejected %", "95 %"], rows)
-        for line in _lines(result):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_lines(*_lines(result))
 
 
 def _lines(result: CertifyResult) -> list[str]:
@@ -74,3 +59,7 @@ def _lines(result: CertifyResult) -> list[str]:
             f" ({check.passes:,} passes, {check.seconds:.0f} s): no prediction changed"
         )
     return [*lines, f"certificates and results: {result.folder}"]
+
+
+arguments = partial(add_flags, settings=CertifySettings)
+run = partial(run_measurement, settings=CertifySettings, show=show)

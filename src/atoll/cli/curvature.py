@@ -11,46 +11,27 @@ To compare models, give the same --loss for all of them.  Results and pictures a
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping
+from functools import partial
 
 from atoll.cli.measure import add_flags, run_measurement
-from atoll.cli.output import console, print_table
+from atoll.cli.output import print_lines, print_table
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
-
-SETTINGS = CurvatureSettings
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, SETTINGS)
-
-
-def run(options: argparse.Namespace) -> int:
-    return run_measurement(options, sys.modules[__name__])
 
 
 def show(results: Mapping[str, CurvatureResult]) -> None:
     for folder, result in results.items():
-        rows = [
-            [
-                layer.name,
-                f"{layer.norm:.4g}",
-                f"{layer.trace.value:.4g}",
-                f"{layer.trace.standard_error:.2g}",
-                f"{layer.term:.4g}",
-                f"{100 * layer.share:.1f}",
-            ]
-            for layer in result.layers
-        ]
+        rows = []
+        for layer in result.layers:
+            trace = [f"{layer.trace.value:.4g}", f"{layer.trace.standard_error:.2g}"]
+            rows.append([layer.name, f"{layer.norm:.4g}", *trace, f"{layer.term:.4g}", f"{100 * layer.share:.1f}"])
         where = result.settings.threat if result.attacked else "clean inputs"
         title = f"{folder}: {result.loss} at {result.points:,} {result.settings.split} points, {where}"
         print_table(title, ["weight matrix", "norm", "trace", "± error", "norm √trace", "% of WCI"], rows)
-        for line in _lines(result):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_lines(*_lines(result))
     if len({result.loss for result in results.values()}) > 1:
         text = "These numbers are of different losses and do not compare; give all runs the same --loss."
-        console.print(text, style="yellow", soft_wrap=True)
+        print_lines(text, style="yellow")
 
 
 def _lines(result: CurvatureResult) -> list[str]:
@@ -72,3 +53,7 @@ def _lines(result: CurvatureResult) -> list[str]:
     if result.gap is not None:
         lines.append(f"robust gap, test minus train: error {result.gap.error}, loss {result.gap.loss}")
     return [*lines, f"numbers and pictures: {result.folder}"]
+
+
+arguments = partial(add_flags, settings=CurvatureSettings)
+run = partial(run_measurement, settings=CurvatureSettings, show=show)

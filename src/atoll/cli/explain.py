@@ -12,29 +12,25 @@ pictures are stored in RUN/results.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from atoll.cli.measure import add_flags, run_measurement
-from atoll.cli.output import console, print_table
+from atoll.cli.output import print_lines, print_table
 from atoll.errors import InputError
 from atoll.explain.measure import ExplainResult, ExplainSettings, MethodResult, short_names, side_by_side
 from atoll.stats import Estimate
 
-SETTINGS = ExplainSettings
+arguments = partial(add_flags, settings=ExplainSettings)
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, SETTINGS)
-
-
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     images = [path for path in options.runs if path.is_file()]
     options.runs = [path for path in options.runs if path not in images]
     if not options.runs:
         raise InputError(f"RUN: expected the folder of a run, got only files: {', '.join(map(str, images))}")
-    return run_measurement(options, sys.modules[__name__], **({"images": tuple(map(str, images))} if images else {}))
+    run_measurement(options, ExplainSettings, show, **({"images": tuple(map(str, images))} if images else {}))
 
 
 def show(results: Mapping[str, ExplainResult]) -> None:
@@ -54,10 +50,9 @@ def show(results: Mapping[str, ExplainResult]) -> None:
     }
     _tables(methods, first.settings)
     for folder, result in results.items():
-        for line in _lines(folder, result):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_lines(*_lines(folder, result))
     if len(results) > 1 and (path := side_by_side({Path(name).name: result for name, result in results.items()})):
-        console.print(f"side by side: {path}", markup=False, highlight=False, soft_wrap=True)
+        print_lines(f"side by side: {path}")
 
 
 def _tables(methods: dict[str, MethodResult], settings: ExplainSettings) -> None:
@@ -68,15 +63,11 @@ def _tables(methods: dict[str, MethodResult], settings: ExplainSettings) -> None
     columns = ["", f"INFD, sigma {settings.sigma:g}", "at best scale", "completeness gap"]
     print_table("faithfulness", columns, rows)
     if settings.checks:
-        rows = [
-            [
-                name,
-                _number(method.sanity_layers[-1][1] if method.sanity_layers else None),
-                "passed" if method.sanity_passed else "NOT passed",
-                _number(method.sensitivity),
-            ]
-            for name, method in methods.items()
-        ]
+        rows = []
+        for name, method in methods.items():
+            correlation = _number(method.sanity_layers[-1][1] if method.sanity_layers else None)
+            outcome = "passed" if method.sanity_passed else "NOT passed"
+            rows.append([name, correlation, outcome, _number(method.sensitivity)])
         columns = ["", "rank correlation", "sanity check", f"Lipschitz at least (l2 {settings.radius:g})"]
         print_table(f"sanity check and local sensitivity, {settings.checks} points", columns, rows)
     if any(method.f1 is not None for method in methods.values()):

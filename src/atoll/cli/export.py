@@ -14,7 +14,7 @@ from pathlib import Path
 
 from atoll.certify.norms import BUDGET
 from atoll.cli.measure import parse_checkpoint
-from atoll.cli.output import console, print_json, progress_bar
+from atoll.cli.output import print_json, print_lines, progress_bar
 from atoll.runs.run import open_run
 
 
@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true", help="allow runs to name classes outside Atoll")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     with progress_bar("layers") as bar:
         task = bar.add_task("norms", total=None, note="")
         exported = open_run(options.run_folder, trust=options.trust).export(
@@ -43,12 +43,9 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.json:
         print_json(vars(exported))
-        return 0
-    lines = [
+        return
+    print_lines(
         f"{exported.path}: {exported.bytes:,} bytes; input x, outputs prediction (-1: abstains) and radius (l2)",
         f"agrees with the model on {exported.checked:,} test points, radii to a relative {exported.difference:.1g};"
         f" it abstains on {exported.abstained:,} of them at eps {exported.eps:.4g}",
-    ]
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return 0
+    )

@@ -23,29 +23,29 @@ from atoll.runs.recipe import recipes, variants
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", help="list one kind only")
-    parser.add_argument(
-        "name", nargs="?", help="show the parameters and defaults of this component; with `runs`, a folder"
-    )
+    text = "show the parameters and defaults of this component; with `runs`, a folder"
+    parser.add_argument("name", nargs="?", help=text)
     parser.add_argument("--rows", action="store_true", help="list every variant of a recipe grid")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     if options.kind == "runs":
-        return _list_runs(Path(options.name or "runs"), options.json)
+        _list_runs(Path(options.name or "runs"), options.json)
+        return
     tables = {"recipes": None, "suites": None} | {registry(kind).title: kind for kind in REGISTRIES}
     plural = {registry(kind).kind.split()[0]: registry(kind).title for kind in REGISTRIES}
     title = plural.get(options.kind, options.kind)
     if title is not None and title not in tables:
         raise InputError(f"ls: got {title!r}{suggest(title, [*tables, *plural])}")
     if options.name is not None:
-        return _show(title, tables[title], options)
+        _show(title, tables[title], options)
+        return
     listing = {name: entries(name, tables[name], options.rows) for name in ([title] if title else tables)}
     if options.json:
         print_json(listing)
-        return 0
+        return
     for name, lines in listing.items():
         print_table(name, ["name", "description"], [[key, text] for key, text in lines.items()])
-    return 0
 
 
 def entries(title: str, kind: str | None, every_row: bool = False) -> dict[str, str]:
@@ -63,22 +63,20 @@ def entries(title: str, kind: str | None, every_row: bool = False) -> dict[str, 
     return lines
 
 
-def _list_runs(root: Path, as_json: bool) -> int:
+def _list_runs(root: Path, as_json: bool) -> None:
     """All runs below a folder with their main numbers."""
     runs = {str(run.folder): run for run in find_runs(root)}
     numbers = {name: main_numbers(run) for name, run in runs.items()}
     if as_json:
         print_json(numbers)
-        return 0
+        return
     columns = ["run", "training", "clean %", "robust %", "verified %", "WCI"]
-    rows = [
-        [name, "finished" if runs[name].is_finished else "not finished", *row.values()] for name, row in numbers.items()
-    ]
+    states = ["finished" if run.is_finished else "not finished" for run in runs.values()]
+    rows = [[name, state, *numbers[name].values()] for name, state in zip(runs, states, strict=True)]
     print_table(f"runs in {root}", columns, rows)
-    return 0
 
 
-def _show(title: str, kind: str | None, options: argparse.Namespace) -> int:
+def _show(title: str, kind: str | None, options: argparse.Namespace) -> None:
     """Parameters and defaults of one component."""
     if kind is None:
         raise InputError(f"ls: {title} have no parameters; read a recipe with `atoll train {options.name} --dry-run`")
@@ -86,7 +84,6 @@ def _show(title: str, kind: str | None, options: argparse.Namespace) -> int:
     listing = parameters(member.cls, member.arguments)
     if options.json:
         print_json({"name": member.name, "class_path": member.path, "parameters": listing})
-        return 0
+        return
     table = [[name, row["type"], row["default"]] for name, row in listing.items()]
     print_table(f"{member.name}: {member.summary}", ["parameter", "type", "default"], table)
-    return 0

@@ -6,9 +6,9 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from docstring_parser import parse as parse_docstring
 
@@ -17,14 +17,6 @@ from atoll.distributed import is_main, process_group
 from atoll.errors import InputError
 from atoll.measure import Result, Settings
 from atoll.runs.run import Which, open_run
-
-
-class View(Protocol):
-    """The module of a verb: its settings, and how its results are printed."""
-
-    SETTINGS: type[Settings]
-
-    def show(self, results: Mapping[str, Any]) -> None: ...
 
 
 def add_flags(parser: argparse.ArgumentParser, settings: type[Settings]) -> None:
@@ -65,8 +57,7 @@ def _add_flag(parser: argparse.ArgumentParser, item: Any, hint: Any, text: str) 
     elif typing.get_origin(hint) is tuple:
         parser.add_argument(flag, action="extend", type=lambda word: word.split(","), metavar="NAME,...", **common)
     else:
-        metavar = {int: "N", float: "X"}.get(hint, "TEXT")
-        parser.add_argument(flag, type=hint, metavar=metavar, **common)
+        parser.add_argument(flag, type=hint, metavar={int: "N", float: "X"}.get(hint, "TEXT"), **common)
 
 
 def settings_from(options: argparse.Namespace, settings: type[Settings], **more: Any) -> Settings:
@@ -77,9 +68,11 @@ def settings_from(options: argparse.Namespace, settings: type[Settings], **more:
     return settings(**given, **more)
 
 
-def run_measurement(options: argparse.Namespace, view: View, **more: Any) -> int:
+def run_measurement(
+    options: argparse.Namespace, settings: type[Settings], show: Callable[[dict[str, Any]], None], **more: Any
+) -> None:
     """Measure every run, print the results."""
-    settings = settings_from(options, view.SETTINGS, **more)
+    question = settings_from(options, settings, **more)
     checkpoint = parse_checkpoint(options.checkpoint)
     runs = {str(folder): open_run(folder, trust=options.trust) for folder in options.runs}  # all, before any work
     results: dict[str, Result] = {}
@@ -92,7 +85,7 @@ def run_measurement(options: argparse.Namespace, view: View, **more: Any) -> int
                 bar.update(task, completed=int(done), total=total, note=what)
 
             results[name] = run.measure(
-                settings,
+                question,
                 checkpoint=checkpoint,
                 weights=options.weights,
                 restart=options.restart,
@@ -103,8 +96,7 @@ def run_measurement(options: argparse.Namespace, view: View, **more: Any) -> int
         if options.json:
             print_json({name: {**result.to_json(), "folder": str(result.folder)} for name, result in results.items()})
         else:
-            view.show(results)
-    return 0
+            show(results)
 
 
 def parse_checkpoint(word: str) -> Which:

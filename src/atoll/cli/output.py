@@ -27,6 +27,12 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
+def print_lines(*lines: str, style: str | None = None) -> None:
+    """Lines as they are, whatever names of users they contain."""
+    for line in lines:
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table; numbers (all columns but the first) are aligned right when every cell starts with a digit.
 
@@ -136,7 +142,7 @@ def percent(accuracy: Accuracy) -> str:
     return f"{100 * accuracy.value:.2f}"
 
 
-def interval(accuracy: Accuracy) -> str:
-    """``84.2-90.3``, its 95 % interval in percent."""
+def percent_interval(accuracy: Accuracy) -> list[str]:
+    """The same, and its 95 % interval: ``84.2-90.3``."""
     low, high = accuracy.interval
-    return f"{100 * low:.1f}-{100 * high:.1f}"
+    return [percent(accuracy), f"{100 * low:.1f}-{100 * high:.1f}"]

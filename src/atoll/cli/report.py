@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from atoll.cli.output import console, print_json
+from atoll.cli.output import print_json, print_lines
 from atoll.report import write_report
 
 
@@ -22,11 +22,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--title", help="title of the page (default: the names of the runs)")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     path = write_report(options.runs, options.out or options.runs[0] / "report.html", title=options.title)
     size = path.stat().st_size
     if options.json:
         print_json({"report": str(path), "bytes": size, "runs": [str(folder) for folder in options.runs]})
     else:
-        console.print(f"{path} ({size / 1e6:.1f} MB)", markup=False, highlight=False, soft_wrap=True)
-    return 0
+        print_lines(f"{path} ({size / 1e6:.1f} MB)")

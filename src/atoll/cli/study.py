@@ -17,7 +17,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from atoll.cli.output import console, print_json, print_table, progress_bar
+from atoll.cli.output import print_json, print_lines, print_table, progress_bar
 from atoll.errors import InputError
 from atoll.studies import STUDIES, StudyReport, StudyResults
 from atoll.studies.base import SCALES, Study
@@ -26,18 +26,12 @@ from atoll.studies.ray import RayEngine
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="name of the study, or file.py:Class (default: list all)"
-    )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="key.sub=value",
-        help="overrides for every recipe of the study; PATTERN:key.sub=value is for rows that match",
-    )
-    parser.add_argument(
-        "--scale", default="smoke", choices=SCALES, help="seconds, minutes on two cores, or as published"
-    )
+    name = "name of the study, or file.py:Class (default: list all)"
+    overrides = "overrides for every recipe of the study; PATTERN:key.sub=value is for rows that match"
+    scale = "seconds, minutes on two cores, or as published"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=name)
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help=overrides)
+    parser.add_argument("--scale", default="smoke", choices=SCALES, help=scale)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: runs/studies/NAME-SCALE)")
     parser.add_argument(
         "--cells", type=Path, metavar="DIR", help="folder of the runs, which some studies can share (default: in --out)"
@@ -55,7 +49,10 @@ def run(options: argparse.Namespace) -> int:
     if options.name is None:
         _list(options.json)
         return 0
-    study = _study(options.name)
+    try:
+        study: Study = STUDIES.resolve(options.name).cls()
+    except InputError as error:
+        raise InputError(f"study: {error}") from None
     folder = options.out or Path("runs") / "studies" / f"{study.name}-{options.scale}"
     ray = RayEngine(options.address, options.cpus, options.gpus)
     engine: Engine = ray if options.engine == "ray" else run_sequentially
@@ -87,24 +84,14 @@ def run(options: argparse.Namespace) -> int:
     return 1 if results.failed else 0
 
 
-def _study(name: str) -> Study:
-    try:
-        study: Study = STUDIES.resolve(name).cls()
-    except InputError as error:
-        raise InputError(f"study: {error}") from None
-    return study
-
-
 def _print(results: StudyResults, report: StudyReport, folder: Path) -> None:
     for title, table in report.tables.items():
         titles, *rows = table.texts()
         print_table(title, titles, rows)
-    for claim in report.claims:
-        text = f"{claim.claim}: {claim.outcome}, {claim.message}."
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    print_lines(*(f"{claim.claim}: {claim.outcome}, {claim.message}." for claim in report.claims))
     if results.failed:
-        console.print(f"{len(results.failed)} cells failed; README.md lists the reasons", style="yellow")
-    console.print(f"results are in {folder}", markup=False, soft_wrap=True)
+        print_lines(f"{len(results.failed)} cells failed; README.md lists the reasons", style="yellow")
+    print_lines(f"results are in {folder}")
 
 
 def _list(as_json: bool) -> None:

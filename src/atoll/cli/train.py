@@ -18,11 +18,11 @@ from typing import Any
 
 import yaml
 
-from atoll.cli.output import TrainingProgress, console, percent, print_json, print_table
+from atoll.cli.output import TrainingProgress, percent, print_json, print_lines, print_table
 from atoll.distributed import is_main
 from atoll.errors import RecipeError
 from atoll.runs.recipe import build_recipe, recipes
-from atoll.runs.run import Run, TestRow
+from atoll.runs.run import Run
 from atoll.runs.train import train
 from atoll.training.trainer import Trainer
 
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="check the recipe, print it resolved, and stop")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     recipe, overrides = options.recipe, options.overrides
     if recipe is not None and "=" in recipe and options.resume:  # only overrides were given
         recipe, overrides = None, [recipe, *overrides]
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         trust = options.trust or recipe is not None
         tree = build_recipe(options.out / "recipe.yaml" if recipe is None else recipe, *overrides, trust=trust).tree
         print_json(tree) if options.json else sys.stdout.write(yaml.safe_dump(dict(tree), sort_keys=False))
-        return 0
+        return
     name = recipe.removesuffix(".yaml") if recipe is not None else ""
     out = options.out or Path("runs") / (name if name.partition("/")[0] in recipes() else Path(name).name)
     observers = [] if options.json else [TrainingProgress()]
@@ -62,17 +62,13 @@ def run(options: argparse.Namespace) -> int:
         on_trainer=stop_on_signals,
     )
     if not is_main():
-        return 0
+        return
     if options.json:
-        print_json({"run": str(out), "selected_on": finished.index.get("selected_on"), "test": _to_json(finished)})
+        rows = finished.tests()
+        tests = [{"checkpoint": r.checkpoint, "weights": r.weights, "epoch": r.epoch} | r.to_json() for r in rows]
+        print_json({"run": str(out), "selected_on": finished.index.get("selected_on"), "test": tests})
     else:
         show(finished)
-    return 0
-
-
-def _to_json(run: Run) -> list[dict[str, Any]]:
-    names = ("checkpoint", "weights", "epoch")
-    return [{name: getattr(row, name) for name in names} | row.to_json() for row in run.tests()]
 
 
 def stop_on_signals(trainer: Trainer) -> None:
@@ -95,15 +91,14 @@ def show(run: Run) -> None:
     """Test results of the best and the last checkpoint."""
     tests = run.tests()
     certified = any(row.certified for row in tests)
-    rows = [_row(row, certified) for row in tests]
+    rows = []
+    for row in tests:
+        name = row.checkpoint if row.weights == "raw" else f"{row.checkpoint} {row.weights}"
+        numbers = [row.clean, row.robust, *([row.verified] if certified else [])]
+        epoch = "-" if row.epoch is None else str(row.epoch)
+        rows.append([name, epoch, *("-" if number is None else percent(number) for number in numbers)])
     attack = run.test_settings.attacks
     columns = ["checkpoint", "epoch", "clean", f"robust ({attack})", *(["verified"] if certified else [])]
     note = " (best was selected on the test set)" if run.index.get("selected_on") == "test" else ""
     print_table(f"Test accuracy in %{note}", columns, rows)
-    console.print(f"everything is in {run.folder}", markup=False, soft_wrap=True)
-
-
-def _row(row: TestRow, certified: bool) -> list[str]:
-    name = row.checkpoint if row.weights == "raw" else f"{row.checkpoint} {row.weights}"
-    accuracies = [row.clean, row.robust, *([row.verified] if certified else [])]
-    return [name, "-" if row.epoch is None else str(row.epoch), *("-" if a is None else percent(a) for a in accuracies)]
+    print_lines(f"everything is in {run.folder}")

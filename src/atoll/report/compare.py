@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from atoll.measure import Result
-from atoll.report.blocks import Block, Row, TableBlock, TableCell
+from atoll.report.blocks import Block, Picture, Row, TableBlock, TableCell
+from atoll.report.figures import embedded
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import NOTHING, plain
 
@@ -33,31 +34,39 @@ class Comparison(Generic[R]):
     def first(self) -> R:
         return self.results[0][1]
 
-    def load(self, about: str, name: Callable[[R], str], read: Callable[[Path], T]) -> list[tuple[RunSummary, T]]:
-        """Files that belong to the results, as far as they can be read."""
-        values = [
-            (run, run.load(about, result.folder / name(result), read))
-            for run, result in self.results
-            if result.folder is not None
-        ]
+    def load(self, about: str, name: str, read: Callable[[Path], T]) -> list[tuple[RunSummary, T]]:
+        """A file that belongs to each of the results, as far as it can be read."""
+        folders = [(run, result.folder) for run, result in self.results if result.folder is not None]
+        values = [(run, run.load(about, folder / name, read)) for run, folder in folders]
         return [(run, value) for run, value in values if value is not None]
+
+    def pictures(self, about: str, name: str, title: str, note: str) -> list[Picture]:
+        """A picture that belongs to each of the results."""
+        sources = self.load(about, name, embedded)
+        return [Picture(source, f"{title}, {run.name}", note, run.number) for run, source in sources]
 
     def table(self, cells: Callable[[R], Mapping[str, str | TableCell]], heading: str = "") -> list[Block]:
         """A row for every number, a column for every run; nothing if there are no numbers."""
-        columns = [cells(result) for _, result in self.results]
-        names = list(dict.fromkeys(name for column in columns for name in column))
-        rows: list[Row] = [[name, *(column.get(name, NOTHING) for column in columns)] for name in names]
-        runs = [run for run, _ in self.results]
-        return (
-            [TableBlock([heading, *(run.name for run in runs)], rows, [None, *(run.number for run in runs)])]
-            if rows
-            else []
-        )
+        return side_by_side([(run, cells(result)) for run, result in self.results], heading)
 
     def row(self, runs: Sequence[RunSummary], what: str, cell: Callable[[R], TableCell]) -> Row:
         """A row with a column for every run; a run without an answer is marked."""
         cells = {run.number: cell(result) for run, result in self.results}
         return [TableCell(what, self.title), *(cells.get(run.number, ABSENT) for run in runs)]
+
+
+def side_by_side(columns: Sequence[tuple[RunSummary, Mapping[str, str | TableCell]]], heading: str = "") -> list[Block]:
+    """A table with a column for every run and a row for every name that one of them has; nothing without names."""
+    names = dict.fromkeys(name for _, cells in columns for name in cells)
+    rows: list[Row] = [[name, *(cells.get(name, NOTHING) for _, cells in columns)] for name in names]
+    return [run_table([run for run, _ in columns], rows, heading)] if rows else []
+
+
+def run_table(
+    runs: Sequence[RunSummary], rows: Sequence[Row], heading: str = "", marks: Sequence[str] = ()
+) -> TableBlock:
+    """A table with a column for every run after the names of the rows."""
+    return TableBlock([heading, *(run.name for run in runs)], rows, [None, *(run.number for run in runs)], marks)
 
 
 def compare(
@@ -71,13 +80,8 @@ def compare(
 ) -> list[Comparison[R]]:
     """Group the current results of a kind by what they answer.
 
-    Args:
-        runs: the runs.
-        kind: class of the results.
-        describe: the start of a title.
-        named: settings that the start names; the title adds the others that are not the default.
-        ignore: names of settings that the numbers in question do not depend on.
-        where: which results to take.
+    ``describe`` starts a title with the settings in ``named``; the title adds the others that are not the default.
+    ``ignore`` lists settings that the numbers in question do not depend on, ``where`` selects results.
     """
     groups: dict[str, dict[str, dict[int, R]]] = {}  # question, checkpoint, run
     for run in runs:
@@ -89,7 +93,9 @@ def compare(
     titles = [(_title(describe(first), first, {*named, *ignore(first)}), _weights(first)) for first in firsts]
     comparisons = []
     for title, first, group in zip(titles, firsts, groups.values(), strict=True):
-        points = "" if titles.count(title) == 1 else f" ({_points(first)})"
+        # What tells apart points of the same number and split.
+        digest = f"digest {first.inputs[:8]}" if first.inputs else "digest not recorded"
+        points = "" if titles.count(title) == 1 else f" ({digest})"
         for checkpoint, results in _merge(group).items():
             pairs = [(run, results[run.number]) for run in runs if run.number in results]
             comparisons.append(Comparison(f"{title[0]}{points}, {checkpoint} checkpoint{title[1]}", pairs))
@@ -99,8 +105,7 @@ def compare(
 def _question(run: RunSummary, result: Result, ignore: Collection[str]) -> str:
     settings = {name: value for name, value in result.settings.to_json().items() if name not in ignore}
     inputs = result.inputs or run.recipe_value("data")  # versions before did not store a digest
-    surrogate = getattr(result, "surrogate", None)
-    other = getattr(surrogate, "digest", "")
+    other = getattr(getattr(result, "surrogate", None), "digest", "")
     parts = [result.kind, settings, inputs, result.points, result.subject.origin.weights, other]
     return json.dumps(parts, sort_keys=True, default=str)
 
@@ -130,11 +135,6 @@ def _title(start: str, result: Result, named: Collection[str]) -> str:
         if not is_named and value != item.default:
             parts.append(_setting(item.name, value))
     return ", ".join(filter(None, [*parts, f"{result.points:,} {points}"]))
-
-
-def _points(result: Result) -> str:
-    """What tells apart points of the same number and split."""
-    return f"digest {result.inputs[:8]}" if result.inputs else "digest not recorded"
 
 
 def _weights(result: Result) -> str:

@@ -1,15 +1,21 @@
-"""Plotly figures as plain data; colors of text and grid come from the page (page.js), those of runs are here."""
+"""Plotly figures as plain data, and pictures; the page (page.js) colors text and grid, this module the runs."""
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
 from torch import Tensor
 
 from atoll.curvature.landscape import Landscape
+from atoll.data.decode import decode
 from atoll.report.text import number, plain
 from atoll.stats import Accuracy
 
@@ -22,6 +28,7 @@ PALETTE = ("#3b7ddd", "#e2703a", "#1d9a7c", "#a85fc4", "#c99a1e", "#d6457f", "#5
 MOST = 400  # points of a curve
 WIDEST = 60  # characters of a label
 PERCENT = [-2, 102]  # range of an axis
+PICTURE = (1200, 2400)  # largest width and height of a picture in pixels
 
 
 def color(run: int) -> str:
@@ -150,13 +157,13 @@ def _names(order: Sequence[str]) -> dict[str, Any]:
 
 def common_ranges(landscapes: Sequence[Landscape]) -> tuple[Range, Range, Range]:
     """Ranges of both axes and of the loss that all landscapes fit into, so that they can be compared."""
-    parts = ([each.b for each in landscapes], [each.a for each in landscapes], [each.loss for each in landscapes])
-    x, y, z = ([_end(part, min), _end(part, max)] for part in parts)
+
+    def ends(tensors: Sequence[Tensor]) -> Range:
+        values = torch.cat([tensor[tensor.isfinite()] for tensor in tensors])
+        return [values.min().item(), values.max().item()]
+
+    x, y, z = (ends([getattr(each, name) for each in landscapes]) for name in ("b", "a", "loss"))
     return x, y, z
-
-
-def _end(tensors: Sequence[Tensor], choose: Any) -> float:
-    return float(choose(choose(tensor[tensor.isfinite()].tolist()) for tensor in tensors))
 
 
 def surface(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
@@ -206,3 +213,19 @@ def _grid(landscape: Landscape) -> dict[str, list[Any]]:
         return [number(value) for value in tensor.tolist()]
 
     return {"x": values(landscape.b), "y": values(landscape.a), "z": [values(row) for row in landscape.loss]}
+
+
+def embedded(path: Path) -> str:
+    """A picture as a data URI, decoded and encoded again so that only pixels get in; a DataError if it is broken.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Image.new("L", (4, 3)).save(Path(folder, "small.png"))
+    ...     embedded(Path(folder, "small.png"))[:22]
+    'data:image/png;base64,'
+    """
+    image = Image.fromarray(decode(path, path.name).permute(1, 2, 0).contiguous().numpy())
+    image.thumbnail(PICTURE)
+    file = io.BytesIO()
+    image.save(file, "png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -19,7 +19,8 @@ from markupsafe import Markup
 
 from atoll.errors import InputError
 from atoll.files import write_atomic
-from atoll.report.blocks import Block, TableBlock, plots
+from atoll.report.blocks import Block, plots
+from atoll.report.compare import run_table
 from atoll.report.figures import color
 from atoll.report.run_summary import RunSummary, read_runs
 from atoll.report.sections import all_sections, all_summary_rows
@@ -66,8 +67,7 @@ def render(runs: Sequence[RunSummary], title: str | None = None) -> str:
 
 def summarize(runs: Sequence[RunSummary]) -> list[Block]:
     """The top of the page: warnings, the main numbers of all runs in one table, and what is missing."""
-    columns = ["", *(run.name for run in runs)]
-    table = TableBlock(columns, all_summary_rows(runs), [None, *(run.number for run in runs)])
+    table = run_table(runs, all_summary_rows(runs))
     # Warnings first: readers should know before they read a number that cannot be trusted.
     return [*(each for run in runs for each in run.warnings), table, *(gap for run in runs for gap in run.missing)]
 

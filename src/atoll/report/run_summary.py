@@ -219,23 +219,24 @@ def _read_interrupted(summary: RunSummary) -> None:
 
 def _find_gaps(summary: RunSummary) -> None:
     """What could be measured and was not."""
-    folder = summary.folder
+
+    def add(about: str, what: str, verb: str, *flags: str, note: str = "") -> None:
+        summary.add_missing(about, what, f"not measured{note}", command(verb, summary.folder, *flags))
+
     attacks = summary.current(AttackResult)
     if not any(result.attacks for result in attacks):
-        summary.add_missing("attacks", "Robust accuracy", "not measured", command("attack", folder))
+        add("attacks", "Robust accuracy", "attack")
     elif not any(result.settings.cascade for result in attacks):
-        reason = "not measured; robust accuracy is only known under weaker attacks"
-        summary.add_missing("attacks", "AutoAttack", reason, command("attack", folder))
+        add("attacks", "AutoAttack", "attack", note="; robust accuracy is only known under weaker attacks")
     if not summary.current(CertifyResult):
         # Networks that were trained for proofs record their estimated accuracy; any model can be smoothed.
         proven = any(name.endswith(("vra", "vra_estimate")) for epoch in summary.epochs for name in epoch)
         flags = () if proven else ("--smooth", "0.25", "--eps", "0.25")
-        summary.add_missing("certificates", "Certificates", "not measured", command("certify", folder, *flags))
+        add("certificates", "Certificates", "certify", *flags)
     curvatures = summary.current(CurvatureResult)
     if not curvatures:
-        summary.add_missing("curvature", "Curvature", "not measured", command("curvature", folder))
+        add("curvature", "Curvature", "curvature")
     elif not any(result.settings.landscape for result in curvatures):
-        again = command("curvature", folder, "--landscape", "weights")
-        summary.add_missing("curvature", "Loss landscape", "not measured", again)
+        add("curvature", "Loss landscape", "curvature", "--landscape", "weights")
     if not summary.current(ExplainResult):
-        summary.add_missing("explanation", "Explanation", "not measured", command("explain", folder))
+        add("explanation", "Explanation", "explain")

@@ -18,21 +18,14 @@ from atoll.subject import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class CellSettings(Settings):
-    """Which cell of which study.
-
-    Args:
-        study: name of the study.
-        scale: smoke, cpu or paper.
-        row: row of the cell.
-        cell_seed: seed of the cell.
-        definition: everything that the numbers depend on: study or family, scale, recipe, overrides.
-    """
+    """Which cell of which study."""
 
     kind: ClassVar[str] = "cell"
     study: str
     scale: str
     row: str
     cell_seed: int
+    # Everything that the numbers depend on: study or family, scale, recipe, overrides.
     definition: dict[str, Any] = field(default_factory=dict)
 
 
@@ -60,10 +53,8 @@ def load_cell(run: Run, settings: CellSettings) -> CellResult | None:
     """The result of a finished cell; None if there is none, or if the run was trained again since."""
     if not run.is_finished:
         return None
-    for result in run.results("cell"):
-        if isinstance(result, CellResult) and result.settings.definition == settings.definition and not result.stale:
-            return result
-    return None
+    results = (r for r in run.results("cell") if isinstance(r, CellResult) and not r.stale)
+    return next((result for result in results if result.settings.definition == settings.definition), None)
 
 
 def store_cell(run: Run, settings: CellSettings, measure: Callable[[], dict[str, Any]]) -> CellResult:

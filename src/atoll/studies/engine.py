@@ -46,16 +46,7 @@ class CellOutcome:
 
 @dataclass(frozen=True)
 class CellRunner:
-    """Everything a worker needs to finish a cell, on any machine that shares the folder.
-
-    Args:
-        study: the study.
-        scale: scale of the study.
-        folder: folder of the study.
-        overrides: the user's overrides for every recipe, or ``PATTERN:key.sub=value`` for rows that match.
-        cells: folder of the runs; in the folder of the study if None.
-        processes: processes that train a cell.
-    """
+    """Everything a worker needs to finish a cell, on any machine that shares the folder; see ``run_study``."""
 
     study: Study
     scale: Scale
@@ -238,9 +229,8 @@ def run_study(
     for override in overrides:
         pattern, _ = split_pattern(override)
         if not any(fnmatch.fnmatchcase(cell.row, pattern) for cell in cells):
-            raise InputError(
-                f"{override}: expected a pattern of rows of {study.name} before the colon, got {pattern!r}"
-            )
+            expected = f"expected a pattern of rows of {study.name} before the colon"
+            raise InputError(f"{override}: {expected}, got {pattern!r}")
     where = None if cells_folder is None else Path(cells_folder)
     runner = CellRunner(study, scale, folder, tuple(overrides), where, processes)
     outcomes: dict[Cell, CellOutcome] = {}
@@ -248,18 +238,14 @@ def run_study(
         outcomes[outcome.cell] = outcome
         if on_done is not None:
             on_done(outcome, len(outcomes), len(cells))
-    results = StudyResults(
-        scale,
-        {cell: numbers for cell in cells if (numbers := outcomes[cell].numbers) is not None},
-        {cell: outcomes[cell].reason for cell in cells if outcomes[cell].numbers is None},
-        {cell: runner.run(cell.name) for cell in cells if outcomes[cell].numbers is not None and cell.recipe},
-    )
-    if not results.numbers:
-        raise AtollError(f"study {study.name}: every cell failed; the first: {next(iter(results.failed.values()))}")
+    numbers = {cell: values for cell in cells if (values := outcomes[cell].numbers) is not None}
+    failed = {cell: outcomes[cell].reason for cell in cells if cell not in numbers}
+    if not numbers:
+        raise AtollError(f"study {study.name}: every cell failed; the first: {next(iter(failed.values()))}")
+    results = StudyResults(scale, numbers, failed, {cell: runner.run(cell.name) for cell in numbers if cell.recipe})
     report = study.report(results)
-    report = replace(
-        report, tables={title: add_failure_column(table, results) for title, table in report.tables.items()}
-    )
+    tables = {title: add_failure_column(table, results) for title, table in report.tables.items()}
+    report = replace(report, tables=tables)
     write_study(study, results, report, folder, overrides)
     return results, report
 
@@ -280,9 +266,8 @@ def add_failure_column(table: Table, results: StudyResults) -> Table:
         row: "; ".join(f"seed{'s' * (len(of) > 1)} {', '.join(of)}: {reason}" for reason, of in reasons.items())
         for row, reasons in seeds.items()
     }
-    return Table(
-        [*table.columns, Column("failed")], {row: [*values, texts.get(row)] for row, values in table.rows.items()}
-    )
+    rows = {row: [*values, texts.get(row)] for row, values in table.rows.items()}
+    return Table([*table.columns, Column("failed")], rows)
 
 
 def write_study(
@@ -305,9 +290,8 @@ def write_study(
         figure.savefig(folder / f"{name}.png", dpi=90)
         lines += [f"![{name}]({name}.png)", ""]
     if results.failed:
-        lines += ["Failed cells:", ""]
-        lines += [f"- {cell.name}: {' '.join(reason.split())}" for cell, reason in results.failed.items()]
-        lines += [""]
+        reasons = [f"- {cell.name}: {' '.join(reason.split())}" for cell, reason in results.failed.items()]
+        lines += ["Failed cells:", "", *reasons, ""]
     lines += ["## Claims", "", *(f"- {claim}" for claim in report.claims)]
     write_atomic(folder / "README.md", ("\n".join(lines) + "\n").encode())
     write_json(

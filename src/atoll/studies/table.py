@@ -66,10 +66,8 @@ class Table:
 
     def texts(self) -> list[list[str]]:
         """All cells as text, titles first."""
-        lines = [["", *(column.name for column in self.columns)]]
-        for name, values in self.rows.items():
-            lines.append([name, *map(_text, values, self.columns)])
-        return lines
+        titles = ["", *(column.name for column in self.columns)]
+        return [titles, *([name, *map(_text, values, self.columns)] for name, values in self.rows.items())]
 
     def markdown(self) -> str:
         lines = self.texts()
@@ -85,10 +83,8 @@ class Table:
         """Every column of numbers as dots with standard errors; the best is filled, close ones are blue rings."""
         rows = list(self.rows)
         columns = [c for c in range(len(self.columns)) if any(_is_number(values[c]) for values in self.rows.values())]
-        figure = Figure(
-            figsize=(1.5 + 0.08 * max(map(len, rows), default=0) + 1.5 * len(columns), 1 + 0.22 * len(rows))
-        )
-        figure.set_layout_engine("constrained")
+        width = 1.5 + 0.08 * max(map(len, rows), default=0) + 1.5 * len(columns)
+        figure = Figure(figsize=(width, 1 + 0.22 * len(rows)), layout="constrained")
         axes = figure.subplots(1, max(1, len(columns)), sharey=True, squeeze=False)[0]
         for axis, column in zip(axes, columns, strict=False):
             for height, row in enumerate(rows):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.attacks.measure import AttackResult
-from atoll.report.blocks import Block, Columns, Paragraphs, Picture, Plot, Row, Section, TableCell, Title
+from atoll.report.blocks import Block, Columns, Paragraphs, Plot, Row, Section, TableCell, Title
 from atoll.report.compare import Comparison, compare, notes
 from atoll.report.figures import dots
-from atoll.report.pictures import embedded
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import accuracy, estimate, plain
 from atoll.stats import Accuracy
@@ -49,10 +48,7 @@ def section(runs: Sequence[RunSummary]) -> Section:
         plot = Plot(f"attacks-{place}", "Accuracy under attack", dots(series))
         blocks += [Title(comparison.title), plot, *comparison.table(_cells)]
         note = "Left: input. Middle: perturbation, amplified (gray is zero). Right: adversarial input."
-        pictures = comparison.load("attacks", lambda result: "adversarial.png", embedded)
-        blocks.append(
-            Columns([Picture(p, f"Adversarial examples, {run.name}", note, run.number) for run, p in pictures])
-        )
+        blocks.append(Columns(comparison.pictures("attacks", "adversarial.png", "Adversarial examples", note)))
     return Section("attacks", "Attacks", [*notes(runs, "attacks"), *blocks])
 
 

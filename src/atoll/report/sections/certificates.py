@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from atoll.certify.measure import CertifyResult
 from atoll.report.blocks import Block, Callout, Collapsible, Plot, Row, Section, TableCell, Title
@@ -24,6 +25,9 @@ def _describe(result: CertifyResult) -> str:
     return f"proven in {plain(settings.precision)}"
 
 
+_compare = partial(compare, kind=CertifyResult, describe=_describe, named=NAMED)
+
+
 def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
     results = [result for run in runs for result in run.current(CertifyResult)]
     radii = sorted({row.eps for result in results for row in result.verified if row.eps == row.eps})
@@ -31,15 +35,9 @@ def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
 
 
 def _verified_rows(runs: Sequence[RunSummary], eps: float) -> list[Row]:
-    comparisons = _compare(runs, where=lambda result: eps in _verified(result))
+    comparisons = _compare(runs, ignore=lambda result: ATTACKS, where=lambda result: eps in _verified(result))
     name = f"Verified accuracy (VRA), l2 {digits(eps)}"
     return [comparison.row(runs, name, lambda result: _verified(result)[eps]) for comparison in comparisons]
-
-
-def _compare(
-    runs: Sequence[RunSummary], where: Callable[[CertifyResult], bool] = lambda result: True
-) -> list[Comparison[CertifyResult]]:
-    return compare(runs, CertifyResult, _describe, named=NAMED, ignore=lambda result: ATTACKS, where=where)
 
 
 def _verified(result: CertifyResult) -> dict[float, TableCell]:
@@ -49,7 +47,7 @@ def _verified(result: CertifyResult) -> dict[float, TableCell]:
 
 def section(runs: Sequence[RunSummary]) -> Section:
     blocks: list[Block] = []
-    for place, comparison in enumerate(_compare(runs)):
+    for place, comparison in enumerate(_compare(runs, ignore=lambda result: ATTACKS)):
         traces = []
         for run, result in comparison.results:
             points = zip(result.curve.get("radius", ()), result.curve.get("verified", ()), strict=False)
@@ -57,7 +55,7 @@ def section(runs: Sequence[RunSummary]) -> Section:
             traces.append(curve(run.name, [(r, 100 * v) for r, v in points], run.number, shape="vh", unit=" %"))
         figure = chart(traces, "radius (l2)", "certified accuracy in %", {"range": PERCENT}, height=400)
         blocks.append(Plot(f"certificates-{place}", "Certified accuracy", figure, comparison.title))
-    for comparison in compare(runs, CertifyResult, _describe, named=NAMED):
+    for comparison in _compare(runs):
         blocks += _details(comparison)
     return Section("certificates", "Certificates", [*notes(runs, "certificates"), *blocks])
 
@@ -71,12 +69,8 @@ def _details(comparison: Comparison[CertifyResult]) -> list[Block]:
             " The certificates are about the smoothed classifier, not about the network itself."
         )
         blocks.append(Callout("certificates", "Probabilistic, not proven", message))
-    layers = comparison.table(_layers, "layer")
-    return [
-        *blocks,
-        *comparison.table(_cells),
-        *([Collapsible("Lipschitz bounds of the layers", layers)] if layers else []),
-    ]
+    layers = Collapsible("Lipschitz bounds of the layers", comparison.table(_layers, "layer"))
+    return [*blocks, *comparison.table(_cells), layers]
 
 
 def _cells(result: CertifyResult) -> dict[str, str | TableCell]:
@@ -103,9 +97,9 @@ def _check(result: CertifyResult) -> str | TableCell:
 
 
 def _layers(result: CertifyResult) -> dict[str, str | TableCell]:
-    layers: dict[str, str | TableCell] = {}
-    for layer in result.layers:
-        proof = layer.method  # how the bound was proven
-        if proof != "known":
-            layers[plain(layer.name)] = TableCell(digits(layer.lipschitz), f"{plain(layer.kind)}; {plain(proof)}")
-    return layers
+    """Bounds with what the layer is and how its bound was proven."""
+    return {
+        plain(layer.name): TableCell(digits(layer.lipschitz), f"{plain(layer.kind)}; {plain(layer.method)}")
+        for layer in result.layers
+        if layer.method != "known"
+    }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,13 @@ def _index_ignores(result: CurvatureResult) -> Collection[str]:
     return ("top", "density", "gap", "landscape", *(() if result.attacked else ("norm", "eps", "steps")))
 
 
-def _compare(
-    runs: Sequence[RunSummary],
-    ignore: Callable[[CurvatureResult], Collection[str]] = lambda result: (),
-    where: Callable[[CurvatureResult], bool] = lambda result: True,
-) -> list[Comparison[CurvatureResult]]:
-    return compare(runs, CurvatureResult, _describe, named=NAMED, ignore=ignore, where=where)
+_compare = partial(compare, kind=CurvatureResult, describe=_describe, named=NAMED)
 
 
 def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
-    indices = _compare(runs, _index_ignores)
-    gaps = _compare(runs, lambda result: ("top", "density", "landscape", "gap"), lambda result: result.gap is not None)
+    indices = _compare(runs, ignore=_index_ignores)
+    others = ("top", "density", "landscape", "gap")
+    gaps = _compare(runs, ignore=lambda result: others, where=lambda result: result.gap is not None)
     rows = [each.row(runs, "Weight-Curvature Index (WCI)", lambda result: estimate(result.wci)) for each in indices]
     return rows + [each.row(runs, "Robust gap (test − train error)", _gap) for each in gaps]
 
@@ -58,7 +55,7 @@ def _gap(result: CurvatureResult) -> TableCell:
 
 
 def section(runs: Sequence[RunSummary]) -> Section:
-    plots: list[Block] = [_by_layer(each, place) for place, each in enumerate(_compare(runs, _index_ignores))]
+    plots: list[Block] = [_by_layer(each, place) for place, each in enumerate(_compare(runs, ignore=_index_ignores))]
     plots += _densities(runs)
     note = "Error bars are standard errors."
     plots += curves(runs, "curvature-time", "WCI during training", _over_time, DEPENDS_ON, "WCI", note)
@@ -86,9 +83,10 @@ def _over_time(run: RunSummary) -> list[Trace]:
 
 def _densities(runs: Sequence[RunSummary]) -> list[Block]:
     plots: list[Block] = []
-    for place, comparison in enumerate(_compare(runs, _index_ignores, lambda result: result.settings.density)):
+    comparisons = _compare(runs, ignore=_index_ignores, where=lambda result: result.settings.density)
+    for place, comparison in enumerate(comparisons):
         traces = []
-        for run, density in comparison.load("curvature", lambda result: "density.npz", _density):
+        for run, density in comparison.load("curvature", "density.npz", _density):
             grid, height = density.smooth()
             points = [(x, y + 1e-8) for x, y in zip(grid.tolist(), height.tolist(), strict=True)]
             traces.append(curve(run.name, points, run.number))
@@ -102,9 +100,10 @@ def _landscapes(runs: Sequence[RunSummary]) -> list[Block]:
     """Landscapes of one loss at the same points side by side, with common axes and colors."""
     blocks: list[Block] = []
     others = ("top", "density", "gap")
-    for place, comparison in enumerate(_compare(runs, lambda r: others, lambda r: r.settings.landscape is not None)):
+    comparisons = _compare(runs, ignore=lambda r: others, where=lambda r: r.settings.landscape is not None)
+    for place, comparison in enumerate(comparisons):
         over = comparison.first.settings.landscape or "weights"
-        landscapes = comparison.load("curvature", lambda r: f"landscape-{r.settings.landscape}.npz", _landscape)
+        landscapes = comparison.load("curvature", f"landscape-{over}.npz", _landscape)
         if not landscapes:
             continue
         ranges = common_ranges([landscape for _, landscape in landscapes])

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.explain.measure import ExplainResult, MethodResult
-from atoll.report.blocks import Block, Picture, Section, TableCell, Title
+from atoll.report.blocks import Block, Section, TableCell, Title
 from atoll.report.compare import compare, notes
-from atoll.report.pictures import embedded
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import estimate, number, plain
 
@@ -32,8 +31,7 @@ def section(runs: Sequence[RunSummary]) -> Section:
     for comparison in compare(runs, ExplainResult, _describe, named=("methods", "norm")):
         blocks += [Title("Attributions", comparison.title), *comparison.table(_cells)]
         note = "Input, then one heat map per method. Boxes show the object if the data set has them."
-        for run, source in comparison.load("explanation", lambda result: "attributions.png", embedded):
-            blocks.append(Picture(source, f"Attributions, {run.name}", note, run.number))
+        blocks += comparison.pictures("explanation", "attributions.png", "Attributions", note)
     return Section("explanation", "Explanation", [*notes(runs, "explanation"), *blocks])
 
 

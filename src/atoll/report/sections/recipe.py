@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from atoll.report.blocks import Paragraphs, Row, Section, TableBlock, TableCell
+from atoll.report.blocks import Paragraphs, Row, Section, TableCell
+from atoll.report.compare import run_table
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import flatten
 
@@ -24,7 +25,7 @@ def section(runs: Sequence[RunSummary]) -> Section:
         differs = len(set(values)) > 1
         marks.append("different" if differs else "same")
         rows.append([name, *(TableCell(value, mark="different" if differs else "") for value in values)])
-    table = TableBlock(["", *(run.name for run in runs)], rows, [None, *(run.number for run in runs)], marks)
+    table = run_table(runs, rows, marks=marks)
     if len(runs) == 1:
         return Section("recipe", "Recipe", [table])
     count = marks.count("different")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.report.blocks import Block, Code, Paragraphs, Row, Section, TableBlock, Title
+from atoll.report.blocks import Block, Code, Paragraphs, Section, Title
 from atoll.report.commands import repeat, train_again
+from atoll.report.compare import side_by_side
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import plain
 
@@ -20,12 +21,13 @@ def section(runs: Sequence[RunSummary]) -> Section:
         lines = [line for result in current if (line := repeat(run.folder, result))]
         lines = [*train_again(run.folder, run.environment), *dict.fromkeys(lines)]
         blocks += [Title(run.name, str(run.folder), run.number), Code(lines)]
-    names = list(dict.fromkeys(name for run in runs for name in run.environment if name != "command"))
-    if names:
-        rows: list[Row] = [[plain(name), *(_value(run.environment.get(name)) for run in runs)] for name in names]
-        table = TableBlock(["", *(run.name for run in runs)], rows, [None, *(run.number for run in runs)])
-        blocks += [Title("Environment of the training"), table]
+    if table := side_by_side([(run, _environment(run)) for run in runs]):
+        blocks += [Title("Environment of the training"), *table]
     return Section("reproduce", "Reproduce", blocks)
+
+
+def _environment(run: RunSummary) -> dict[str, str]:
+    return {plain(name): _value(value) for name, value in run.environment.items() if name != "command"}
 
 
 def _value(value: object) -> str:

@@ -39,9 +39,8 @@ def _overview(run: RunSummary) -> TableCell:
     names = ", ".join(plain(part).rpartition(".")[2] for part in parts if part)
     threat = f"{plain(run.recipe_value('threat', 'norm'))} {plain(run.recipe_value('threat', 'eps'))}"
     epochs = f"{len(run.epochs)} of {plain(run.recipe_value('trainer', 'epochs'))} epochs"
-    if run.run.is_finished:
-        return TableCell(names, f"threat {threat}; {epochs}")
-    return TableCell(names, f"threat {threat}; {epochs}, not finished", "warning")
+    note, mark = ("", "") if run.run.is_finished else (", not finished", "warning")
+    return TableCell(names, f"threat {threat}; {epochs}{note}", mark)
 
 
 def section(runs: Sequence[RunSummary]) -> Section:
@@ -97,12 +96,8 @@ def _differences(groups: Sequence[str], depends_on: Sequence[tuple[str, ...]]) -
 
 def series(run: RunSummary, key: str, factor: float = 1.0) -> list[tuple[float, float]]:
     """A metric over the epochs."""
-    points = []
-    for record in run.epochs:
-        epoch, value = number(record.get("epoch")), number(record.get(key))
-        if epoch is not None and value is not None:
-            points.append((epoch, factor * value))
-    return points
+    points = [(number(record.get("epoch")), number(record.get(key))) for record in run.epochs]
+    return [(epoch, factor * value) for epoch, value in points if epoch is not None and value is not None]
 
 
 def _accuracy(run: RunSummary, name: str, splits: Sequence[str]) -> list[Trace]:
