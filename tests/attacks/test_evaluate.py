@@ -273,3 +273,12 @@ def test_wrong_arguments_are_refused_in_one_sentence(options, sentence):
     given = {"model": model, "split": split, "attacks": {"PGD": PGD(THREAT)}} | options
     with pytest.raises(InputError, match=sentence):
         evaluate(given.pop("model"), given.pop("split"), given.pop("attacks"), **given)
+
+
+def test_inputs_outside_the_bounds_are_refused_in_every_batch():
+    """Only the first batch was checked, and later points outside the bounds counted as robust."""
+    threat = ThreatModel("linf", 0.1, (0, 1))
+    x, y = torch.rand(64, 4), torch.zeros(64, dtype=torch.long)
+    x[60:] += 3
+    with pytest.raises(InputError, match="bounds"):
+        evaluate(nn.Linear(4, 2).eval(), MemorySplit(x, y), {"PGD": PGD(threat)}, batch_size=32)

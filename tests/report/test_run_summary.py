@@ -124,6 +124,10 @@ CASES = {
         array("landscape-weights.npz", loss=np.full((2, 2), np.inf), **FLAT),
         ["landscape-weights.npz: cannot be read: expected finite numbers"],
     ),
+    "empty landscape": (
+        array("landscape-weights.npz", a=np.zeros(0), b=np.zeros(0), loss=np.zeros((0, 0)), axes=["a", "b"]),
+        ["landscape-weights.npz: cannot be read: expected finite numbers"],
+    ),
     "large landscape": (
         array("landscape-weights.npz", a=np.zeros(300), b=np.zeros(300), loss=np.zeros((300, 300)), axes=["a", "b"]),
         ["90,000 numbers are too many to draw"],

@@ -87,7 +87,7 @@ def _batch_dependence(together: Tensor, alone: Tensor) -> Iterator[EvaluationWar
 
 
 def _range(x: Tensor, attacks: Mapping[str, Attack]) -> Iterator[EvaluationWarning]:
-    for threat in {attack.threat for attack in attacks.values()}:
+    for threat in dict.fromkeys(attack.threat for attack in attacks.values()):
         threat.check(x)
         if threat.bounds is None:
             continue

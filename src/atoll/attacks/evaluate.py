@@ -194,9 +194,9 @@ class Evaluator:
             check_labels(logits, batch.y)
             if not logits.isfinite().all():
                 raise InputError("model: expected finite logits, got NaN or infinity")
+            for attack in self.attacks.values():
+                attack.threat.check(batch.x)
             if number == 0:
-                for attack in self.attacks.values():
-                    attack.threat.check(batch.x)
                 self.tensors = self._open(logits.shape[1])
             index = batch.index.cpu()
             self.progress.correct[index] = torch.eq(logits.argmax(1), batch.y).cpu()

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from atoll.attacks.evaluate import OnProgress, automatic_batch_size
+from atoll.attacks.evaluate import automatic_batch_size
 from atoll.explain.attributions import (
     ATTRIBUTIONS,
     STANDARD,
@@ -30,6 +30,7 @@ from atoll.explain.faithfulness import (
 )
 from atoll.explain.locality import Locality, locality, usable
 from atoll.explain.sanity import SanityCheck, sanity_check
+from atoll.measure import OnProgress
 from atoll.modules import evaluation_mode
 from atoll.threat import Bounds, Norm
 

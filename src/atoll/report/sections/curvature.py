@@ -130,7 +130,7 @@ def _density(path: Path) -> Density:
 
 
 def _check_drawable(*arrays: NDArray[Any]) -> None:
-    if not all(np.isfinite(array).all() for array in arrays):
+    if not all(array.size and np.isfinite(array).all() for array in arrays):
         raise DataError("expected finite numbers")
     if (size := max(array.size for array in arrays)) > MOST:
         raise DataError(f"{size:,} numbers are too many to draw")
