@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from atoll.data.boxes import rectangles
 from atoll.errors import InputError, check_range
 from atoll.registry import Registry
 from atoll.rng import PointRNG
@@ -149,14 +150,9 @@ class Cutout(Augmentation):
         check_images(x)
         height, width = x.shape[2:]
         center = streams.integers(height * width)  # one number for both axes
-        rows = self._covers(height, center // width)
-        columns = self._covers(width, center % width)
-        return x.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)
-
-    def _covers(self, length: int, center: Tensor) -> Tensor:
-        """Which of the positions ``0 .. length-1`` the square covers, for each image."""
-        offset = torch.arange(length, device=center.device) - (center[:, None] - self.size // 2)
-        return (offset >= 0) & (offset < self.size)
+        top, left = center // width - self.size // 2, center % width - self.size // 2
+        square = rectangles(top, left, top + self.size, left + self.size, height, width)
+        return x.masked_fill(square[:, None], self.fill)
 
 
 def affine(x: Tensor, matrix: Tensor, fill: float = 0.5, shift: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from atoll.data.augment import Augmentation
 from atoll.data.boxes import UNKNOWN, boxes_of, check_boxes
 from atoll.data.decode import as_images, as_labels, read_npz
-from atoll.data.download import Progress, folders
+from atoll.data.download import Progress, Remote, folders, obtain
 from atoll.errors import AtollError, DataError, InputError, check_range
 from atoll.registry import Registry, constructor_call
 from atoll.rng import PointRNG, generator
@@ -123,12 +123,11 @@ class ConcatSplit:
     @property
     def boxes(self) -> Tensor | None:
         """Of both; a part that knows none has no box on any image."""
-        first, second = boxes_of(self.first), boxes_of(self.second)
-        if first is None and second is None:
+        parts = [(split, boxes_of(split)) for split in (self.first, self.second)]
+        if all(boxes is None for _, boxes in parts):
             return None
-        first = torch.tensor(UNKNOWN).expand(len(self.first), 4) if first is None else first
-        second = torch.tensor(UNKNOWN).expand(len(self.second), 4) if second is None else second
-        return torch.cat([first, second])
+        none = torch.tensor(UNKNOWN)
+        return torch.cat([none.expand(len(split), 4) if boxes is None else boxes for split, boxes in parts])
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
@@ -217,6 +216,10 @@ class Data(ABC):
     def folders(self) -> tuple[Path, ...]:
         """Where the files are looked for; new ones go into the first."""
         return folders(type(self).__name__.lower(), self.root)
+
+    def _obtain(self, remote: Remote) -> Path:
+        """The path of a published file, which is fetched if it is missing and may be."""
+        return obtain(remote, self.folders, download=self.download, progress=self.progress)
 
     @abstractmethod
     def load(self) -> Splits:
@@ -362,20 +365,17 @@ def to_float(images: Tensor) -> Tensor:
     return images.float().div_(255) if images.dtype == torch.uint8 else images
 
 
+@dataclass(frozen=True)
 class _Batches:
-    """The batches of an order as PyTorch's DataLoader wants them: numbered items.
+    """The batches of an order as PyTorch's DataLoader wants them: numbered items."""
 
-    A failure travels back as a value: raised in a worker, its one sentence would drown in two tracebacks.
-    """
-
-    def __init__(self, split: Split, order: Sequence[Tensor]) -> None:
-        self.split = split
-        self.order = order
+    split: Split
+    order: Sequence[Tensor]
 
     def __getitem__(self, number: int) -> Tensor | AtollError:
         try:
             return self.split.fetch(self.order[number])
-        except AtollError as error:
+        except AtollError as error:  # raised in a worker, its one sentence would drown in two tracebacks
             return error
 
 

@@ -6,7 +6,7 @@ Augmentation comes later and may move an object out of its box, so boxes are for
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,16 +18,6 @@ from atoll.errors import DataError, InputError
 UNKNOWN = (-1, -1, -1, -1)
 
 
-@runtime_checkable
-class Boxed(Protocol):
-    """A split that may know boxes."""
-
-    @property
-    def boxes(self) -> Tensor | None:
-        """int64 ``(len, 4)``, or None if no image has one."""
-        ...
-
-
 def boxes_of(split: object) -> Tensor | None:
     """The boxes of a split, None if it has none.
 
@@ -35,7 +25,8 @@ def boxes_of(split: object) -> Tensor | None:
     >>> boxes_of(Digits().test) is None
     True
     """
-    return split.boxes if isinstance(split, Boxed) else None
+    boxes: Tensor | None = getattr(split, "boxes", None)
+    return boxes
 
 
 def known(boxes: Tensor) -> Tensor:
@@ -89,7 +80,13 @@ def mask(boxes: Tensor, height: int, width: int) -> Tensor:
     tensor([[[0, 1, 1],
              [0, 0, 0]]], dtype=torch.int32)
     """
-    x1, y1, x2, y2 = boxes[:, :, None].unbind(1)
-    x, y = torch.arange(width, device=boxes.device), torch.arange(height, device=boxes.device)
-    inside: Tensor = ((y1 <= y) & (y <= y2))[:, :, None] & ((x1 <= x) & (x <= x2))[:, None, :]
-    return inside
+    x1, y1, x2, y2 = boxes.unbind(1)
+    return rectangles(y1, x1, y2 + 1, x2 + 1, height, width)
+
+
+def rectangles(top: Tensor, left: Tensor, bottom: Tensor, right: Tensor, height: int, width: int) -> Tensor:
+    """Which pixels are inside, bool ``(batch, height, width)``; bottom and right are exclusive."""
+    row, column = torch.arange(height, device=top.device), torch.arange(width, device=top.device)
+    rows = (top[:, None] <= row) & (row < bottom[:, None])
+    columns = (left[:, None] <= column) & (column < right[:, None])
+    return rows[:, :, None] & columns[:, None, :]

@@ -26,27 +26,16 @@ class CanvasSplit:
 
     Drawing is cheap compared with a training step; in memory, canvases would take several times the room of their
     images.
-
-    Args:
-        whole: the split on the canvases.
-        name: of the split, for its random streams.
-        classes: number of textures.
-        size: side of the canvas.
-        clutter: number of fragments.
-        fragment: their side.
-        own: with which probability the texture is that of the label; None for no texture.
-        texture: brightness of textures.
-        seed: of the random streams.
     """
 
     whole: Split
-    name: str
+    name: str  # of the split, for its random streams
     classes: int
-    size: int
-    clutter: int
-    fragment: int
-    own: float | None
-    texture: float
+    size: int  # side of the canvas
+    clutter: int  # number of fragments
+    fragment: int  # their side
+    own: float | None  # with which probability the texture is that of the label; None for no texture
+    texture: float  # brightness
     seed: int
 
     @property

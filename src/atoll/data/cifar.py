@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from atoll.data.base import DATA, Data, MemorySplit, Splits
-from atoll.data.download import Remote, find, obtain
+from atoll.data.download import Remote, find
 from atoll.errors import DataError
 
 _PIXELS = 3 * 32 * 32
@@ -79,8 +79,7 @@ class CIFAR10(Data):
         return Splits(self._split(content, self.train_files), self._split(content, self.test_files))
 
     def _unpacked(self, names: list[str]) -> dict[str, tuple[str, bytes]] | None:
-        places = [place for folder in self.folders for place in (folder / self.folder, folder)]
-        for place in places:
+        for place in (place for folder in self.folders for place in (folder / self.folder, folder)):
             if all((place / name).is_file() for name in names):
                 return {name: (str(place / name), (place / name).read_bytes()) for name in names}
         return None
@@ -92,7 +91,7 @@ class CIFAR10(Data):
                 f"{pickled}: the Python version is a pickle, which can run any code, and is not read;"
                 f" put {self.archive.name} into {self.folders[0]} instead"
             )
-        path = obtain(self.archive, self.folders, download=self.download, progress=self.progress)
+        path = self._obtain(self.archive)
         members = _read_members(path, [f"{self.folder}/{name}" for name in names])
         return {name: (f"{path}, {name}", members[f"{self.folder}/{name}"]) for name in names}
 
@@ -101,10 +100,9 @@ class CIFAR10(Data):
         parts = []
         for name, count in files.items():
             source, data = content[name]
-            if len(data) != count * record:
-                raise DataError(
-                    f"{source}: expected {count * record} bytes, {count} records of {record}, got {len(data)}"
-                )
+            size = count * record
+            if len(data) != size:
+                raise DataError(f"{source}: expected {size} bytes, {count} records of {record}, got {len(data)}")
             parts.append(np.frombuffer(data, np.uint8).reshape(count, record))
         records = torch.from_numpy(np.concatenate(parts))
         images = records[:, self.label_bytes :].reshape(-1, 3, 32, 32).contiguous()

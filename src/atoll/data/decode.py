@@ -48,13 +48,9 @@ def frame(width: int, height: int, resize: int | None, size: int | None) -> Fram
 
 
 def decode(file: Path | IO[bytes], source: str, *, resize: int | None = None, size: int | None = None) -> Tensor:
-    """An image file as uint8 RGB ``(3, H, W)``.
+    """An image file as uint8 RGB ``(3, H, W)``, scaled (bilinear, antialiased) and cut as ``frame`` says.
 
-    Args:
-        file: path or opened file.
-        source: its name in error messages.
-        resize: scale the shorter side to this many pixels (bilinear, antialiased).
-        size: then cut this square out of the middle.
+    ``source`` is the file's name in error messages.
 
     >>> import io
     >>> file = io.BytesIO()
@@ -89,17 +85,14 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
     """Those of the named arrays that an ``.npz`` file holds; never unpickles anything."""
     try:
         content = np.load(path, allow_pickle=False)
+        if not isinstance(content, np.lib.npyio.NpzFile):
+            raise DataError(f"{path}: expected an .npz file of named arrays, got a single array")
+        with content:
+            return {name: content[name] for name in names if name in content.files}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: expected an .npz file of plain arrays, got: {error}") from None
-    if not isinstance(content, np.lib.npyio.NpzFile):
-        raise DataError(f"{path}: expected an .npz file of named arrays, got a single array")
-    with content:
-        try:
-            return {name: content[name] for name in names if name in content.files}
-        except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{path}: expected an .npz file of plain arrays, got: {error}") from None
 
 
 def as_images(array: NDArray[Any], source: str) -> Tensor:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -110,25 +110,20 @@ def _fetch(remote: Remote, target: Path, progress: Progress | None) -> Path:
     )
 
 
+@dataclass
 class Resume:
     """A downloader for pooch that writes to a ``.part`` file and resumes from there.
 
-    A lost connection is tried again, ``attempts`` times without progress.  The part is handed over only when
-    it is complete; pooch then compares the checksum and renames it into place.
-
-    Args:
-        part: file for the bytes so far; may be there from an earlier run.
-        progress: called after every chunk.
-        attempts: how often in a row a connection may fail without a new byte.
-        pause: seconds before the second attempt, doubled for each further one.
+    A lost connection is tried again.  The part is handed over only when it is complete; pooch then compares the
+    checksum and renames it into place.
     """
 
-    def __init__(self, part: Path, progress: Progress | None = None, *, attempts: int = 3, pause: float = 0.25) -> None:
-        self.part = part
-        self.progress = progress
-        self.attempts = attempts
-        self.pause = pause
-        self.resumed = False
+    part: Path  # the bytes so far; may be there from an earlier run
+    progress: Progress | None = None
+    _: KW_ONLY
+    attempts: int = 3  # how often in a row a connection may fail without a new byte
+    pause: float = 0.25  # seconds before the second attempt, doubled for each further one
+    resumed: bool = field(default=False, init=False)
 
     def __call__(self, url: str, output_file: Any, pooch: Any = None, **_: object) -> None:
         """Download ``url`` to ``output_file``, the way pooch calls it."""

@@ -20,20 +20,12 @@ _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif",
 
 @dataclass(frozen=True)
 class FolderSplit:
-    """Image files that are decoded when they are fetched, so a split may be larger than memory.
-
-    Args:
-        files: of the images.
-        labels: their classes.
-        resize: length of the shorter side after scaling.
-        size: side of the square that is cut out of the middle.
-        annotations: where the Pascal-VOC files are, if there are any.
-    """
+    """Image files that are decoded when they are fetched, so a split may be larger than memory."""
 
     files: tuple[str, ...]
     labels: Tensor
-    resize: int
-    size: int
+    resize: int  # length of the shorter side after scaling
+    size: int  # side of the square that is cut out of the middle
     annotations: VocFolder | None = None
 
     def __len__(self) -> int:
@@ -96,8 +88,7 @@ class ImageFolder(Data):
     ) -> None:
         super().__init__(root=root, **options)
         check_sizes(resize, size)
-        self.resize = resize
-        self.size = size
+        self.resize, self.size = resize, size
         self.boxes = Path(boxes).expanduser() if boxes is not None else None
 
     @cached_property

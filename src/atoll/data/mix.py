@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from atoll.data.boxes import rectangles
 from atoll.errors import InputError
 from atoll.threat import per_point
 
@@ -62,11 +63,10 @@ def cutmix(x: Tensor, y_onehot: Tensor, permutation: Tensor, boxes: Tensor) -> t
             f" and {tuple(boxes.shape)}"
         )
     height, width = x.shape[2:]
-    top, left, bottom, right = boxes[:, :, None].unbind(1)
-    row, column = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
-    rows, columns = (row >= top) & (row < bottom), (column >= left) & (column < right)
-    mixed = torch.where((rows[:, :, None] & columns[:, None, :])[:, None], x[permutation], x)
-    area = (rows.sum(1) * columns.sum(1)).to(y_onehot.dtype)[:, None] / (height * width)
+    top, left, bottom, right = boxes.unbind(1)
+    inside = rectangles(top, left, bottom, right, height, width)
+    mixed = torch.where(inside[:, None], x[permutation], x)
+    area = inside.sum((1, 2)).to(y_onehot.dtype)[:, None] / (height * width)
     return mixed, (1 - area) * y_onehot + area * y_onehot[permutation]
 
 

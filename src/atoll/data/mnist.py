@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.decode import as_images, as_labels
-from atoll.data.download import Remote, find, obtain
+from atoll.data.download import Remote, find
 from atoll.errors import DataError
 
 _FILES = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
@@ -86,7 +86,7 @@ class MNIST(Data):
         path = find([remote.name, raw, raw.replace("-idx", ".idx")], self.folders)
         if path is not None and path.name != remote.name:
             return path
-        return obtain(remote, self.folders, download=self.download, progress=self.progress)
+        return self._obtain(remote)
 
     @staticmethod
     def _read(images: Path, labels: Path) -> MemorySplit:

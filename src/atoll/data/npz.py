@@ -6,9 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-from torch import Tensor
-
 from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.boxes import as_boxes
 from atoll.data.decode import as_images, as_labels, read_npz
@@ -53,7 +50,9 @@ class Npz(Data):
         for part in ("train", "test"):
             images = as_images(arrays[f"x_{part}"], f"{self.path}, x_{part}")
             labels = as_labels(arrays[f"y_{part}"], len(images), f"{self.path}, y_{part}")
-            parts.append(MemorySplit(images, labels, self._boxes(arrays, f"box_{part}", images)))
+            boxes, source = arrays.get(f"box_{part}"), f"{self.path}, box_{part}"
+            checked = None if boxes is None else as_boxes(boxes, len(images), images.shape, source)
+            parts.append(MemorySplit(images, labels, checked))
         train, test = parts
         if (train.images.shape[1:], train.images.dtype) != (test.images.shape[1:], test.images.dtype):
             raise DataError(
@@ -68,11 +67,6 @@ class Npz(Data):
         if highest >= len(train):
             raise DataError(f"{self.path}, y_train: expected labels from 0 on without large gaps, got {highest}")
         return Splits(train, test), tuple(str(label) for label in range(highest + 1))
-
-    def _boxes(self, arrays: dict[str, NDArray[Any]], name: str, images: Tensor) -> Tensor | None:
-        if name not in arrays:
-            return None
-        return as_boxes(arrays[name], len(images), images.shape, f"{self.path}, {name}")
 
     @property
     def classes(self) -> tuple[str, ...]:

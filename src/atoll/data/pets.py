@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from atoll.data.archive import unpack
 from atoll.data.base import DATA, Data, Splits
-from atoll.data.download import Remote, find, obtain
+from atoll.data.download import Remote, find
 from atoll.data.folder import FolderSplit, check_sizes
 from atoll.data.voc import VocFolder
 from atoll.errors import DataError
@@ -55,7 +55,7 @@ class OxfordPets(Data):
         """The unpacked content of an archive; each holds one folder of its own name."""
         folder = find([name], self.folders)
         if folder is None:
-            archive = obtain(self.archives[name], self.folders, download=self.download, progress=self.progress)
+            archive = self._obtain(self.archives[name])
             folder = self.folders[0] / name
             try:
                 folder.parent.mkdir(parents=True, exist_ok=True)
@@ -89,13 +89,9 @@ class OxfordPets(Data):
 
     def load(self) -> Splits:
         images, heads = self._folder("images"), self._folder("annotations") / "xmls"
-        train, test = (
-            FolderSplit(
-                tuple(str(images / f"{name}.jpg") for name, _ in self._lists[part]),
-                torch.tensor([label - 1 for _, label in self._lists[part]], dtype=torch.int64),
-                self.resize,
-                self.size,
-            )
-            for part in ("trainval", "test")
-        )
-        return Splits(replace(train, annotations=VocFolder(heads, images, origin=1)), test)
+        parts = {}
+        for part, rows in self._lists.items():
+            files = tuple(str(images / f"{name}.jpg") for name, _ in rows)
+            labels = torch.tensor([label - 1 for _, label in rows], dtype=torch.int64)
+            parts[part] = FolderSplit(files, labels, self.resize, self.size)
+        return Splits(replace(parts["trainval"], annotations=VocFolder(heads, images, origin=1)), parts["test"])

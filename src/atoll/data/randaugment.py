@@ -135,14 +135,18 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
 
 
 _GEOMETRY = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
-_TONE: tuple[str, ...] = ("autocontrast", "equalize", "solarize", "posterize")
-_ENHANCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "color": color,
-    "contrast": contrast,
-    "brightness": brightness,
-    "sharpness": sharpness,
+# Of images, the strength in [0, 1], and a factor for each image, the further from 1 the stronger.
+_TONE: dict[str, Callable[[Tensor, float, Tensor], Tensor]] = {
+    "autocontrast": lambda x, level, factor: autocontrast(x),
+    "equalize": lambda x, level, factor: equalize(x),
+    "solarize": lambda x, level, factor: solarize(x, 1 - level),
+    "posterize": lambda x, level, factor: posterize(x, 8 - round(4 * level)),
+    "color": lambda x, level, factor: color(x, factor),
+    "contrast": lambda x, level, factor: contrast(x, factor),
+    "brightness": lambda x, level, factor: brightness(x, factor),
+    "sharpness": lambda x, level, factor: sharpness(x, factor),
 }
-OPERATIONS = ("identity", *_GEOMETRY, *_TONE, *_ENHANCE)
+OPERATIONS = ("identity", *_GEOMETRY, *_TONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,43 +177,32 @@ class RandAugment(Augmentation):
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
         draws = streams.integers(2 * len(OPERATIONS), self.num_ops)  # operation and direction in one number
+        level = self.magnitude / 30
         x = x.clone()
         for draw in draws.unbind(1):
             operation, sign = draw // 2, (draw % 2) * 2 - 1
             moved = ((operation >= 1) & (operation <= len(_GEOMETRY))).nonzero().squeeze(1)
             if len(moved):
-                x[moved] = affine(x[moved], self._matrices(operation[moved], sign[moved], *x.shape[2:]))
-            for number, name in enumerate(OPERATIONS):
-                if name in _TONE or name in _ENHANCE:
-                    rows = (operation == number).nonzero().squeeze(1)
-                    if len(rows):
-                        x[rows] = self._tone(name, x[rows], sign[rows])
+                x[moved] = affine(x[moved], _matrices(level, operation[moved], sign[moved], *x.shape[2:]))
+            factor = 1 + sign.to(x.dtype) * (0.9 * level)
+            for number, tone in enumerate(_TONE.values(), start=1 + len(_GEOMETRY)):
+                rows = (operation == number).nonzero().squeeze(1)
+                if len(rows):
+                    x[rows] = tone(x[rows], level, factor[rows])
         return x
 
-    @property
-    def _level(self) -> float:
-        return self.magnitude / 30
 
-    def _tone(self, name: str, x: Tensor, sign: Tensor) -> Tensor:
-        if name in _ENHANCE:
-            return _ENHANCE[name](x, 1 + sign.to(x.dtype) * (0.9 * self._level))
-        if name == "solarize":
-            return solarize(x, 1 - self._level)
-        if name == "posterize":
-            return posterize(x, 8 - round(4 * self._level))
-        return autocontrast(x) if name == "autocontrast" else equalize(x)
-
-    def _matrices(self, operation: Tensor, sign: Tensor, height: int, width: int) -> Tensor:
-        """The matrix of each image's geometric operation, looked up in a table of both directions."""
-        angle, shear, shift = math.radians(30 * self._level), 0.3 * self._level, 150 / 331 * self._level
-        table = [
-            [
-                [[math.cos(angle), -s * math.sin(angle), 0], [s * math.sin(angle), math.cos(angle), 0]],
-                [[1, s * shear, 0], [0, 1, 0]],
-                [[1, 0, 0], [s * shear, 1, 0]],
-                [[1, 0, s * shift * width], [0, 1, 0]],
-                [[1, 0, 0], [0, 1, s * shift * height]],
-            ]
-            for s in (-1, 1)
+def _matrices(level: float, operation: Tensor, sign: Tensor, height: int, width: int) -> Tensor:
+    """The matrix of each image's geometric operation, looked up in a table of both directions."""
+    angle, shear, shift = math.radians(30 * level), 0.3 * level, 150 / 331 * level
+    table = [
+        [
+            [[math.cos(angle), -s * math.sin(angle), 0], [s * math.sin(angle), math.cos(angle), 0]],
+            [[1, s * shear, 0], [0, 1, 0]],
+            [[1, 0, 0], [s * shear, 1, 0]],
+            [[1, 0, s * shift * width], [0, 1, 0]],
+            [[1, 0, 0], [0, 1, s * shift * height]],
         ]
-        return torch.tensor(table, device=sign.device)[(sign + 1) // 2, operation - 1]
+        for s in (-1, 1)
+    ]
+    return torch.tensor(table, device=sign.device)[(sign + 1) // 2, operation - 1]

@@ -9,7 +9,7 @@ import numpy as np
 
 from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.decode import as_images, as_labels
-from atoll.data.download import Remote, obtain
+from atoll.data.download import Remote
 from atoll.errors import DataError
 
 
@@ -34,10 +34,8 @@ class SVHN(Data):
     )
 
     def load(self) -> Splits:
-        train, test = (
-            obtain(remote, self.folders, download=self.download, progress=self.progress) for remote in self.files
-        )
-        return Splits(self._read(train), self._read(test))
+        train, test = (self._read(self._obtain(remote)) for remote in self.files)
+        return Splits(train, test)
 
     @staticmethod
     def _read(path: Path) -> MemorySplit:

@@ -8,10 +8,9 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.boxes import as_boxes
 from atoll.data.decode import decode
-from atoll.data.download import Progress, Remote, find, obtain
+from atoll.data.download import Remote, find
 from atoll.errors import DataError
 from atoll.files import sync
 
@@ -32,12 +31,12 @@ _SIDE = 64
 _PIXELS = 3 * _SIDE * _SIDE
 
 
+@dataclass(frozen=True)
 class _Source:
     """The published files, inside the zip file or unpacked; names are relative to ``tiny-imagenet-200``."""
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile | None) -> None:
-        self.path = path
-        self.archive = archive
+    path: Path
+    archive: zipfile.ZipFile | None = None
 
     def read(self, name: str) -> bytes:
         try:
@@ -76,21 +75,6 @@ class _Source:
             ) from None
 
 
-@contextmanager
-def _open(remote: Remote, places: Sequence[Path], download: bool, progress: Progress | None) -> Iterator[_Source]:
-    unpacked = find([_FOLDER], places)
-    if unpacked is not None and unpacked.is_dir():
-        yield _Source(unpacked, None)
-        return
-    path = obtain(remote, places, download=download, progress=progress)
-    try:
-        archive = zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: expected a zip file, got: {error}") from None
-    with archive:
-        yield _Source(path, archive)
-
-
 @DATA.register()
 class TinyImageNet(Data):
     """100,000 and 10,000 photographs of 64x64 pixels in 200 classes.
@@ -113,8 +97,13 @@ class TinyImageNet(Data):
         """The folder with ``train.npy``, ``test.npy``, ``boxes.npy`` and ``classes.txt``; made on first use."""
         place = self.folders[0] / "decoded"
         if not place.exists():
-            with _open(self.archive, self.folders, self.download, self.progress) as source:
-                _decode_all(source, place)
+            unpacked = find([_FOLDER], self.folders)
+            if unpacked is not None and unpacked.is_dir():
+                _decode_all(_Source(unpacked), place)
+            else:
+                path = self._obtain(self.archive)
+                with _open_zip(path) as archive:
+                    _decode_all(_Source(path, archive), place)
         return place
 
     @cached_property
@@ -130,6 +119,13 @@ class TinyImageNet(Data):
         path = self._decoded / "boxes.npy"
         boxes = as_boxes(_read_array(path), len(test), test.images.shape, str(path))
         return Splits(train, replace(test, boxes=boxes))
+
+
+def _open_zip(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: expected a zip file, got: {error}") from None
 
 
 def _decode_all(source: _Source, place: Path) -> None:

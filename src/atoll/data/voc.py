@@ -59,19 +59,12 @@ def _interval(first: int, last: int, scale: float, offset: int, length: int) -> 
 
 @dataclass(frozen=True)
 class VocFolder:
-    """A folder of annotations for the images below another folder.
-
-    Args:
-        path: the folder of ``.xml`` files.
-        images: the folder of the images.
-        names: for each label the name of its objects; None if every object counts.
-        origin: number of the first pixel.
-    """
+    """A folder of ``.xml`` files for the images below another folder."""
 
     path: Path
     images: Path
-    names: tuple[str, ...] | None = None
-    origin: int = 0
+    names: tuple[str, ...] | None = None  # of the objects of each label; None if every object counts
+    origin: int = 0  # number of the first pixel
 
     def boxes(self, files: Sequence[str], labels: Tensor, resize: int, size: int) -> Tensor:
         """Of images that are scaled and cut by ``decode``; -1s where there is no annotation."""
@@ -79,14 +72,12 @@ class VocFolder:
         if not any(annotations):
             example = self._places(Path(files[0]))[0]
             raise DataError(f"{self.path}: expected annotations of {self.images}, got none such as {example}")
-        boxes = []
-        for file, path, label in zip(files, annotations, labels.tolist(), strict=True):
-            if path is None:
-                boxes.append(UNKNOWN)
-                continue
-            shape = image_size(Path(file))
-            names = None if self.names is None else (self.names[label],)
-            boxes.append(read_voc(path, origin=self.origin).box(names, shape, frame(*shape, resize, size)))
+        boxes = [UNKNOWN] * len(files)
+        for row, (file, path, label) in enumerate(zip(files, annotations, labels.tolist(), strict=True)):
+            if path is not None:
+                shape = image_size(Path(file))
+                names = None if self.names is None else (self.names[label],)
+                boxes[row] = read_voc(path, origin=self.origin).box(names, shape, frame(*shape, resize, size))
         return torch.tensor(boxes)
 
     def find(self, file: Path) -> Path | None:
@@ -100,11 +91,7 @@ class VocFolder:
 
 
 def read_voc(path: Path, *, origin: int = 0) -> Annotation:
-    """Read an annotation.
-
-    Args:
-        path: the file.
-        origin: the number of the first pixel: 1 in Pascal VOC itself, 0 in ImageNet.
+    """Read an annotation; ``origin`` is the number of the first pixel, 1 in Pascal VOC itself and 0 in ImageNet.
 
     >>> import tempfile
     >>> text = "<annotation><object><name>cat</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>5</xmax><ymax>4</ymax>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -41,6 +42,17 @@ class PreActBlock(nn.Module):
         return y + (x if self.shortcut is None else self.shortcut(activated))
 
 
+def preact_body(channels: int, stem: int, stages: Sequence[tuple[int, int]], dropout: float = 0.0) -> nn.Sequential:
+    """A 3x3 stem, stages of (blocks, channels), each but the first halving the image, and the global average."""
+    layers: list[nn.Module] = [nn.Conv2d(channels, stem, 3, padding=1, bias=False)]
+    channels = stem
+    for stage, (blocks, out) in enumerate(stages):
+        for block in range(blocks):
+            layers.append(PreActBlock(channels, out, stride=2 if stage and not block else 1, dropout=dropout))
+            channels = out
+    return nn.Sequential(*layers, nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
 @MODELS.register()
 class PreActResNet(Classifier):
     """Pre-activation ResNet, CIFAR variant: 3x3 stem, no pooling until the global average (He et al., 2016).
@@ -68,13 +80,6 @@ class PreActResNet(Classifier):
         channels, *_ = expect_image(input_shape, type(self).__name__, at_least=8)
         check_range("[1, inf)", width=width)
         super().__init__(input_shape, num_classes, **options)
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
-        channels = width
-        for stage, blocks in enumerate(choose(DEPTHS, depth, "depth")):
-            out = width * 2**stage
-            for block in range(blocks):
-                layers.append(PreActBlock(channels, out, stride=2 if stage and not block else 1))
-                channels = out
-        layers += [nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(channels, num_classes)
+        stages = [(blocks, width * 2**stage) for stage, blocks in enumerate(choose(DEPTHS, depth, "depth"))]
+        self.body = preact_body(channels, width, stages)
+        self.head = nn.Linear(8 * width, num_classes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,11 +143,12 @@ def _rules(model: nn.Module, source: Weights) -> Rules:
     google = any(name.startswith(("Transformer/", "embedding/")) for name in source)
     timm = any(name.startswith("patch_embed.") for name in source)
     if not (google or timm):
-        return own_rules(model)
+        return {name: Rule((name,)) for name in model.state_dict()}  # Atoll's own files
     if not isinstance(model, ViT | HybridViT):
         kind = "Google's" if google else "timm's"
         raise CheckpointError(f"{kind} weights: expected a ViT or HybridViT, got {type(model).__name__}")
-    return google_rules(model) if google else timm_rules(model)
+    rule = _google_rule if google else _timm_rule
+    return {name: rule(model, name) for name in model.state_dict()}
 
 
 def _without_head(source: Weights, rules: Rules, notes: list[str]) -> None:
@@ -189,10 +190,8 @@ def _translate(source: Weights, rules: Rules, faults: list[str]) -> Weights:
             try:
                 weights[name] = rule.make(*parts)
             except (IndexError, RuntimeError):  # permuting or joining what has other dimensions than expected
-                shapes = ", ".join(
-                    f"{part} {tuple(tensor.shape)}" for part, tensor in zip(rule.names, parts, strict=True)
-                )
-                faults.append(f"mis-shaped: {shapes}")
+                shapes = [f"{part} {tuple(tensor.shape)}" for part, tensor in zip(rule.names, parts, strict=True)]
+                faults.append(f"mis-shaped: {', '.join(shapes)}")
     return weights
 
 
@@ -237,102 +236,66 @@ def _by(sides: Iterable[int]) -> str:
 
 # --- where each tensor is in Google's .npz files and timm's state dicts
 
+_ATTENTION = "MultiHeadDotProductAttention_1"
 
-def own_rules(model: nn.Module) -> Rules:
-    """Atoll's own files: everything has the same name."""
-    return {name: Rule((name,)) for name in model.state_dict()}
-
-
-def timm_rules(model: ViT | HybridViT) -> Rules:
-    """timm's state dicts, which differ from ours in the names only."""
-    theirs = {
-        "body.cls": "cls_token",
-        "body.position": "pos_embed",
-        "body.patch": "patch_embed.proj",
-        "body.norm": "norm",
-        "head": "head",
-        "body.stem.root": "patch_embed.backbone.stem.conv",
-        "body.stem.norm": "patch_embed.backbone.stem.norm",
-    }
-    within_block = {
-        "attention.qkv": "attn.qkv",
-        "attention.out": "attn.proj",
-        "fc1": "mlp.fc1",
-        "fc2": "mlp.fc2",
-    }
-    for layer, block, part in _encoder_layers(model):
-        theirs[layer] = f"blocks.{block}.{within_block.get(part, part)}"
-    for layer, stage, block, kind, number in _stem_layers(model):
-        part = f"{kind}{number}" if number else f"downsample.{kind}"
-        theirs[layer] = f"patch_embed.backbone.stages.{stage}.blocks.{block}.{part}"
-    rules: Rules = {}
-    for name in model.state_dict():
-        layer, _, ending = name.rpartition(".")
-        rules[name] = Rule((theirs[name] if name in theirs else f"{theirs[layer]}.{ending}",))
-    return rules
+# Layers and single tensors in timm's files, and in Google's.
+_NAMES = {
+    "body.cls": ("cls_token", "cls"),
+    "body.position": ("pos_embed", "Transformer/posembed_input/pos_embedding"),
+    "body.patch": ("patch_embed.proj", "embedding"),
+    "body.norm": ("norm", "Transformer/encoder_norm"),
+    "head": ("head", "head"),
+    "body.stem.root": ("patch_embed.backbone.stem.conv", "conv_root"),
+    "body.stem.norm": ("patch_embed.backbone.stem.norm", "gn_root"),
+}
+# Within a block.  Google numbers by position: the norms are its layers 0 and 2, attention is 1, the MLP 3.
+_BLOCK_NAMES = {
+    "norm1": ("norm1", "LayerNorm_0"),
+    "attention.qkv": ("attn.qkv", _ATTENTION),
+    "attention.out": ("attn.proj", f"{_ATTENTION}/out"),
+    "norm2": ("norm2", "LayerNorm_2"),
+    "fc1": ("mlp.fc1", "MlpBlock_3/Dense_0"),
+    "fc2": ("mlp.fc2", "MlpBlock_3/Dense_1"),
+}
 
 
-def google_rules(model: ViT | HybridViT) -> Rules:
-    """Google's ``.npz`` files, from Flax: inputs come before outputs in a kernel; heads are a dimension."""
-    rules: Rules = {
-        "body.cls": Rule(("cls",)),
-        "body.position": Rule(("Transformer/posembed_input/pos_embedding",)),
-        "body.patch.weight": Rule(("embedding/kernel",), _conv),
-        "body.patch.bias": Rule(("embedding/bias",)),
-        "body.norm.weight": Rule(("Transformer/encoder_norm/scale",)),
-        "body.norm.bias": Rule(("Transformer/encoder_norm/bias",)),
-        "head.weight": Rule(("head/kernel",), _dense),
-        "head.bias": Rule(("head/bias",)),
-    }
-    attention = "MultiHeadDotProductAttention_1"
-    # Numbered by position in the block: the norms are its layers 0 and 2, attention is 1, the MLP 3.
-    layers: dict[str, tuple[str, str, Callable[..., Tensor]]] = {
-        "norm1": ("LayerNorm_0", "scale", same),
-        "attention.out": (f"{attention}/out", "kernel", _join_heads),
-        "norm2": ("LayerNorm_2", "scale", same),
-        "fc1": ("MlpBlock_3/Dense_0", "kernel", _dense),
-        "fc2": ("MlpBlock_3/Dense_1", "kernel", _dense),
-    }
-    for layer, block, part in _encoder_layers(model):
-        prefix = f"Transformer/encoderblock_{block}"
-        if part == "attention.qkv":
-            three = [f"{prefix}/{attention}/{name}" for name in ("query", "key", "value")]
-            rules[f"{layer}.weight"] = Rule(tuple(f"{name}/kernel" for name in three), _stack_kernels)
-            rules[f"{layer}.bias"] = Rule(tuple(f"{name}/bias" for name in three), _stack_biases)
-        else:
-            theirs, weight, make = layers[part]
-            rules[f"{layer}.weight"] = Rule((f"{prefix}/{theirs}/{weight}",), make)
-            rules[f"{layer}.bias"] = Rule((f"{prefix}/{theirs}/bias",))
-    stem = {
-        layer: f"block{stage + 1}/unit{block + 1}/{{}}{number or '_proj'}"
-        for layer, stage, block, _, number in _stem_layers(model)
-    }
-    if isinstance(model, HybridViT):
-        stem |= {"body.stem.root": "{}_root", "body.stem.norm": "{}_root"}
-    for name in model.state_dict():
-        layer, _, ending = name.rpartition(".")
-        if layer in stem and f"{layer}.bias" in model.state_dict():
-            scale = {"weight": "scale", "bias": "bias"}[ending]
-            rules[name] = Rule((f"{stem[layer].format('gn')}/{scale}",), torch.flatten)  # once (1, 1, 1, channels)
-        elif layer in stem:
-            rules[name] = Rule((f"{stem[layer].format('conv')}/kernel",), _conv)
-    return rules
+def _names(layer: str) -> tuple[str, str]:
+    """The name of one of our layers in timm's files, and in Google's."""
+    if match := re.fullmatch(r"body\.blocks\.(\d+)\.(.+)", layer):
+        timm, google = _BLOCK_NAMES[match[2]]
+        return f"blocks.{match[1]}.{timm}", f"Transformer/encoderblock_{match[1]}/{google}"
+    if match := re.fullmatch(r"body\.stem\.stages\.(\d+)\.(\d+)\.(?:(conv|norm)(\d)|shortcut\.(\d))", layer):
+        stage, block, kind, number, of_shortcut = match.groups()
+        kind = kind or ("conv", "norm")[int(of_shortcut)]
+        timm = f"blocks.{block}.{kind}{number}" if number else f"blocks.{block}.downsample.{kind}"
+        google = f"unit{int(block) + 1}/{'conv' if kind == 'conv' else 'gn'}{number or '_proj'}"
+        return f"patch_embed.backbone.stages.{stage}.{timm}", f"block{int(stage) + 1}/{google}"
+    return _NAMES[layer]
 
 
-def _encoder_layers(model: ViT | HybridViT) -> Iterator[tuple[str, int, str]]:
-    """Each layer of the transformer, with its block's number and its name there."""
-    parts = ("norm1", "attention.qkv", "attention.out", "norm2", "fc1", "fc2")
-    for block in range(len(model.body.blocks)):
-        for part in parts:
-            yield f"body.blocks.{block}.{part}", block, part
+def _timm_rule(model: nn.Module, name: str) -> Rule:
+    """timm's state dicts differ from ours in the names only."""
+    layer, _, ending = name.rpartition(".")
+    return Rule((_names(name)[0] if name in _NAMES else f"{_names(layer)[0]}.{ending}",))
 
 
-def _stem_layers(model: ViT | HybridViT) -> Iterator[tuple[str, int, int, str, str]]:
-    """Each layer of the bottlenecks, with stage, block, kind (conv, norm) and number ("": shortcut)."""
-    for name in dict.fromkeys(name.rpartition(".")[0] for name in model.state_dict()):
-        if match := re.fullmatch(r"body\.stem\.stages\.(\d+)\.(\d+)\.(?:(conv|norm)(\d)|shortcut\.(\d))", name):
-            stage, block, kind, number, of_shortcut = match.groups()
-            yield name, int(stage), int(block), kind or ("conv", "norm")[int(of_shortcut)], number or ""
+def _google_rule(model: nn.Module, name: str) -> Rule:
+    """Google's ``.npz`` files are from Flax: inputs come before outputs in a kernel; heads are a dimension."""
+    if name in _NAMES:
+        return Rule((_names(name)[1],))
+    layer, _, ending = name.rpartition(".")
+    theirs, module = _names(layer)[1], model.get_submodule(layer)
+    if layer.endswith("attention.qkv"):
+        part, stack = ("kernel", _stack_kernels) if ending == "weight" else ("bias", _stack_biases)
+        return Rule(tuple(f"{theirs}/{each}/{part}" for each in ("query", "key", "value")), stack)
+    if isinstance(module, nn.LayerNorm | nn.GroupNorm):
+        scale = "scale" if ending == "weight" else "bias"
+        # Those of a group norm were once (1, 1, 1, channels).
+        return Rule((f"{theirs}/{scale}",), torch.flatten if isinstance(module, nn.GroupNorm) else same)
+    if ending == "bias":
+        return Rule((f"{theirs}/bias",))
+    make = _join_heads if layer.endswith("attention.out") else _conv if isinstance(module, nn.Conv2d) else _dense
+    return Rule((f"{theirs}/kernel",), make)
 
 
 def _dense(kernel: Tensor) -> Tensor:

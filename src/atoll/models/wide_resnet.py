@@ -9,7 +9,7 @@ from torch import nn
 
 from atoll.errors import InputError, check_range
 from atoll.models.base import MODELS, Classifier, expect_image
-from atoll.models.preact_resnet import PreActBlock
+from atoll.models.preact_resnet import preact_body
 
 
 @MODELS.register()
@@ -41,17 +41,9 @@ class WideResNet(Classifier):
         if depth < 10 or depth % 6 != 4:
             raise InputError(f"depth: expected 6 n + 4 (10, 16, 22, 28, 34, ...), got {depth!r}")
         super().__init__(input_shape, num_classes, **options)
-        layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]
-        channels = 16
-        for stage, base in enumerate((16, 32, 64)):
-            out = base * widen_factor
-            for block in range((depth - 4) // 6):
-                stride = 2 if stage and not block else 1
-                layers.append(PreActBlock(channels, out, stride=stride, dropout=dropout))
-                channels = out
-        layers += [nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(channels, num_classes)
+        stages = [((depth - 4) // 6, width * widen_factor) for width in (16, 32, 64)]
+        self.body = preact_body(channels, 16, stages, dropout)
+        self.head = nn.Linear(64 * widen_factor, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 fan_out = module.out_channels * math.prod(module.kernel_size)
