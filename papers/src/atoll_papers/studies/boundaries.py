@@ -142,18 +142,12 @@ def with_autopgd(model: Classifier, points: BoundaryPoints, *, steps: int) -> Te
 def adds_nothing(results: StudyResults) -> Claim:
     """Whether AutoPGD finds no more points than PGDs and CW, and distances less than 1 % shorter."""
     claim = "AutoPGD adds nothing to PGDs and CW"
-    before, after = PIPELINES[1:3]
+    before, after = (f"{name}: distance" for name in PIPELINES[1:3])
     shorter = {
-        row: Difference.of(
-            [
-                100 * (1 - numbers[f"{after}: distance"] / numbers[f"{before}: distance"])
-                for numbers in results.of(row)
-                if numbers[f"{before}: distance"]
-            ]
-        )
-        for row in NETS
+        row: Difference.of([100 * (1 - n[after] / n[before]) for n in results.of(row) if n[before]]) for row in NETS
     }
-    more = [numbers[f"{after}: success"] - numbers[f"{before}: success"] for row in NETS for numbers in results.of(row)]
+    before, after = (f"{name}: success" for name in PIPELINES[1:3])
+    more = [n[after] - n[before] for row in NETS for n in results.of(row)]
     if any(math.isinf(each.low) for each in shorter.values()):
         return Claim(claim, "not testable", TOO_FEW)
     message = (
