@@ -14,17 +14,10 @@ from atoll.errors import InputError
 
 @dataclass(frozen=True)
 class Fit:
-    """Pearson correlation and regression line of one series on another.
+    """Pearson correlation and regression line of one series on another, from n pairs.
 
-    Args:
-        n: number of pairs.
-        r: correlation.
-        r_interval: its 95 % interval (Fisher's z).
-        p: p-value of the correlation, if the pairs are independent.
-        slope: slope of the regression line.
-        slope_interval: its 95 % interval (Student's t).
-        intercept: intercept of the line.
-        r_squared: share of the variance that the line explains.
+    Intervals are 95 % intervals, of r by Fisher's z and of the slope by Student's t.  The p-value of the correlation
+    holds if the pairs are independent.
     """
 
     n: int

@@ -8,6 +8,7 @@ import multiprocessing.connection
 import os
 import statistics
 import time
+import unittest.mock
 from collections.abc import Callable
 
 import torch
@@ -19,10 +20,6 @@ from atoll.errors import AtollError
 
 class Noise(Data):
     """Random images of ten classes; the cost of a step does not depend on their content.
-
-    Args:
-        shape: shape of an image.
-        size: number of images.
 
     >>> Noise((1, 8, 8), 4).tensors("train")[0].shape
     torch.Size([4, 1, 8, 8])
@@ -89,19 +86,11 @@ def peak_memory(
     """
     # Return freed blocks to the system at once; otherwise the peak depends on heap fragmentation.
     settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    before = {name: os.environ.get(name) for name in settings}
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_peak, args=(make, repeats, whole, device, there))
-    try:
-        os.environ.update(settings)  # read only when a process starts
+    with unittest.mock.patch.dict(os.environ, settings):  # read only when a process starts
         process.start()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
     there.close()  # so that the pipe ends with the process
     try:
         result: int = here.recv()

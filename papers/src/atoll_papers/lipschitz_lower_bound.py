@@ -43,21 +43,21 @@ def difference_quotients(model: nn.Module, a: Tensor, b: Tensor, j: Tensor | Non
 
     .. math:: \max_i \frac{|f_j(a) - f_i(a) - (f_j(b) - f_i(b))|}{\|a - b\|}
 
-    Args:
-        model: f.
-        a: inputs.
-        b: inputs.
-        j: one class per pair; the best of all classes if None.
+    There is one class j per pair; if it is None, the best of all classes is taken.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
     >>> difference_quotients(model, torch.tensor([[0.0, 4.0]]), torch.tensor([[3.0, 0.0]])).detach()
     tensor([5.])
     """
-    change = model(a) - model(b)
+    change: Tensor = model(a) - model(b)
     every = change.amax(1) - change.amin(1) if j is None else (change.gather(1, j[:, None]) - change).abs().amax(1)
-    quotients: Tensor = every / torch.linalg.vector_norm((a - b).flatten(1), dim=1).clamp_min(CLOSEST)
-    return quotients
+    return every / _lengths(a - b).clamp_min(CLOSEST)
+
+
+def _lengths(x: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return lengths
 
 
 def global_lower_bound(
@@ -84,9 +84,7 @@ def global_lower_bound(
         raise InputError(f"x: expected at least two inputs, got {len(x)}")
     number = torch.arange(len(x), device=x.device)
     partner = (number + 1 + PointRNG(seed, "partner", index=number).integers(len(x) - 1)) % len(x)
-    a, b = x.clone(), x[partner].clone()
-    box = ThreatModel("l2", 0.0, bounds)
-    return _ascend(model, a, b, None, box.clamp, steps)
+    return _ascend(model, x.clone(), x[partner], None, ThreatModel("l2", 0.0, bounds).clamp, steps)
 
 
 def local_lower_bound(
@@ -113,42 +111,30 @@ def local_lower_bound(
 
 
 def _ascend(
-    model: nn.Module,
-    a: Tensor,
-    b: Tensor,
-    j: Tensor | None,
-    into: Callable[[Tensor], Tensor],
-    steps: int,
+    model: nn.Module, a: Tensor, b: Tensor, j: Tensor | None, into: Callable[[Tensor], Tensor], steps: int
 ) -> WitnessPairs:
-    """The best pair of each row during gradient ascent from long and short segments.
+    """The best pair of each row during gradient ascent from long and short segments, projected ``into`` the region.
 
-    Long segments cross many linear regions, short ones find the slope of a single region.  Gradients are normalized,
-    and steps are a shrinking share of the segment.
-
-    Args:
-        model: f.
-        a: starts.
-        b: starts; shorter segments from a also end within the region, because it is convex.
-        j: as for ``difference_quotients``.
-        into: projects inputs into the region.
-        steps: steps of each ascent.
+    Long segments cross many linear regions, short ones find the slope of a single region.  Those that start at a also
+    end within the region, because it is convex.  Gradients are normalized, and steps are a shrinking share of the
+    segment.
     """
     best = WitnessPairs(a, b, a.new_zeros(len(a)))
     with torch.enable_grad(), evaluation_mode(model):
         steepest = _steepest(model, a, j)
-        reach = torch.linalg.vector_norm((b - a).flatten(1), dim=1)
+        reach = _lengths(b - a)
         for share in LENGTHS:
             # The shortest follow the gradient: an ascent that starts with the wrong classes may never leave them.
             way = b - a if share > LENGTHS[-1] else steepest * per_point(reach, a)
             ends = [a.clone(), into(a + share * way)]
-            length = torch.linalg.vector_norm((ends[0] - ends[1]).flatten(1), dim=1)
+            length = _lengths(ends[0] - ends[1])
             for step in range(steps + 1):
                 ends = [end.detach().requires_grad_() for end in ends]
                 values = difference_quotients(model, ends[0], ends[1], j)
                 best = _better(best, ends[0].detach(), ends[1].detach(), values.detach())
                 # Not backward(), which would change the gradients of the weights.
                 uphill = torch.autograd.grad(values.sum(), ends)
-                size = torch.linalg.vector_norm(torch.cat([g.flatten(1) for g in uphill], 1), dim=1).clamp_min(1e-30)
+                size = _lengths(torch.cat([g.flatten(1) for g in uphill], 1)).clamp_min(1e-30)
                 pace = per_point(0.5 * length * (1 - step / (steps + 1)) / size, a)
                 ends = [into(end.detach() + pace * g) for end, g in zip(ends, uphill, strict=True)]
     return best
@@ -164,7 +150,7 @@ def _steepest(model: nn.Module, x: Tensor, j: Tensor | None) -> Tensor:
     rows = torch.arange(len(x), device=x.device)
     first = size.amax(2).argmax(1) if j is None else j
     way = slope[rows, first] - slope[rows, size[rows, first].argmax(1)]
-    return way / per_point(torch.linalg.vector_norm(way.flatten(1), dim=1).clamp_min(1e-30), x)
+    return way / per_point(_lengths(way).clamp_min(1e-30), x)
 
 
 def _better(best: WitnessPairs, a: Tensor, b: Tensor, values: Tensor) -> WitnessPairs:

@@ -9,7 +9,7 @@ from atoll_papers.studies.gloro_ablation import GRIDS, pairs
 from study_cases import STUDIES, outcomes, results_of
 
 STUDY = STUDIES["gloro-ablation"]
-ABLATION = list(GRIDS["cpu"].recipes())
+ABLATION = list(GRIDS["cpu"].recipes)
 
 
 def ablation(emma: float = 0, liresnet: float = 0, depth: float = 0, others: float = 0) -> dict[str, float]:
@@ -47,7 +47,7 @@ def test_tables() -> None:
 
 
 def test_pairs_of_the_published_grid() -> None:
-    grid = list(GRIDS["paper"].recipes())
+    grid = list(GRIDS["paper"].recipes)
     assert len([row for row in grid if row.startswith("tiny-")]) == 2 + 1 + 6
     assert len(pairs(grid, "loss")) == 6  # three data sets, two blocks
     # EMMA: two data sets, three depths, two blocks, and the ConvNet on Tiny-ImageNet; TRADES: ConvNets on all three.

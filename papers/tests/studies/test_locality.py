@@ -8,8 +8,7 @@ from scipy.stats import spearmanr
 
 from atoll.studies import Cell, StudyResults
 from atoll.studies.base import Numbers
-from atoll_papers.studies.locality import DISTANCES, METHODS, over_nets
-from atoll_papers.studies.locality_nets import LOSSES, SCORES, robust_minus_standard
+from atoll_papers.studies.locality import DISTANCES, LOSSES, METHODS, SCORES, over_nets, robust_minus_standard
 from study_cases import STUDIES
 
 SEEDS, NETS = range(3), ("small", "medium", "large")

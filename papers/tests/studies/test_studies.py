@@ -13,7 +13,7 @@ from atoll.runs.run import Run
 from atoll.studies import Cell, StudyResults
 from atoll.studies.base import SCALES, Numbers, Scale
 from atoll.studies.engine import sort_cells
-from atoll_papers.studies.locality_nets import LOSSES, SIZES
+from atoll_papers.studies.locality import LOSSES, SIZES
 from study_cases import STUDIES, make_results, outcomes
 from wci_cases import factors, rates
 

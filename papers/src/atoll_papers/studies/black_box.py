@@ -4,36 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from atoll.runs.run import Run
 from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import claim_increase
 from atoll.studies.table import Column, Table
-from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS
+from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS, TRADES_AND_RAT, Setting, accuracy_table, mean_table
 
 AWP_RAT = "methods=[{class_path: RAT, init_args: {order: 2}}, {class_path: AWP, init_args: {gamma: 0.005}}]"
 ATTACKS = ("PGD-20", "CW-20")
 
 
 @dataclass(frozen=True)
-class Defenders:
-    """Recipes and points of a scale.
+class Defenders(Setting):
+    """Networks without and with the method, in this order, and the recipe of the attacker's model if there is one."""
 
-    Args:
-        surrogate: recipe of the attacker's model; None if there is none.
-        base: recipe that the method is compared with.
-        ours: recipe with the method, followed by overrides of its own.
-        overrides: overrides for all three.
-        seeds: number of seeds.
-        points: number of test points to attack; None for all.
-    """
-
-    surrogate: str | None
-    base: str
-    ours: tuple[str, ...]
-    overrides: tuple[str, ...] = ()
-    seeds: int = 3
-    points: int | None = None
+    surrogate: str | None = None
 
 
 class BlackBox(Study):
@@ -41,33 +28,35 @@ class BlackBox(Study):
 
     Attributes:
         defenders: defenders by scale and data set.
-        titles: titles of the base and of the method.
     """
 
     defenders: Mapping[Scale, Mapping[str, Defenders]]
-    titles: tuple[str, str]
 
     def setting(self, cell: Cell, scale: Scale) -> Defenders:
         return self.defenders[scale][cell.row.partition(":")[0]]
 
     def cells(self, scale: Scale) -> list[Cell]:
-        cells = []
+        cells: list[Cell] = []
         for data, each in self.defenders[scale].items():
             for seed in range(each.seeds):
-                depends_on: tuple[str, ...] = ()
-                if each.surrogate is not None:
-                    surrogate = Cell(f"{data}: surrogate", seed, each.surrogate, each.overrides)
-                    depends_on = (surrogate.name,)
-                    cells.append(surrogate)
-                recipe, *own = each.ours
-                base, ours = (f"{data}: {title}" for title in self.titles)
-                cells.append(Cell(base, seed, each.base, each.overrides, depends_on))
-                cells.append(Cell(ours, seed, recipe, (*each.overrides, *own), depends_on))
+                surrogate = Cell(f"{data}: surrogate", seed, each.surrogate, each.overrides)
+                attackers = [] if each.surrogate is None else [surrogate]
+                depends_on = tuple(attacker.name for attacker in attackers)
+                cells += attackers
+                cells += [
+                    Cell(f"{data}: {title}", seed, recipe, (*each.overrides, *own), depends_on)
+                    for title, (recipe, *own) in each.recipes.items()
+                ]
         return cells
 
     def pairs(self, results: StudyResults) -> list[tuple[str, str]]:
-        base, ours = self.titles
-        return [(f"{data}: {ours}", f"{data}: {base}") for data in self.defenders[results.scale]]
+        titles = {data: tuple(each.recipes) for data, each in self.defenders[results.scale].items()}
+        return [(f"{data}: {ours}", f"{data}: {base}") for data, (base, ours) in titles.items()]
+
+
+def _awp(grid: str, **setting: Any) -> Defenders:
+    recipes = {"AWP": [f"{grid}/trades-awp"], "AWP + RAT": [f"{grid}/trades-awp", AWP_RAT]}
+    return Defenders(recipes, surrogate=f"{grid}/at-base", **setting)
 
 
 class TransferTable(BlackBox):
@@ -76,32 +65,16 @@ class TransferTable(BlackBox):
     name = "transfer"
     title = "Adversarial inputs of another model"
     reference = "RAT, table 4"
-    titles = ("AWP", "AWP + RAT")
     defenders = {  # noqa: RUF012
-        "smoke": {
-            "digits": Defenders(
-                "digits-flat/at-base",
-                "digits-flat/trades-awp",
-                ("digits-flat/trades-awp", AWP_RAT),
-                TINY_DIGITS,
-                seeds=1,
-                points=20,
-            )
-        },
-        "cpu": {
-            "MNIST": Defenders(
-                "mnist-flat/at-base",
-                "mnist-flat/trades-awp",
-                ("mnist-flat/trades-awp", AWP_RAT),
-                SMALL_MNIST,
-                points=2000,
-            )
-        },
+        "smoke": {"digits": _awp("digits-flat", overrides=TINY_DIGITS, seeds=1, points=20)},
+        "cpu": {"MNIST": _awp("mnist-flat", overrides=SMALL_MNIST, points=2000)},
         "paper": {
             title: Defenders(
-                f"rat/{data}-preact18-linf-at-0th",
-                f"rat/{data}-preact18-linf-awp-0th",
-                (f"rat/{data}-preact18-linf-awp-both",),
+                {
+                    "AWP": [f"rat/{data}-preact18-linf-awp-0th"],
+                    "AWP + RAT": [f"rat/{data}-preact18-linf-awp-both"],
+                },
+                surrogate=f"rat/{data}-preact18-linf-at-0th",
             )
             for title, data in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100"), ("SVHN", "svhn"))
         },
@@ -118,10 +91,8 @@ class TransferTable(BlackBox):
         return {name.removesuffix(" (transfer)"): 100 * value.value for name, value in result.accuracy.items()}
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        names = ("clean", *ATTACKS)
         defenders = [row for row in results.rows if not row.endswith(": surrogate")]
-        rows = {row: [results.mean(row, name) for name in names] for row in defenders}
-        return {"Accuracy in %": Table([Column(name, "high") for name in names], rows)}
+        return {"Accuracy in %": accuracy_table(results, "clean", *ATTACKS, rows=defenders)}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         claim = "RAT on top of AWP raises accuracy under transferred"
@@ -140,32 +111,10 @@ class RaySTable(BlackBox):
     name = "rays"
     title = "An attacker who sees only labels"
     reference = "RAT, table 7"
-    titles = ("TRADES", "TRADES + RAT")
     defenders = {  # noqa: RUF012
-        "smoke": {
-            "digits": Defenders(
-                None,
-                "digits-flat/trades-base",
-                ("digits-flat/trades-rat",),
-                TINY_DIGITS,
-                seeds=1,
-                points=10,
-            )
-        },
-        "cpu": {
-            "MNIST": Defenders(
-                None,
-                "mnist-flat/trades-base",
-                ("mnist-flat/trades-rat",),
-                SMALL_MNIST,
-                points=300,
-            )
-        },
-        "paper": {
-            "CIFAR-10": Defenders(
-                None, "rat/cifar10-preact18-linf-trades-0th", ("rat/cifar10-preact18-linf-trades-both",)
-            )
-        },
+        "smoke": {"digits": Defenders(TRADES_AND_RAT["smoke"], overrides=TINY_DIGITS, seeds=1, points=10)},
+        "cpu": {"MNIST": Defenders(TRADES_AND_RAT["cpu"], overrides=SMALL_MNIST, points=300)},
+        "paper": {"CIFAR-10": Defenders(TRADES_AND_RAT["paper"])},
     }
 
     def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
@@ -176,9 +125,7 @@ class RaySTable(BlackBox):
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = {"clean": Column("clean, %", "high"), "ADBD": Column("ADBD", "high", 4)}
-        columns |= {"RayS": Column("RayS, %", "high")}
-        rows = {row: [results.mean(row, name) for name in columns] for row in results.rows}
-        return {"RayS": Table(list(columns.values()), rows)}
+        return {"RayS": mean_table(results, columns | {"RayS": Column("RayS, %", "high")})}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         return [

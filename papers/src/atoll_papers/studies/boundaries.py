@@ -17,12 +17,12 @@ from atoll.explain.boundary import BUDGET, BoundaryPoints, Strategy, bisect, bou
 from atoll.models import Classifier
 from atoll.modules import evaluation_mode
 from atoll.runs.run import Run
-from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
+from atoll.studies.base import Cell, Claim, Numbers, Scale, StudyResults
 from atoll.studies.claims import TOO_FEW, Difference, claim_increase, claim_outcome
 from atoll.studies.table import Column, Table
 from atoll.threat import ThreatModel
 from atoll_papers.pgd_cw_search import RADII, pgd_cw_search
-from atoll_papers.studies.measure import NETS, standard_and_at
+from atoll_papers.studies.measure import NETS, RecipeStudy, Setting, mean_table, standard_and_at
 
 PIPELINES = ("PGDs", "PGDs + CW", "PGDs + CW + AutoPGD", "multi-start")
 STRATEGIES: Mapping[str, Strategy] = {
@@ -35,58 +35,44 @@ LITTLE = 0.01  # share of the distance that counts as no improvement
 
 
 @dataclass(frozen=True)
-class BoundarySetting:
-    """Recipe and points of a scale.
+class BoundarySetting(Setting):
+    """Steps of AutoPGD at each radius, and model calls per point of PGD and CW, which end by themselves."""
 
-    Args:
-        recipe: recipe of AT; the standard network differs only in its loss.
-        seeds: number of seeds.
-        points: number of test points.
-        steps: steps of AutoPGD at each radius.
-        budget: model calls per point of PGD and CW, which end by themselves.
-        overrides: overrides for every recipe.
-    """
-
-    recipe: str
-    seeds: int
-    points: int
+    points: int = 1000
     steps: int = 100
     budget: float = math.inf
-    overrides: tuple[str, ...] = ()
 
 
 SETTINGS: Mapping[Scale, BoundarySetting] = {
     "smoke": BoundarySetting(
-        "digits-at",
-        1,
-        4,
-        2,
-        620,
-        (
+        standard_and_at("digits-at"),
+        points=4,
+        steps=2,
+        budget=620,
+        seeds=1,
+        overrides=(
             *("model.class_path=MLP", "model.hidden=[16]", "data.limit=400", "trainer.epochs=2", "attack.steps=1"),
             *("trainer.batch_size=20", "trainer.test_steps=0"),
         ),
     ),
-    "cpu": BoundarySetting("mnist-flat/at-base", 3, 100, overrides=("data.limit=1000", "data.validation=0.01")),
-    "paper": BoundarySetting("mnist-at", 3, 1000),
+    "cpu": BoundarySetting(
+        standard_and_at("mnist-flat/at-base"), points=100, overrides=("data.limit=1000", "data.validation=0.01")
+    ),
+    "paper": BoundarySetting(standard_and_at("mnist-at")),
 }
 
 
-class BoundarySearch(Study):
+class BoundarySearch(RecipeStudy[BoundarySetting]):
     """Mean distance of boundary points, success rate and model calls per point."""
 
     name = "boundary-search"
     title = "Searches for the closest decision boundary"
     reference = "Thesis, table B.2 (which has a ResNet50 of ImageNet)"
+    settings = SETTINGS
 
-    def cells(self, scale: Scale) -> list[Cell]:
-        setting = SETTINGS[scale]
-        return standard_and_at(setting.recipe, setting.seeds, setting.overrides)
-
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
+    def measure_run(self, run: Run, cell: Cell, setting: BoundarySetting) -> Numbers:
         """Distances are compared at the points for which every pipeline finds a boundary point."""
-        assert run is not None
-        setting, device = SETTINGS[scale], default_device()
+        device = default_device()
         model = run.model("last").to(device)
         x = sample(run.data.test, setting.points, "boundary")[0].to(device)
         searches = {
@@ -102,23 +88,17 @@ class BoundarySearch(Study):
         for name in PIPELINES:
             numbers[f"{name}: distance"] = distance[name][common].mean().item() if common.any() else None
             numbers[f"{name}: success"] = 100 * distance[name].isfinite().double().mean().item()
-            calls = searches[name].calls.double().mean().item() if name in searches else None
-            numbers[f"{name}: calls"] = calls
+            numbers[f"{name}: calls"] = searches[name].calls.double().mean().item() if name in searches else None
         return numbers
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        columns = [
-            Column("mean distance", "low", 3),
-            Column("success, %", "high", 1),
-            Column("calls per point", "low", 0),
-        ]
-        kinds = ("distance", "success", "calls")
-        rows = {
-            f"{row}, {name}": [results.mean(row, f"{name}: {kind}") for kind in kinds]
-            for row in results.rows
-            for name in PIPELINES
+        columns = {
+            "distance": Column("mean distance", "low", 3),
+            "success": Column("success, %", "high", 1),
+            "calls": Column("calls per point", "low", 0),
         }
-        return {"Boundary search": Table(columns, rows)}
+        rows = [f"{row}, {name}" for row in results.rows for name in PIPELINES]
+        return {"Boundary search": mean_table(_by_pipeline(results), columns, rows)}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         pairs = [(f"{row}, {PIPELINES[3]}", f"{row}, {PIPELINES[1]}") for row in NETS]
@@ -162,18 +142,12 @@ def with_autopgd(model: Classifier, points: BoundaryPoints, *, steps: int) -> Te
 def adds_nothing(results: StudyResults) -> Claim:
     """Whether AutoPGD finds no more points than PGDs and CW, and distances less than 1 % shorter."""
     claim = "AutoPGD adds nothing to PGDs and CW"
-    before, after = PIPELINES[1:3]
+    before, after = (f"{name}: distance" for name in PIPELINES[1:3])
     shorter = {
-        row: Difference.of(
-            [
-                100 * (1 - numbers[f"{after}: distance"] / numbers[f"{before}: distance"])
-                for numbers in results.of(row)
-                if numbers[f"{before}: distance"]
-            ]
-        )
-        for row in NETS
+        row: Difference.of([100 * (1 - n[after] / n[before]) for n in results.of(row) if n[before]]) for row in NETS
     }
-    more = [numbers[f"{after}: success"] - numbers[f"{before}: success"] for row in NETS for numbers in results.of(row)]
+    before, after = (f"{name}: success" for name in PIPELINES[1:3])
+    more = [n[after] - n[before] for row in NETS for n in results.of(row)]
     if any(math.isinf(each.low) for each in shorter.values()):
         return Claim(claim, "not testable", TOO_FEW)
     message = (
@@ -186,11 +160,13 @@ def adds_nothing(results: StudyResults) -> Claim:
 
 
 def _by_pipeline(results: StudyResults) -> StudyResults:
-    """A row per network and pipeline, so that pipelines can be compared by seed."""
+    """A row per network and pipeline, so that pipelines can be compared."""
     return StudyResults(
         results.scale,
         {
-            Cell(f"{cell.row}, {name}", cell.seed): {"distance": numbers[f"{name}: distance"]}
+            Cell(f"{cell.row}, {name}", cell.seed): {
+                kind: numbers[f"{name}: {kind}"] for kind in ("distance", "success", "calls")
+            }
             for cell, numbers in results.numbers.items()
             for name in PIPELINES
         },

@@ -73,10 +73,30 @@ class CentroidMoons(Study):
         }
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
-        return [rejects_more(results)]
+        """Whether the eta layer rejects more outliers of every kind, paired by seed."""
+        claim = "A Centroid Net rejects outliers that a GloRo Net accepts, and as many test points"
+        if len(results.of("centroid")) < 2 or results.scale == "smoke":
+            return [Claim(claim, "not testable", "at least two fully trained seeds are needed")]
+        gloro, eta, _ = COLUMNS
+        differences = {
+            name: Difference.of([n[f"{name}: {eta}"] - n[f"{name}: {gloro}"] for n in results.of("centroid")])
+            for name in (TEST, *OUTLIERS)
+        }
+        more = [differences[name].low > 0 for name in OUTLIERS]
+        texts = "; ".join(f"{name}: {difference.text(1)}" for name, difference in differences.items())
+        message = f"the eta layer rejects more, in points of %: {texts}"
+        return [Claim(claim, claim_outcome(all(more), any(more)), message)]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        return _figure(results)
+        """Decisions of the first seed that has both networks."""
+        runs = {cell.name: run for cell, run in results.runs.items()}
+        for cell, numbers in results.numbers.items():
+            if cell.row == "centroid" and {cell.name, *cell.depends_on} <= runs.keys():
+                gloro = runs[cell.depends_on[0]]
+                certifiers = certifiers_of(gloro, runs[cell.name], eta := numbers["eta"])
+                shown = {COLUMNS[0]: certifiers[COLUMNS[0]], f"Centroid, eta {eta:g}": certifiers[COLUMNS[1]]}
+                return {"decisions": _decisions(shown, outliers(gloro)[TEST])}
+        return {}
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         text = (
@@ -98,21 +118,6 @@ class CentroidMoons(Study):
         ]
 
 
-def rejects_more(results: StudyResults) -> Claim:
-    """Whether the eta layer rejects more outliers of every kind, paired by seed."""
-    claim = "A Centroid Net rejects outliers that a GloRo Net accepts, and as many test points"
-    if len(results.of("centroid")) < 2 or results.scale == "smoke":
-        return Claim(claim, "not testable", "at least two fully trained seeds are needed")
-    eta, gloro = COLUMNS[1], COLUMNS[0]
-    differences = {
-        name: Difference.of([n[f"{name}: {eta}"] - n[f"{name}: {gloro}"] for n in results.of("centroid")])
-        for name in (TEST, *OUTLIERS)
-    }
-    more = [differences[name].low > 0 for name in OUTLIERS]
-    texts = "; ".join(f"{name}: {difference.text(1)}" for name, difference in differences.items())
-    return Claim(claim, claim_outcome(all(more), any(more)), f"the eta layer rejects more, in points of %: {texts}")
-
-
 def outliers(run: Run) -> dict[str, MemorySplit]:
     """The test set, a part of it with noise, the square around it, and points far away."""
     x, y = run.data.tensors("test")
@@ -124,13 +129,9 @@ def outliers(run: Run) -> dict[str, MemorySplit]:
     square = low + (high - low) * streams.uniform(2)
     angle = 2 * math.pi * streams.uniform()
     ring = FAR * torch.stack([angle.cos(), angle.sin()], 1)
-    splits = (
-        MemorySplit(x, y),
-        MemorySplit(shifted, y[noisy]),
-        MemorySplit(square, torch.zeros_like(y)),
-        MemorySplit(ring, torch.zeros_like(y)),
-    )
-    return dict(zip((TEST, *OUTLIERS), splits, strict=True))
+    no_labels = torch.zeros_like(y)
+    splits = ((x, y), (shifted, y[noisy]), (square, no_labels), (ring, no_labels))
+    return {name: MemorySplit(*split) for name, split in zip((TEST, *OUTLIERS), splits, strict=True)}
 
 
 def certifiers_of(gloro: Run, centroid: Run, eta: float) -> dict[str, tuple[Any, float]]:
@@ -160,19 +161,7 @@ def _net(run: Run) -> CentroidNet:
     return net
 
 
-def _figure(results: StudyResults, side: int = 250) -> dict[str, Figure]:
-    """Decisions of the first seed that has both networks."""
-    runs = {cell.name: run for cell, run in results.runs.items()}
-    for cell, numbers in results.numbers.items():
-        if cell.row == "centroid" and {cell.name, *cell.depends_on} <= runs.keys():
-            gloro = runs[cell.depends_on[0]]
-            certifiers = certifiers_of(gloro, runs[cell.name], numbers["eta"])
-            shown = {COLUMNS[0]: certifiers[COLUMNS[0]], f"Centroid, eta {numbers['eta']:g}": certifiers[COLUMNS[1]]}
-            return {"decisions": _decisions(shown, outliers(gloro)[TEST], side)}
-    return {}
-
-
-def _decisions(certifiers: Mapping[str, tuple[Certifier, float]], points: MemorySplit, side: int) -> Figure:
+def _decisions(certifiers: Mapping[str, tuple[Certifier, float]], points: MemorySplit, side: int = 250) -> Figure:
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes: Any = figure.subplots(1, len(certifiers), sharey=True)
     axis_values = torch.linspace(*SQUARE, side)

@@ -20,6 +20,7 @@ from atoll.studies.table import Column, Table
 from atoll.training.methods import MeasureWCI
 from atoll.training.trainer import Trainer
 from atoll_papers.cost import Noise, added, alternate, peak_memory, seconds
+from atoll_papers.studies.measure import mean_table
 
 SMALL_VIT = "model={class_path: ViT, init_args: {patch_size: 4, width: 192, depth: 6, heads: 3}}"
 NOTICED = 1.05  # times the cost of the base that cannot be ignored
@@ -38,7 +39,12 @@ def noisy(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], point
 def step(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], pgd: int) -> Callable[[], object]:
     """A training step with this many steps of PGD."""
     size = build_recipe(recipe, *overrides).trainer.batch_size
-    trainer = noisy(recipe, (*overrides, f"attack.steps={pgd}"), shape, size)
+    return step_of(noisy(recipe, (*overrides, f"attack.steps={pgd}"), shape, size))
+
+
+def step_of(trainer: Trainer) -> Callable[[], object]:
+    """A training step with the first batch."""
+    size = trainer.settings.batch_size
     batch = next(batches(trainer.data.train, [torch.arange(size)], device=trainer.device))
     return lambda: trainer.train_step(batch)
 
@@ -111,8 +117,7 @@ class CostTable(Study):
             "memory": Column("peak memory / base", "low", 3),
             "megabytes": Column("peak memory, MB", "low", 0),
         }
-        rows = {row: [results.mean(row, name) for name in columns] for row in results.rows}
-        return {"Cost": Table(list(columns.values()), rows)}
+        return {"Cost": mean_table(results, columns)}
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
@@ -120,6 +125,12 @@ class CostTable(Study):
             " Ratios compare neighboring measurements, so they are reliable on a busy machine; images per second are"
             " not. Repetitions take the place of seeds."
         ]
+
+
+def _flat_minima(net: str, *overrides: str) -> Costs:
+    titles = ("base", "TrH", "SWA", "S2O", "AWP")
+    recipes = {title: f"trh-cifar/cifar10-{net}-at-{title.lower()}" for title in titles}
+    return Costs(recipes, (3, 32, 32), (*overrides, "trainer.batch_size=32"))
 
 
 class TrHCost(CostTable):
@@ -131,37 +142,26 @@ class TrHCost(CostTable):
     published = 5.5 / 5.2  # images per second without and with TrH
     costs = {  # noqa: RUF012
         "smoke": smoke({"base": "digits-flat/at-base", "TrH": "digits-flat/at-trh"}),
-        "cpu": Costs(
-            {title: f"trh-cifar/cifar10-vit_b16-at-{title.lower()}" for title in ("base", "TrH", "SWA", "S2O", "AWP")},
-            (3, 32, 32),
-            (SMALL_VIT, "trainer.batch_size=32"),
-        ),
-        "paper": Costs(
-            {title: f"trh-cifar/cifar10-vit_l16-at-{title.lower()}" for title in ("base", "TrH", "SWA", "S2O", "AWP")},
-            (3, 32, 32),
-            ("trainer.batch_size=32",),
-        ),
+        "cpu": _flat_minima("vit_b16", SMALL_VIT),
+        "paper": _flat_minima("vit_l16"),
     }
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
-        others = [row for row in results.rows if row in ("SWA", "AWP")]
+        pairs = [("TrH", row) for row in results.rows if row in ("SWA", "AWP")]
+        time = f"TrH adds almost no time (published: {self.published:.2f} times that of the base)"
+        memory = "TrH adds almost no memory (at most 1 %)"
         return [
-            claim_above(
-                f"TrH adds almost no time (published: {self.published:.2f} times that of the base)",
-                {"TrH": results.values("TrH", "time")},
-                round(self.published, 2),
-                sign=-1,
-            ),
-            claim_above(
-                "TrH adds almost no memory (at most 1 %)", {"TrH": results.values("TrH", "memory")}, 1.01, sign=-1
-            ),
-            claim_increase(
-                "TrH takes less time than SWA and AWP", results, [("TrH", o) for o in others], "time", sign=-1
-            ),
-            claim_increase(
-                "TrH takes less memory than SWA and AWP", results, [("TrH", o) for o in others], "memory", sign=-1
-            ),
+            claim_above(time, {"TrH": results.values("TrH", "time")}, round(self.published, 2), sign=-1),
+            claim_above(memory, {"TrH": results.values("TrH", "memory")}, 1.01, sign=-1),
+            claim_increase("TrH takes less time than SWA and AWP", results, pairs, "time", sign=-1),
+            claim_increase("TrH takes less memory than SWA and AWP", results, pairs, "memory", sign=-1),
         ]
+
+
+def _taylor_terms(net: str, *overrides: str) -> Costs:
+    endings = {"TRADES": "0th", "first": "1st", "first and second": "both"}
+    recipes = {title: f"rat/cifar10-{net}-linf-trades-{ending}" for title, ending in endings.items()}
+    return Costs(recipes, (3, 32, 32), overrides)
 
 
 class RATCost(CostTable):
@@ -172,35 +172,20 @@ class RATCost(CostTable):
     reference = "RAT, table 6"
     costs = {  # noqa: RUF012
         "smoke": smoke({"TRADES": "digits-flat/trades-base", "first and second": "digits-flat/trades-rat"}),
-        "cpu": Costs(
-            {
-                "TRADES": "rat/cifar10-preact18-linf-trades-0th",
-                "first": "rat/cifar10-preact18-linf-trades-1st",
-                "first and second": "rat/cifar10-preact18-linf-trades-both",
-            },
-            (3, 32, 32),
-            ("trainer.batch_size=32",),
-        ),
-        "paper": Costs(
-            {
-                "TRADES": "rat/cifar10-wrn34-linf-trades-0th",
-                "first": "rat/cifar10-wrn34-linf-trades-1st",
-                "first and second": "rat/cifar10-wrn34-linf-trades-both",
-            },
-            (3, 32, 32),
-        ),
+        "cpu": _taylor_terms("preact18", "trainer.batch_size=32"),
+        "paper": _taylor_terms("wrn34"),
     }
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         ours = [row for row in results.rows if row != "TRADES"]
         return [
             claim_above(
-                f"The growth of {what} cannot be ignored (at least {NOTICED:g} times that of TRADES; published:"
+                f"The growth of {name} cannot be ignored (at least {NOTICED:g} times that of TRADES; published:"
                 f" {first} with the first term, {both} with both)",
                 {row: results.values(row, name) for row in ours},
                 NOTICED,
             )
-            for what, name, first, both in (("time", "time", 1.30, 1.42), ("memory", "memory", "1.60", 2.05))
+            for name, first, both in (("time", "1.3", "1.42"), ("memory", "1.60", "2.05"))
         ]
 
 
@@ -248,10 +233,9 @@ class WCICost(Study):
         trainer = noisy(net.recipe, net.overrides, net.shape, 512)
         (method,) = trainer.methods
         assert isinstance(method, MeasureWCI)
-        size = trainer.settings.batch_size
-        batch = next(batches(trainer.data.train, [torch.arange(size)], device=trainer.device))
-        times = alternate(lambda: method.measure(trainer), lambda: trainer.train_step(batch), 3)
-        share = statistics.median(measured / stepped for measured, stepped in times) / (net.images / size)
+        times = alternate(lambda: method.measure(trainer), step_of(trainer), 3)
+        steps = net.images / trainer.settings.batch_size
+        share = statistics.median(measured / stepped for measured, stepped in times) / steps
         return {
             "measurement": statistics.median(measured for measured, _ in times),
             "step": statistics.median(stepped for _, stepped in times),
@@ -266,8 +250,7 @@ class WCICost(Study):
             "every epoch": Column("training with WCI every epoch / without", "low", 3),
             "rule": Column("with the rule (from half of the run on) / without", "low", 3),
         }
-        rows = {row: [results.mean(row, name) for name in columns] for row in results.rows}
-        return {"Cost": Table(list(columns.values()), rows)}
+        return {"Cost": mean_table(results, columns)}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         claim = f"Training takes significantly longer with WCI every epoch (at least {NOTICED:g} times as long)"

@@ -8,11 +8,10 @@ from matplotlib.figure import Figure
 
 from atoll.runs.run import Run
 from atoll.stats import Estimate
-from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
+from atoll.studies.base import Cell, Claim, Numbers, Scale, StudyResults
 from atoll.studies.claims import claim_increase
 from atoll.studies.table import Column, Table
-from atoll_papers.studies.accuracy_tables import Grid
-from atoll_papers.studies.measure import certified_as_trained
+from atoll_papers.studies.measure import CERTIFIED, Grid, RecipeStudy, Setting, accuracy_table, certified_as_trained
 
 GRID = "mnist-ablation"
 TINY = (
@@ -20,37 +19,41 @@ TINY = (
     *("trainer.epochs=1", "trainer.batch_size=50", "trainer.power_iterations=1"),
 )
 _PART = ("data.limit=5000", "data.validation=0.02")  # as in the recipe; here for other data sets
-CHECKED: Mapping[Scale, int] = {"smoke": 1, "cpu": 50, "paper": 500}  # certified points to attack at their radius
-GRIDS: Mapping[Scale, Grid] = {  # variants are named [DATA-]LOSS-BLOCK-lDEPTH
-    "smoke": Grid((GRID,), ("emma-convnet-l2", "trades-liresnet-l2", "emma-liresnet-l2"), 1, 5, "PGD-2", TINY),
-    "cpu": Grid((GRID,), ("trades-liresnet-l4", "trades-convnet-l4", "emma-*"), 3, 500, "APGD-CE", _PART),
-    "paper": Grid(
-        ("gloro-ablation",),
-        (
-            *("*-trades-liresnet-l12", "*-trades-convnet-l12", "tiny-emma-convnet-l12", "*-emma-liresnet-*"),
-            *(f"cifar10*-emma-{block}-l{depth}" for block in ("convnet", "resnet") for depth in (6, 12, 18)),
-        ),
-        3,
-        None,
-        "standard",
+GRIDS: Mapping[Scale, Setting] = {  # variants are named [DATA-]LOSS-BLOCK-lDEPTH
+    "smoke": Setting(
+        Grid(GRID, patterns=("emma-convnet-l2", "trades-liresnet-l2", "emma-liresnet-l2")),
+        overrides=TINY,
+        **CERTIFIED["smoke"],
+    ),
+    "cpu": Setting(
+        Grid(GRID, patterns=("trades-liresnet-l4", "trades-convnet-l4", "emma-*")),
+        points=500,
+        attacks="APGD-CE",
+        check=50,
+        overrides=_PART,
+    ),
+    "paper": Setting(
+        Grid(
+            "gloro-ablation",
+            patterns=(
+                *("*-trades-liresnet-l12", "*-trades-convnet-l12", "tiny-emma-convnet-l12", "*-emma-liresnet-*"),
+                *(f"cifar10*-emma-{block}-l{depth}" for block in ("convnet", "resnet") for depth in (6, 12, 18)),
+            ),
+        )
     ),
 }
 
 
-class GloRoAblation(Study):
+class GloRoAblation(RecipeStudy[Setting]):
     """EMMA against TRADES; ConvNets, conventional ResNets and LiResNets of several depths."""
 
     name = "gloro-ablation"
     title = "GloRo Nets: losses, blocks and depths"
     reference = "Thesis, tables 5.2 and C.1-C.3"
+    settings = GRIDS
 
-    def cells(self, scale: Scale) -> list[Cell]:
-        return GRIDS[scale].cells()
-
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
-        assert run is not None
-        grid = GRIDS[scale]
-        return certified_as_trained(run, points=grid.points, attacks=grid.autoattack, check=CHECKED[scale])
+    def measure_run(self, run: Run, cell: Cell, setting: Setting) -> Numbers:
+        return certified_as_trained(run, points=setting.points, attacks=setting.attacks, check=setting.check)
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         return {
@@ -60,7 +63,7 @@ class GloRoAblation(Study):
         }
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
-        grid = list(GRIDS[results.scale].recipes())
+        grid = list(GRIDS[results.scale].recipes)
         deeper = pairs(grid, "depth")
         ours = [pair for pair in deeper if part(pair[0], "block") == "liresnet"]
         others = [pair for pair in deeper if pair not in ours]
@@ -80,14 +83,12 @@ class GloRoAblation(Study):
         return [
             "Rows are [data,] loss, block and number of blocks. Accuracy in % of the best weights. VRA: correct and"
             " proven not to change within the radius. ERA: correct after attacks within it"
-            f" (`{GRIDS[results.scale].autoattack}`)."
+            f" (`{GRIDS[results.scale].attacks}`)."
         ]
 
 
 def _full(results: StudyResults) -> Table:
-    names = ("clean", "ERA", "VRA")
-    rows = {row: [results.mean(row, name) for name in names] for row in results.rows}
-    return Table([Column(name, "high") for name in names], rows)
+    return accuracy_table(results, "clean", "ERA", "VRA")
 
 
 PARTS = ("loss", "block", "depth")

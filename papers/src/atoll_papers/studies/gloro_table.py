@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from atoll.runs.run import Run
 from atoll.stats import Estimate
-from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
+from atoll.studies.base import Cell, Claim, Numbers, Scale, StudyResults
 from atoll.studies.claims import claim_at_least, claim_increase
 from atoll.studies.table import Column, Table
 from atoll_papers.studies.gloro_ablation import GRID, TINY
-from atoll_papers.studies.measure import certified_as_trained
+from atoll_papers.studies.measure import CERTIFIED, RecipeStudy, Setting, accuracy_table, certified_as_trained
 
 _SIXTH = ("data.limit=10000", "data.validation=0.02", "trainer.test_steps=0")  # of MNIST
 # The number of steps of 60 epochs with the published batch size.
@@ -24,44 +24,21 @@ TINY_GLORO = (
 
 
 @dataclass(frozen=True)
-class GloRoNet:
-    """A row of the main table.
-
-    Args:
-        recipe: recipe of the network.
-        published: its VRA in the thesis, in %.
-        overrides: overrides of the recipe.
-    """
-
-    recipe: str
-    published: float | None = None
-    overrides: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class GloRoComparison:
+class GloRoComparison(Setting):
     """Networks and comparisons of a scale.
 
     Args:
-        nets: networks by row.
+        published: VRA in the thesis, in %, of the rows that it has.
         best_others: VRA in % of the best earlier method on the same data at the same radius, for the rows that should
             exceed it.
         blocks: pairs of LiResNets with EMMA and the ConvNets with TRADES that they are compared with.
         sizes: pairs of a larger and a smaller LiResNet.
-        seeds: number of seeds.
-        points: number of test points; None for all.
-        attacks: attacks for the empirical accuracy, as for `atoll certify`.
-        check: number of certified points to attack at their radius.
     """
 
-    nets: Mapping[str, GloRoNet]
+    published: Mapping[str, float]
     best_others: Mapping[str, float]
     blocks: Sequence[tuple[str, str]]
     sizes: Sequence[tuple[str, str]]
-    seeds: int
-    points: int | None = None
-    attacks: str = "fast"
-    check: int = 500
 
 
 _CIFAR10 = ("CIFAR-10, 6C2F, TRADES", "CIFAR-10, L6W128, EMMA", "CIFAR-10, L18W256, EMMA")
@@ -69,84 +46,69 @@ _CIFAR100 = ("CIFAR-100, L6W128, EMMA", "CIFAR-100, L18W256, EMMA")
 _IMAGES = ("Tiny-ImageNet, L6W128, EMMA", "Tiny-ImageNet, L18W256, EMMA", "ImageNet, L18W588, EMMA")
 _MNIST = ("MNIST, 4C3F, TRADES", "MNIST, L2W16, EMMA", "MNIST, L8W16, EMMA")
 _DIGITS = ("Digits, ConvNet, TRADES", "Digits, L1W4, EMMA", "Digits, L2W4, EMMA")
+_PUBLISHED = {  # recipe, and VRA in the thesis
+    _MNIST[0]: ("mnist-gloro", 62.8),
+    _CIFAR10[0]: ("gloro/cifar10-6c2f", 60.0),
+    _CIFAR10[1]: ("gloro/cifar10-l6w128", 63.7),
+    _CIFAR10[2]: ("gloro/cifar10-l18w256", 66.0),
+    _CIFAR100[0]: ("gloro/cifar100-l6w128", 35.4),
+    _CIFAR100[1]: ("gloro/cifar100-l18w256", 38.3),
+    _IMAGES[0]: ("gloro/tiny-l6w128", 27.0),
+    _IMAGES[1]: ("gloro/tiny-l18w256", 29.2),
+    _IMAGES[2]: ("gloro-imagenet", 35.0),
+}
 COMPARISONS: Mapping[Scale, GloRoComparison] = {
     "smoke": GloRoComparison(
         {
-            _DIGITS[0]: GloRoNet("digits-gloro", None, TINY_GLORO),
-            _DIGITS[1]: GloRoNet(f"{GRID}/emma-liresnet-l2", None, (*TINY, "model.depth=1")),
-            _DIGITS[2]: GloRoNet(f"{GRID}/emma-liresnet-l2", None, TINY),
+            _DIGITS[0]: ("digits-gloro", *TINY_GLORO),
+            _DIGITS[1]: (f"{GRID}/emma-liresnet-l2", *TINY, "model.depth=1"),
+            _DIGITS[2]: (f"{GRID}/emma-liresnet-l2", *TINY),
         },
-        {},
-        [(_DIGITS[1], _DIGITS[0])],
-        [(_DIGITS[2], _DIGITS[1])],
-        1,
-        5,
-        "PGD-2",
-        1,
+        published={},
+        best_others={},
+        blocks=[(_DIGITS[1], _DIGITS[0])],
+        sizes=[(_DIGITS[2], _DIGITS[1])],
+        **CERTIFIED["smoke"],
     ),
     "cpu": GloRoComparison(
         {
-            _MNIST[0]: GloRoNet("mnist-gloro", 62.8, SHORT),
-            _MNIST[1]: GloRoNet(f"{GRID}/emma-liresnet-l2", None, (*_SIXTH, "threat.eps=1.58")),
-            _MNIST[2]: GloRoNet(f"{GRID}/emma-liresnet-l8", None, (*_SIXTH, "threat.eps=1.58")),
+            _MNIST[0]: ("mnist-gloro", *SHORT),
+            _MNIST[1]: (f"{GRID}/emma-liresnet-l2", *_SIXTH, "threat.eps=1.58"),
+            _MNIST[2]: (f"{GRID}/emma-liresnet-l8", *_SIXTH, "threat.eps=1.58"),
         },
-        {_MNIST[0]: 47.9},
-        [(_MNIST[2], _MNIST[0])],
-        [(_MNIST[2], _MNIST[1])],
-        2,
-        500,
-        check=100,
+        published={_MNIST[0]: _PUBLISHED[_MNIST[0]][1]},
+        best_others={_MNIST[0]: 47.9},
+        blocks=[(_MNIST[2], _MNIST[0])],
+        sizes=[(_MNIST[2], _MNIST[1])],
+        **CERTIFIED["cpu"],
     ),
     "paper": GloRoComparison(
-        {
-            _MNIST[0]: GloRoNet("mnist-gloro", 62.8),
-            _CIFAR10[0]: GloRoNet("gloro/cifar10-6c2f", 60.0),
-            _CIFAR10[1]: GloRoNet("gloro/cifar10-l6w128", 63.7),
-            _CIFAR10[2]: GloRoNet("gloro/cifar10-l18w256", 66.0),
-            _CIFAR100[0]: GloRoNet("gloro/cifar100-l6w128", 35.4),
-            _CIFAR100[1]: GloRoNet("gloro/cifar100-l18w256", 38.3),
-            _IMAGES[0]: GloRoNet("gloro/tiny-l6w128", 27.0),
-            _IMAGES[1]: GloRoNet("gloro/tiny-l18w256", 29.2),
-            _IMAGES[2]: GloRoNet("gloro-imagenet", 35.0),
-        },
+        {row: [recipe] for row, (recipe, _) in _PUBLISHED.items()},
+        published={row: vra for row, (_, vra) in _PUBLISHED.items()},
         # BCP, SLL, SLL, Local-Lip Net
-        {_MNIST[0]: 47.9, _CIFAR10[2]: 65.8, _CIFAR100[1]: 36.5, _IMAGES[1]: 23.4},
-        [(_CIFAR10[1], _CIFAR10[0]), (_CIFAR10[2], _CIFAR10[0])],
-        [(_CIFAR10[2], _CIFAR10[1]), (_CIFAR100[1], _CIFAR100[0]), (_IMAGES[1], _IMAGES[0])],
-        3,
-        None,
-        "standard",
+        best_others={_MNIST[0]: 47.9, _CIFAR10[2]: 65.8, _CIFAR100[1]: 36.5, _IMAGES[1]: 23.4},
+        blocks=[(_CIFAR10[1], _CIFAR10[0]), (_CIFAR10[2], _CIFAR10[0])],
+        sizes=[(_CIFAR10[2], _CIFAR10[1]), (_CIFAR100[1], _CIFAR100[0]), (_IMAGES[1], _IMAGES[0])],
     ),
 }
 
 
-class GloRoTable(Study):
+class GloRoTable(RecipeStudy[GloRoComparison]):
     """Clean, empirical and verified robust accuracy, and that of the thesis."""
 
     name = "gloro-table"
     title = "GloRo Nets: verified robust accuracy"
     reference = "Thesis, table 5.1"
+    settings = COMPARISONS
 
-    def cells(self, scale: Scale) -> list[Cell]:
-        here = COMPARISONS[scale]
-        return [
-            Cell(row, seed, net.recipe, net.overrides) for row, net in here.nets.items() for seed in range(here.seeds)
-        ]
-
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
-        assert run is not None
-        here = COMPARISONS[scale]
-        return certified_as_trained(run, points=here.points, attacks=here.attacks, check=here.check)
+    def measure_run(self, run: Run, cell: Cell, setting: GloRoComparison) -> Numbers:
+        return certified_as_trained(run, points=setting.points, attacks=setting.attacks, check=setting.check)
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        nets = COMPARISONS[results.scale].nets
-        columns = [*(Column(name, "high") for name in ("clean", "ERA", "VRA")), Column("VRA in the thesis", digits=1)]
-        rows = {}
-        for row in results.rows:
-            published = nets[row].published
-            means = [results.mean(row, name) for name in ("clean", "ERA", "VRA")]
-            rows[row] = [*means, None if published is None else Estimate(published)]
-        return {"Accuracy in %": Table(columns, rows)}
+        measured = accuracy_table(results, "clean", "ERA", "VRA")
+        published = {row: Estimate(vra) for row, vra in COMPARISONS[results.scale].published.items()}
+        rows = {row: [*means, published.get(row)] for row, means in measured.rows.items()}
+        return {"Accuracy in %": Table([*measured.columns, Column("VRA in the thesis", digits=1)], rows)}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         here = COMPARISONS[results.scale]

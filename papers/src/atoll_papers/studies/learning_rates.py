@@ -14,7 +14,7 @@ from atoll.stats import Estimate
 from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import Difference, claim_equivalent, claim_increase
 from atoll.studies.table import Column, Table, Value
-from atoll_papers.studies.measure import accuracies, describe_evaluation
+from atoll_papers.studies.measure import accuracies, describe_evaluation, mean_table
 from atoll_papers.studies.wci_runs import TITLES, curves, describe_setting, legend, plot, plot_all, wci_cell
 
 POINTS: Mapping[Scale, int | None] = {"smoke": 20, "cpu": 4000, "paper": None}  # test images for PGD-20
@@ -25,6 +25,7 @@ ACCURACY = {
     "last PGD-20": Column("robust, last", "high"),
     "best PGD-20": Column("robust, best on validation", "high"),
     "last clean": Column("clean, last", "high"),
+    "last gap_error": Column("gap in error, last", "low", 3),
 }
 
 
@@ -50,34 +51,23 @@ class WCIRate(LearningRates):
     thresholds = (100, 10)  # both ends of the paper's range
 
     def cells(self, scale: Scale) -> list[Cell]:
+        rows = {row: [row] for row in ("piecewise", "cosine")}
+        rows |= {f"rule, τ = {tau}": ["rule", f"methods.0.threshold={tau}"] for tau in self.thresholds}
+        if scale == "smoke":
+            rows = {row: rows[row] for row in ("piecewise", "rule, τ = 10")}
         seeds = range(1 if scale == "smoke" else 4)
-        thresholds = self.thresholds[1:] if scale == "smoke" else self.thresholds
-        plain = ("piecewise",) if scale == "smoke" else ("piecewise", "cosine")
-        return [
-            *(wci_cell(row, seed, scale, row) for row in plain for seed in seeds),
-            *(
-                wci_cell(self.rule(tau), seed, scale, "rule", f"methods.0.threshold={tau}")
-                for tau in thresholds
-                for seed in seeds
-            ),
-        ]
-
-    def rule(self, tau: int) -> str:
-        return f"rule, τ = {tau}"
+        return [wci_cell(row, seed, scale, *variant) for row, variant in rows.items() for seed in seeds]
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = {
             **ACCURACY,
-            "last gap_error": Column("gap in error, last", "low", 3),
             "last wci": Column("WCI, last", "low"),
             "last learning_rate": Column("rate, last", digits=5),
         }
-        rows = {row: [results.mean(row, name) for name in columns] for row in results.rows}
-        pairs = self.pairs(results)
         return {
-            "Learning rates": Table(list(columns.values()), rows),
+            "Learning rates": mean_table(results, columns),
             "Robust accuracy after the last epoch in points, paired by seed": differences(
-                stopped_early(results, "piecewise"), pairs
+                stopped_early(results, "piecewise"), self.pairs(results)
             ),
         }
 
@@ -159,34 +149,25 @@ class DropSchedules(LearningRates):
     rates: Mapping[Scale, float] = {"smoke": 0.05, "cpu": 0.05, "paper": 0.1}
     published = (1.0, 0.1)  # share of the rate, and factor when it drops
 
-    def time(self, at: float) -> str:
-        return f"drops at {at:g}"
-
     def drop(self, share: float, factor: float) -> str:
         return f"{share:g} of the rate, then {factor:g} of it"
 
-    def drops(self, scale: Scale) -> list[tuple[float, float]]:
-        return [(share, factor) for share in (1.0, 0.1) for factor in (0.1, 0.01)][: 1 if scale == "smoke" else None]
-
     def cells(self, scale: Scale) -> list[Cell]:
         seeds = range(1 if scale == "smoke" else 3)
-        rows: dict[str, tuple[str, ...]] = {
+        rows: dict[str, list[str]] = {
             # In the paper "for 50 epochs, followed by similar decays".
-            self.time(at): (f"schedule.milestones=[{at}, {at + 0.25}]",)
+            f"drops at {at:g}": [f"schedule.milestones=[{at}, {at + 0.25}]"]
             for at in self.times[: 1 if scale == "smoke" else None]
         }
-        for share, factor in self.drops(scale):
-            rows[self.drop(share, factor)] = (
-                "schedule.milestones=[0.5]",
-                f"schedule.gamma={factor}",
-                f"optimizer.lr={share * self.rates[scale]}",
-            )
+        drops = [(share, factor) for share in (1.0, 0.1) for factor in (0.1, 0.01)]
+        for share, factor in drops[: 1 if scale == "smoke" else None]:
+            rate = share * self.rates[scale]
+            own = ["schedule.milestones=[0.5]", f"schedule.gamma={factor}", f"optimizer.lr={rate}"]
+            rows[self.drop(share, factor)] = own
         return [wci_cell(row, seed, scale, "piecewise", *rows[row]) for row in rows for seed in seeds]
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        columns = {**ACCURACY, "last gap_error": Column("gap in error, last", "low", 3)}
-        rows = {row: [results.mean(row, name) for name in columns] for row in results.rows}
-        return {"Learning rates": Table(list(columns.values()), rows)}
+        return {"Learning rates": mean_table(results, ACCURACY)}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         times, best = _times(results), self.drop(*self.published)
@@ -199,7 +180,15 @@ class DropSchedules(LearningRates):
         ]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        return {"schedules": _figure(results, _times(results))}
+        """Robust test error over epochs, for both questions."""
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        axes: Any = figure.subplots(1, 2, sharey=True)
+        times = _times(results)
+        for axis, rows in zip(axes, (times, [row for row in results.rows if row not in times]), strict=True):
+            plot(axis, results, "gap_test_error", {row: f"C{number}" for number, row in enumerate(rows)})
+            axis.set_ylabel(TITLES["gap_test_error"])
+            legend(axis)
+        return {"schedules": figure}
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
@@ -212,15 +201,3 @@ class DropSchedules(LearningRates):
 
 def _times(results: StudyResults) -> list[str]:
     return [row for row in results.rows if row.startswith("drops at")]
-
-
-def _figure(results: StudyResults, times: list[str]) -> Figure:
-    """Robust test error over epochs, for both questions."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    axes: Any = figure.subplots(1, 2, sharey=True)
-    halves = (times, [row for row in results.rows if row not in times])
-    for axis, rows in zip(axes, halves, strict=True):
-        plot(axis, results, "gap_test_error", {row: f"C{number}" for number, row in enumerate(rows)})
-        axis.set_ylabel(TITLES["gap_test_error"])
-        legend(axis)
-    return figure

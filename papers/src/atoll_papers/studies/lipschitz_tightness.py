@@ -8,66 +8,58 @@ from dataclasses import dataclass
 
 from atoll.distributed import default_device
 from atoll.runs.run import Run
-from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
+from atoll.studies.base import Cell, Claim, Numbers, Scale, StudyResults
 from atoll.studies.claims import TOO_FEW, Difference, claim_increase, claim_outcome
 from atoll.studies.table import Column, Table
 from atoll_papers.lipschitz_lower_bound import global_lower_bound, local_lower_bound
 from atoll_papers.studies.gloro_table import TINY_GLORO
+from atoll_papers.studies.measure import RecipeStudy, Setting, mean_table
 
 ORDERS = 2.0  # "several orders of magnitude": a factor of a hundred
 
 
 @dataclass(frozen=True)
-class TightnessSetting:
-    """Recipes and points of a scale.
+class TightnessSetting(Setting):
+    """Recipes of GloRo Nets by name of the data, points that the search starts from, and steps of each ascent."""
 
-    Args:
-        recipes: recipes of GloRo Nets by name of the data.
-        seeds: number of seeds.
-        points: number of test points that the search for lower bounds starts from.
-        steps: steps of each ascent.
-        overrides: overrides for every recipe.
-    """
-
-    recipes: Mapping[str, str]
-    seeds: int
-    points: int
     steps: int
-    overrides: tuple[str, ...] = ()
 
 
 SETTINGS: Mapping[Scale, TightnessSetting] = {
-    "smoke": TightnessSetting({"Digits": "digits-gloro"}, 1, 4, 2, TINY_GLORO),
+    "smoke": TightnessSetting({"Digits": ["digits-gloro"]}, steps=2, points=4, seeds=1, overrides=TINY_GLORO),
     "cpu": TightnessSetting(
-        {"MNIST": "mnist-ablation/trades-convnet-l2"}, 3, 100, 100, ("data.limit=5000", "data.validation=0.02")
+        {"MNIST": ["mnist-ablation/trades-convnet-l2"]},
+        steps=100,
+        points=100,
+        overrides=("data.limit=5000", "data.validation=0.02"),
     ),
     # The thesis also has 100 pairs, and thousands of steps of Adam; our steps are normalized, so fewer are enough.
     "paper": TightnessSetting(
-        {"MNIST": "mnist-gloro", "CIFAR-10": "gloro/cifar10-6c2f", "Tiny-ImageNet": "gloro/tiny-6c2f"}, 3, 100, 500
+        {"MNIST": ["mnist-gloro"], "CIFAR-10": ["gloro/cifar10-6c2f"], "Tiny-ImageNet": ["gloro/tiny-6c2f"]},
+        steps=500,
+        points=100,
     ),
 }
 
 
-class LipschitzTightness(Study):
+class LipschitzTightness(RecipeStudy[TightnessSetting]):
     """Upper bound and optimized lower bounds of the steepest difference of two logits."""
 
     name = "lipschitz-tightness"
     title = "Lipschitz constants: upper and lower bounds"
     reference = "Thesis, table 5.3"
+    settings = SETTINGS
 
     def cells(self, scale: Scale) -> list[Cell]:
         setting = SETTINGS[scale]
-        cells = []
-        for data, recipe in setting.recipes.items():
-            for seed in range(setting.seeds):
-                standard = (*setting.overrides, "loss=Standard", "methods=[]")
-                cells.append(Cell(f"{data}, standard", seed, recipe, standard))
-                cells.append(Cell(f"{data}, GloRo", seed, recipe, setting.overrides))
-        return cells
+        return [
+            Cell(f"{data}, {net}", seed, recipe, (*setting.overrides, *own))
+            for data, (recipe,) in setting.recipes.items()
+            for seed in range(setting.seeds)
+            for net, own in (("standard", ("loss=Standard", "methods=[]")), ("GloRo", ()))
+        ]
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
-        assert run is not None
-        setting = SETTINGS[scale]
+    def measure_run(self, run: Run, cell: Cell, setting: TightnessSetting) -> Numbers:
         x, _ = run.data.tensors("test", setting.points)
         device = default_device()
         model, x = run.model("last").to(device).double(), x.to(device).double()
@@ -79,15 +71,14 @@ class LipschitzTightness(Study):
         return {"upper": upper, "lower": lower, "local": local, **shares}
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        names = {
-            "upper": "global upper bound",
-            "lower": "global lower bound",
-            "local": "local lower bound",
-            "share": "lower / upper, %",
-            "local share": "local / upper, %",
+        columns = {
+            "upper": Column("global upper bound"),
+            "lower": Column("global lower bound"),
+            "local": Column("local lower bound"),
+            "share": Column("lower / upper, %"),
+            "local share": Column("local / upper, %"),
         }
-        rows = {row: [results.mean(row, name) for name in names] for row in results.rows}
-        return {"Lipschitz constants": Table([Column(title) for title in names.values()], rows)}
+        return {"Lipschitz constants": mean_table(results, columns)}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         pairs = [(f"{data}, GloRo", f"{data}, standard") for data in SETTINGS[results.scale].recipes]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import fnmatch
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.measure import SplitName
+from atoll.runs.recipe import variants
 from atoll.runs.run import Run, Which
-from atoll.studies.base import Cell, Numbers
+from atoll.studies.base import Cell, Numbers, Scale, Study, StudyResults
+from atoll.studies.table import Column, Table
 
 # A part of MNIST that is small enough for robust overfitting.  The recipes have the same values, but another data set
 # in place of MNIST would lose them.  No test at the end of training: the studies measure what they need.
@@ -18,17 +24,123 @@ TINY_DIGITS = (
     *("data.limit=100", "model={class_path: MLP, init_args: {hidden: [8]}}", "attack.steps=2"),
     *("trainer.epochs=1", "trainer.validation_steps=1", "trainer.test_steps=0"),
 )
+# Settings that studies of robust accuracy, and those of certified accuracy, share at the smaller scales.
+ROBUST: Mapping[str, Mapping[str, Any]] = {
+    "smoke": {"seeds": 1, "points": 20, "attacks": "fast", "overrides": TINY_DIGITS},
+    "cpu": {"points": 500, "attacks": "fast", "overrides": SMALL_MNIST},
+}
+CERTIFIED: Mapping[str, Mapping[str, Any]] = {
+    "smoke": {"seeds": 1, "points": 5, "attacks": "PGD-2", "check": 1},
+    "cpu": {"seeds": 2, "points": 500, "attacks": "fast", "check": 100},
+}
+# Recipes of TRADES without and with RAT, by scale.
+TRADES_AND_RAT: Mapping[Scale, Mapping[str, list[str]]] = {
+    "smoke": {"TRADES": ["digits-flat/trades-base"], "TRADES + RAT": ["digits-flat/trades-rat"]},
+    "cpu": {"TRADES": ["mnist-flat/trades-base"], "TRADES + RAT": ["mnist-flat/trades-rat"]},
+    "paper": {
+        "TRADES": ["rat/cifar10-preact18-linf-trades-0th"],
+        "TRADES + RAT": ["rat/cifar10-preact18-linf-trades-both"],
+    },
+}
 # A standard network and one trained by AT that differ in nothing else.
 NETS: Mapping[str, tuple[str, ...]] = {"standard": ("loss=Standard",), "AT": ()}
 
 
-def standard_and_at(recipe: str, seeds: int, overrides: tuple[str, ...]) -> list[Cell]:
-    """The cells of both networks, from a recipe of AT.
+@dataclass(frozen=True)
+class Setting:
+    """What a study trains and measures at a scale; some studies add fields of their own.
 
-    >>> [cell.name for cell in standard_and_at("digits-at", 2, ())]
-    ['standard-0', 'standard-1', 'at-0', 'at-1']
+    Args:
+        recipes: recipe of each row, followed by overrides of its own.
+        seeds: number of seeds.
+        overrides: overrides for every recipe.
+        points: number of test points; None for all.
+        attacks: a version of AutoAttack, or other attacks as for `atoll certify`.
+        check: number of certified points to attack at their radius.
     """
-    return [Cell(row, seed, recipe, (*overrides, *own)) for row, own in NETS.items() for seed in range(seeds)]
+
+    recipes: Mapping[str, Sequence[str]]
+    _: KW_ONLY
+    seeds: int = 3
+    overrides: tuple[str, ...] = ()
+    points: int | None = None
+    attacks: str = "standard"
+    check: int = 500
+
+
+class Grid(Mapping[str, tuple[str]]):
+    """The variants of recipe grids whose names match a pattern, by name; the files are read when needed."""
+
+    def __init__(self, *grids: str, patterns: Sequence[str] = ("*",)) -> None:
+        self.grids, self.patterns = grids, patterns
+
+    @cached_property
+    def recipes(self) -> dict[str, tuple[str]]:
+        by_name = {recipe.partition("/")[2]: recipe for grid in self.grids for recipe in variants(grid)}
+        matching = {name for name in by_name for pattern in self.patterns if fnmatch.fnmatchcase(name, pattern)}
+        return {name: (recipe,) for name, recipe in by_name.items() if name in matching}
+
+    def __getitem__(self, name: str) -> tuple[str]:
+        return self.recipes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.recipes)
+
+    def __len__(self) -> int:
+        return len(self.recipes)
+
+
+S = TypeVar("S", bound=Setting)
+
+
+class RecipeStudy(Study, Generic[S]):
+    """Base of studies that train a recipe for every row and seed.
+
+    Attributes:
+        settings: settings by scale.
+    """
+
+    settings: Mapping[Scale, S]
+
+    def recipes(self, setting: S) -> Mapping[str, Sequence[str]]:
+        """The recipe of each row, followed by overrides of its own."""
+        return setting.recipes
+
+    @abstractmethod
+    def measure_run(self, run: Run, cell: Cell, setting: S) -> Numbers:
+        """The numbers of a finished run."""
+
+    def cells(self, scale: Scale) -> list[Cell]:
+        setting = self.settings[scale]
+        return [
+            Cell(row, seed, recipe, (*setting.overrides, *own))
+            for row, (recipe, *own) in self.recipes(setting).items()
+            for seed in range(setting.seeds)
+        ]
+
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
+        assert run is not None
+        return self.measure_run(run, cell, self.settings[scale])
+
+
+def standard_and_at(recipe: str) -> dict[str, tuple[str, ...]]:
+    """Both networks, from a recipe of AT.
+
+    >>> standard_and_at("digits-at")
+    {'standard': ('digits-at', 'loss=Standard'), 'AT': ('digits-at',)}
+    """
+    return {row: (recipe, *own) for row, own in NETS.items()}
+
+
+def mean_table(results: StudyResults, columns: Mapping[str, Column], rows: Iterable[str] | None = None) -> Table:
+    """Means over seeds of the numbers that columns are named after, for some rows or all of them."""
+    rows = results.rows if rows is None else rows
+    return Table(list(columns.values()), {row: [results.mean(row, name) for name in columns] for row in rows})
+
+
+def accuracy_table(results: StudyResults, *names: str, rows: Iterable[str] | None = None) -> Table:
+    """Means over seeds of accuracies."""
+    return mean_table(results, {name: Column(name, "high") for name in names}, rows)
 
 
 def accuracies(

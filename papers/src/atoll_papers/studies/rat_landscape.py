@@ -13,51 +13,39 @@ from torch import Tensor
 from atoll.curvature import input_landscape
 from atoll.distributed import default_device
 from atoll.runs.run import Run
-from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
+from atoll.studies.base import Cell, Claim, Numbers, StudyResults
 from atoll.studies.claims import claim_increase
 from atoll.studies.table import Column, Table
-from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS
+from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS, TRADES_AND_RAT, RecipeStudy, Setting, mean_table
 
 SHOWN = 4  # images in the figure
 COLUMNS = {"rise": Column("rise", "low", 4), "bend": Column("bend", "low", 5)}
 
 
 @dataclass(frozen=True)
-class LandscapeSetting:
-    """Recipes of TRADES without and with RAT, overrides for both, seeds, test images, and steps of the loss grid."""
+class LandscapeSetting(Setting):
+    """Steps of the loss grid."""
 
-    base: str
-    ours: str
-    overrides: tuple[str, ...] = ()
-    seeds: int = 3
-    images: int = 100
     steps: int = 21
 
 
-class RATLandscape(Study):
+class RATLandscape(RecipeStudy[LandscapeSetting]):
     """Loss at x + a sign(gradient) + b (random signs), for a and b within eps, image by image."""
 
     name = "rat-landscape"
     title = "The loss around test images with and without RAT"
     reference = "RAT, figures 2 and 3"
     settings = {  # noqa: RUF012
-        "smoke": LandscapeSetting("digits-flat/trades-base", "digits-flat/trades-rat", TINY_DIGITS, 1, 4, 5),
-        "cpu": LandscapeSetting("mnist-flat/trades-base", "mnist-flat/trades-rat", SMALL_MNIST),
-        "paper": LandscapeSetting("rat/cifar10-preact18-linf-trades-0th", "rat/cifar10-preact18-linf-trades-both"),
+        "smoke": LandscapeSetting(TRADES_AND_RAT["smoke"], points=4, steps=5, seeds=1, overrides=TINY_DIGITS),
+        "cpu": LandscapeSetting(TRADES_AND_RAT["cpu"], points=100, overrides=SMALL_MNIST),
+        "paper": LandscapeSetting(TRADES_AND_RAT["paper"], points=100),
     }
     rows = ("TRADES", "TRADES + RAT")
 
-    def cells(self, scale: Scale) -> list[Cell]:
-        setting = self.settings[scale]
-        recipes = zip(self.rows, (setting.base, setting.ours), strict=True)
-        return [Cell(row, seed, recipe, setting.overrides) for row, recipe in recipes for seed in range(setting.seeds)]
-
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
+    def measure_run(self, run: Run, cell: Cell, setting: LandscapeSetting) -> Numbers:
         """Mean rise and bend over images, and the loss on the grids of the first images."""
-        assert run is not None
-        setting = self.settings[scale]
         model, radius = run.model().to(default_device()), run.threat.radius
-        x, y = run.data.tensors("test", setting.images)
+        x, y = run.data.tensors("test", setting.points)
         grids = [
             input_landscape(model, *one, radius=radius, steps=setting.steps, seed=("image", number)).loss
             for number, one in enumerate(zip(torch.split(x, 1), torch.split(y, 1), strict=True))
@@ -67,8 +55,7 @@ class RATLandscape(Study):
         return numbers | {"grids": [grid.tolist() for grid in grids[:SHOWN]], "radius": radius}
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        rows = {row: [results.mean(row, name) for name in COLUMNS] for row in results.rows}
-        return {"The loss around test images": Table(list(COLUMNS.values()), rows)}
+        return {"The loss around test images": mean_table(results, COLUMNS)}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         base, ours = self.rows
@@ -76,7 +63,22 @@ class RATLandscape(Study):
         return [claim_increase(f"{claim} {name}", results, [(ours, base)], name, sign=-1) for name in COLUMNS]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        return {"landscape": _figure(results)}
+        """A column per image and a row per method, as in the paper; the first seed of each."""
+        first = {row: results.of(row)[0] for row in results.rows if results.of(row)}
+        columns = max(len(numbers["grids"]) for numbers in first.values())
+        figure = Figure(figsize=(3 * columns, 3 * len(first)), layout="constrained")
+        for line, (row, numbers) in enumerate(first.items()):
+            for column, grid in enumerate(numbers["grids"]):
+                axis: Any = figure.add_subplot(len(first), columns, line * columns + column + 1, projection="3d")
+                loss = torch.tensor(grid)
+                ticks = torch.linspace(-numbers["radius"], numbers["radius"], len(loss))
+                a, b = torch.meshgrid(ticks, ticks, indexing="ij")
+                axis.plot_surface(a.numpy(), b.numpy(), loss.numpy(), cmap="viridis")
+                both = torch.stack([torch.tensor(other["grids"][column]) for other in first.values()])
+                axis.set_zlim(float(both.min()), float(both.max()))  # the same for both methods, to compare them
+                axis.set_title(f"{row}, image {column}", fontsize=8)
+                axis.tick_params(labelsize=6)
+        return {"landscape": figure}
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
@@ -97,22 +99,3 @@ def shape(loss: Tensor) -> dict[str, float]:
     bends = torch.cat([loss.diff(n=2, dim=dim).abs().flatten() for dim in (0, 1)])
     middle = loss[loss.shape[0] // 2, loss.shape[1] // 2]
     return {"rise": float(loss.max() - middle), "bend": float(bends.mean())}
-
-
-def _figure(results: StudyResults) -> Figure:
-    """A column per image and a row per method, as in the paper; the first seed of each."""
-    first = {row: results.of(row)[0] for row in results.rows if results.of(row)}
-    columns = max(len(numbers["grids"]) for numbers in first.values())
-    figure = Figure(figsize=(3 * columns, 3 * len(first)), layout="constrained")
-    for line, (row, numbers) in enumerate(first.items()):
-        for column, grid in enumerate(numbers["grids"]):
-            axis: Any = figure.add_subplot(len(first), columns, line * columns + column + 1, projection="3d")
-            loss = torch.tensor(grid)
-            ticks = torch.linspace(-numbers["radius"], numbers["radius"], len(loss))
-            a, b = torch.meshgrid(ticks, ticks, indexing="ij")
-            axis.plot_surface(a.numpy(), b.numpy(), loss.numpy(), cmap="viridis")
-            both = torch.stack([torch.tensor(other["grids"][column]) for other in first.values()])
-            axis.set_zlim(float(both.min()), float(both.max()))  # the same for both methods, to compare them
-            axis.set_title(f"{row}, image {column}", fontsize=8)
-            axis.tick_params(labelsize=6)
-    return figure

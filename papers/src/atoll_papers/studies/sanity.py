@@ -3,65 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from atoll.explain.sanity import PASSES_BELOW
 from atoll.runs.run import Run
-from atoll.stats import Estimate
-from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
+from atoll.studies.base import Cell, Claim, Numbers, Scale, StudyResults
 from atoll.studies.claims import TOO_FEW, Difference, claim_outcome
 from atoll.studies.table import Column, Table
-from atoll_papers.studies.measure import NETS, standard_and_at
+from atoll_papers.studies.measure import NETS, RecipeStudy, Setting, standard_and_at
 
 METHODS = ("SM", "IG", "BIG")
-
-
-@dataclass(frozen=True)
-class SanitySetting:
-    """Recipe and points of a scale.
-
-    Args:
-        recipe: recipe of AT; the standard network differs only in its loss.
-        seeds: number of seeds.
-        points: number of test points whose attributions are compared.
-        overrides: overrides for every recipe.
-    """
-
-    recipe: str
-    seeds: int
-    points: int
-    overrides: tuple[str, ...] = ()
-
-
-SETTINGS: Mapping[Scale, SanitySetting] = {
-    "smoke": SanitySetting(
-        "digits-at",
-        1,
-        2,
-        ("model.class_path=MLP", "model.hidden=[8]", "data.limit=100", "trainer.epochs=1", "attack.steps=1"),
+SETTINGS: Mapping[Scale, Setting] = {
+    "smoke": Setting(
+        standard_and_at("digits-at"),
+        points=2,
+        seeds=1,
+        overrides=("model.class_path=MLP", "model.hidden=[8]", "data.limit=100", "trainer.epochs=1", "attack.steps=1"),
     ),
-    "cpu": SanitySetting("mnist-flat/at-base", 3, 50, ("data.limit=1000", "data.validation=0.01")),
-    "paper": SanitySetting("mnist-at", 5, 1000),
+    "cpu": Setting(
+        standard_and_at("mnist-flat/at-base"), points=50, overrides=("data.limit=1000", "data.validation=0.01")
+    ),
+    "paper": Setting(standard_and_at("mnist-at"), points=1000, seeds=5),
 }
 
 
-class SanityStudy(Study):
+class SanityStudy(RecipeStudy[Setting]):
     """Rank correlations with the attributions of the trained network as layers are randomized from the top down."""
 
     name = "sanity-check"
     title = "Attributions of networks with randomized layers"
     reference = "Thesis, figure 2.4 (which has BIG on a ResNet50 of ImageNet)"
+    settings = SETTINGS
 
-    def cells(self, scale: Scale) -> list[Cell]:
-        setting = SETTINGS[scale]
-        return standard_and_at(setting.recipe, setting.seeds, setting.overrides)
-
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
-        assert run is not None
-        points = SETTINGS[scale].points
+    def measure_run(self, run: Run, cell: Cell, setting: Setting) -> Numbers:
+        points = setting.points
         result = run.explain(methods=METHODS, points=points, checks=points, seed=cell.seed, checkpoint="last")
         numbers: Numbers = {}
         for name, method in result.methods.items():
@@ -72,17 +49,30 @@ class SanityStudy(Study):
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = [Column("top layer random"), Column("all layers random", "low")]
-        rows: dict[str, list[Estimate | None]] = {}
-        for row in results.rows:
-            for name in METHODS:
-                rows[f"{row}, {name}"] = [results.mean(row, f"{name} {when}") for when in ("first", "all")]
+        rows = {
+            f"{row}, {name}": [results.mean(row, f"{name} {when}") for when in ("first", "all")]
+            for row in results.rows
+            for name in METHODS
+        }
         return {"Rank correlation": Table(columns, rows)}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         return [depends_on_parameters(results, name) for name in METHODS]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        return {"correlations": _figure(results)}
+        figure = Figure(figsize=(5 * len(NETS), 3.5), layout="constrained")
+        axes: Any = figure.subplots(1, len(NETS), sharey=True)
+        for axis, row in zip(axes, NETS, strict=True):
+            for number, name in enumerate(METHODS):
+                for seed, numbers in enumerate(results.of(row)):
+                    curve = [1.0, *numbers[f"{name} curve"]]
+                    axis.plot(range(len(curve)), curve, ".-", color=f"C{number}", label=name if seed == 0 else None)
+            axis.set_title(row, fontsize=10)
+            axis.set_xlabel("random layers, from the top")
+            axis.set_ylabel("rank correlation")
+            if axis.has_data():
+                axis.legend(fontsize=8)
+        return {"correlations": figure}
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
@@ -102,19 +92,3 @@ def depends_on_parameters(results: StudyResults, name: str) -> Claim:
     message = "rank correlation when all layers are random: " + "; ".join(f"{row} {m}" for row, m in means.items())
     intervals = all(mean.high < PASSES_BELOW for mean in means.values())
     return Claim(claim, claim_outcome(intervals, all(m.value < PASSES_BELOW for m in means.values())), message)
-
-
-def _figure(results: StudyResults) -> Figure:
-    figure = Figure(figsize=(5 * len(NETS), 3.5), layout="constrained")
-    axes: Any = figure.subplots(1, len(NETS), sharey=True)
-    for axis, row in zip(axes, NETS, strict=True):
-        for number, name in enumerate(METHODS):
-            for seed, numbers in enumerate(results.of(row)):
-                curve = [1.0, *numbers[f"{name} curve"]]
-                axis.plot(range(len(curve)), curve, ".-", color=f"C{number}", label=name if seed == 0 else None)
-        axis.set_title(row, fontsize=10)
-        axis.set_xlabel("random layers, from the top")
-        axis.set_ylabel("rank correlation")
-        if axis.has_data():
-            axis.legend(fontsize=8)
-    return figure

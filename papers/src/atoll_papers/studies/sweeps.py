@@ -8,90 +8,55 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from atoll.runs.run import Run
-from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
+from atoll.studies.base import Cell, Claim, Numbers, StudyResults
 from atoll.studies.claims import claim_increase
-from atoll.studies.table import Column, Table
-from atoll_papers.studies.measure import SMALL_MNIST, TINY_DIGITS, accuracies, describe_evaluation
+from atoll.studies.table import Table
+from atoll_papers.studies.measure import ROBUST, RecipeStudy, Setting, accuracies, accuracy_table, describe_evaluation
 
 LITTLE = 1.0  # point of accuracy
+LAMBDAS = (1e-5, 1e-4, 5e-4, 1e-3, 1e-2)
+ETAS = (0.05, 0.1, 0.2, 0.3, 0.4)
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """Recipes and values of a scale.
+class Sweep(Setting):
+    """Recipes by name of the curve, and values of the parameter."""
 
-    Args:
-        recipes: recipes by name of the curve, each followed by overrides of its own.
-        values: values of the parameter.
-        seeds: number of seeds.
-        points: number of test points to attack; None for all.
-        autoattack: version of AutoAttack.
-        overrides: overrides for every recipe.
-    """
-
-    recipes: Mapping[str, tuple[str, ...]]
     values: Sequence[float]
-    seeds: int = 3
-    points: int | None = None
-    autoattack: str = "standard"
-    overrides: tuple[str, ...] = ()
 
 
-class ParameterSweep(Study):
+class ParameterSweep(RecipeStudy[Sweep]):
     """Base of studies that vary one parameter.
 
     Attributes:
         key: key of the parameter in recipes.
         symbol: symbol of the parameter.
-        sweeps: sweeps by scale.
         attacks: attacks besides AutoAttack.
     """
 
     key: str
     symbol: str
-    sweeps: Mapping[Scale, Sweep]
     attacks: tuple[str, ...] = ("PGD-20",)
 
     def row(self, curve: str, value: float) -> str:
         return f"{curve}, {self.symbol} = {value:g}"
 
-    def cells(self, scale: Scale) -> list[Cell]:
-        sweep = self.sweeps[scale]
-        return [
-            Cell(self.row(curve, value), seed, recipe, (*sweep.overrides, *own, f"{self.key}={value}"))
-            for curve, (recipe, *own) in sweep.recipes.items()
-            for value in sweep.values
-            for seed in range(sweep.seeds)
-        ]
+    def recipes(self, setting: Sweep) -> Mapping[str, Sequence[str]]:
+        return {
+            self.row(curve, value): (*recipe, f"{self.key}={value}")
+            for curve, recipe in setting.recipes.items()
+            for value in setting.values
+        }
 
-    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
+    def measure_run(self, run: Run, cell: Cell, setting: Sweep) -> Numbers:
         """Accuracies of the best checkpoint, as in the papers."""
-        assert run is not None
-        sweep = self.sweeps[scale]
-        return accuracies(run, points=sweep.points, attacks=self.attacks, autoattack=sweep.autoattack)
+        return accuracies(run, points=setting.points, attacks=self.attacks, autoattack=setting.attacks)
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        names = ("clean", *self.attacks, "AutoAttack")
-        rows = {row: [results.mean(row, name) for name in names] for row in results.rows}
-        return {"Accuracy in %": Table([Column(name, "high") for name in names], rows)}
+        return {"Accuracy in %": accuracy_table(results, "clean", *self.attacks, "AutoAttack")}
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        return {"sweep": self._figure(results)}
-
-    def notes(self, results: StudyResults) -> Sequence[str]:
-        sweep = self.sweeps[results.scale]
-        recipes = ", ".join(f"`{' '.join(recipe)}` ({curve})" for curve, recipe in sweep.recipes.items())
-        return [f"Recipes {recipes}, best checkpoint. {describe_evaluation(sweep.points, sweep.autoattack)}"]
-
-    def best(self, results: StudyResults, curve: str, value: float) -> Claim:
-        """Whether one value of a curve is better than all others."""
-        others = [other for other in self.sweeps[results.scale].values if other != value]
-        pairs = [(self.row(curve, value), self.row(curve, other)) for other in others]
-        claim = f"{curve}: {self.symbol} = {value:g} has the highest accuracy under AutoAttack"
-        return claim_increase(claim, results, pairs, "AutoAttack")
-
-    def _figure(self, results: StudyResults) -> Figure:
-        sweep = self.sweeps[results.scale]
+        sweep = self.settings[results.scale]
         figure = Figure(figsize=(6, 4), layout="constrained")
         axis = figure.subplots()
         for curve in sweep.recipes:
@@ -103,7 +68,19 @@ class ParameterSweep(Study):
         axis.set_xlabel(self.symbol)
         axis.set_ylabel("accuracy under AutoAttack, %")
         axis.legend()
-        return figure
+        return {"sweep": figure}
+
+    def notes(self, results: StudyResults) -> Sequence[str]:
+        sweep = self.settings[results.scale]
+        recipes = ", ".join(f"`{' '.join(recipe)}` ({curve})" for curve, recipe in sweep.recipes.items())
+        return [f"Recipes {recipes}, best checkpoint. {describe_evaluation(sweep.points, sweep.attacks)}"]
+
+    def best(self, results: StudyResults, curve: str, value: float) -> Claim:
+        """Whether one value of a curve is better than all others."""
+        others = [other for other in self.settings[results.scale].values if other != value]
+        pairs = [(self.row(curve, value), self.row(curve, other)) for other in others]
+        claim = f"{curve}: {self.symbol} = {value:g} has the highest accuracy under AutoAttack"
+        return claim_increase(claim, results, pairs, "AutoAttack")
 
 
 class TrHLambda(ParameterSweep):
@@ -114,26 +91,19 @@ class TrHLambda(ParameterSweep):
     reference = "TrH, figure 3"
     key, symbol = "methods.0.lambda_", "λ"
     published, plateau = 5e-4, (1e-4, 5e-4, 1e-3)
-    sweeps = {  # noqa: RUF012
-        "smoke": Sweep({"AT": ("digits-flat/at-trh",)}, (1e-4, 5e-4), 1, 20, "fast", TINY_DIGITS),
-        "cpu": Sweep(
-            {"AT": ("mnist-flat/at-trh",), "TRADES": ("mnist-flat/trades-trh",)},
-            (1e-5, 1e-4, 5e-4, 1e-3, 1e-2),
-            3,
-            500,
-            "fast",
-            SMALL_MNIST,
-        ),
+    settings = {  # noqa: RUF012
+        "smoke": Sweep({"AT": ("digits-flat/at-trh",)}, (1e-4, 5e-4), **ROBUST["smoke"]),
+        "cpu": Sweep({"AT": ("mnist-flat/at-trh",), "TRADES": ("mnist-flat/trades-trh",)}, LAMBDAS, **ROBUST["cpu"]),
         "paper": Sweep(
             {"AT": ("trh-imagenet/linf-vit_l16-at-trh",), "TRADES": ("trh-imagenet/linf-vit_l16-trades-trh",)},
-            (1e-5, 1e-4, 5e-4, 1e-3, 1e-2),
-            2,  # the paper has one seed, which cannot tell a difference from chance
+            LAMBDAS,
+            seeds=2,  # the paper has one seed, which cannot tell a difference from chance
         ),
     }
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         low, _, high = self.plateau
-        curves = self.sweeps[results.scale].recipes
+        curves = self.settings[results.scale].recipes
         claim = f"Little degradation (at most {LITTLE:g} point) for λ from {low:g} to {high:g}"
         ends = [(self.row(c, v), self.row(c, self.published)) for c in curves for v in (low, high)]
         return [
@@ -151,26 +121,19 @@ class RATEta(ParameterSweep):
     key, symbol = "methods.0.eta", "η"
     attacks = ("PGD-20", "CW-20")
     published = {"first term": 0.3, "first and second": 0.2}  # noqa: RUF012
-    sweeps = {  # noqa: RUF012
-        "smoke": Sweep(
-            {"first term": ("digits-flat/at-rat", "methods.0.order=1")}, (0.2, 0.3), 1, 20, "fast", TINY_DIGITS
-        ),
+    settings = {  # noqa: RUF012
+        "smoke": Sweep({"first term": ("digits-flat/at-rat", "methods.0.order=1")}, (0.2, 0.3), **ROBUST["smoke"]),
         "cpu": Sweep(
             {
                 "first term": ("mnist-flat/trades-rat", "methods.0.order=1"),
                 "first and second": ("mnist-flat/trades-rat",),
             },
-            (0.05, 0.1, 0.2, 0.3, 0.4),
-            3,
-            500,
-            "fast",
-            SMALL_MNIST,
+            ETAS,
+            **ROBUST["cpu"],
         ),
-        "paper": Sweep(
-            {"first term": ("rat-eta/1st-0.3",), "first and second": ("rat-eta/both-0.2",)}, (0.05, 0.1, 0.2, 0.3, 0.4)
-        ),
+        "paper": Sweep({"first term": ("rat-eta/1st-0.3",), "first and second": ("rat-eta/both-0.2",)}, ETAS),
     }
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
-        curves = self.sweeps[results.scale].recipes
+        curves = self.settings[results.scale].recipes
         return [self.best(results, curve, eta) for curve, eta in self.published.items() if curve in curves]

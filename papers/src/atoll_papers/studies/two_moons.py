@@ -69,10 +69,39 @@ class TrHTwoMoons(Study):
         return tables
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
-        return [_claim(results)]
+        claim = "Top-layer regularization lowers the trace of the whole network nearly as much as full"
+        if any(not results.of(row) for row in COLORS) or results.scale == "smoke":
+            return [Claim(claim, "not testable", "there are not enough runs to compare")]
+        last = {cell: {"trace": numbers[" sum"][-1]} for cell, numbers in results.numbers.items()}
+        traces = StudyResults(results.scale, last)
+        standard, top, full = (statistics.median(traces.values(row, "trace")) for row in COLORS)
+        differences = traces.paired("standard", "top", "trace")
+        lower = sum(each > 0 for each in differences)
+        message = (
+            f"at the end top is below standard in {lower} of {len(differences)} seeds, by"
+            f" {100 * (1 - top / standard):.0f} % in the median against {100 * (1 - full / standard):.0f} % for full"
+            f' ("nearly" means at least {NEARLY:.0%} of the reduction)'
+        )
+        nearly = top < standard and standard - top >= NEARLY * (standard - full)
+        return [Claim(claim, claim_outcome(nearly, 0 < lower == len(differences)), message)]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        return {"eigenvalues": _figure(results, self.epochs(results.scale))}
+        epochs = self.epochs(results.scale)
+        figure = Figure(figsize=(11, 5), layout="constrained")
+        axes: Any = figure.subplots(2, len(PARTS), sharex=True)
+        for column, (part, title) in enumerate(PARTS.items()):
+            for axis, what in zip(axes[:, column], WHAT, strict=True):
+                for row in results.rows:
+                    each = [_mean(results, row, f"{part} {what}", k) for k in range(len(epochs))]
+                    known = [estimate for estimate in each if estimate is not None]
+                    if len(known) == len(epochs):
+                        values, errors = ([getattr(e, name) for e in known] for name in ("value", "standard_error"))
+                        axis.errorbar(epochs, values, errors, color=COLORS[row], label=row, marker=".", capsize=2)
+                axis.set_yscale("log")
+                axis.set_title(f"{title}: {'sum' if what == 'sum' else 'standard deviation'}", fontsize=9)
+            axes[1, column].set_xlabel("epoch")
+        axes[0, 0].legend(fontsize=8)
+        return {"eigenvalues": figure}
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
@@ -86,40 +115,3 @@ def _mean(results: StudyResults, row: str, name: str, epoch: int) -> Estimate | 
     """Mean over seeds of one epoch of a series."""
     values = {cell: {name: numbers[name][epoch]} for cell, numbers in results.numbers.items() if cell.row == row}
     return StudyResults(results.scale, values).mean(row, name)
-
-
-def _claim(results: StudyResults) -> Claim:
-    claim = "Top-layer regularization lowers the trace of the whole network nearly as much as full"
-    if any(not results.of(row) for row in COLORS) or results.scale == "smoke":
-        return Claim(claim, "not testable", "there are not enough runs to compare")
-    last = StudyResults(
-        results.scale, {cell: {"trace": numbers[" sum"][-1]} for cell, numbers in results.numbers.items()}
-    )
-    standard, top, full = (statistics.median(last.values(row, "trace")) for row in COLORS)
-    differences = last.paired("standard", "top", "trace")
-    lower = sum(each > 0 for each in differences)
-    message = (
-        f"at the end top is below standard in {lower} of {len(differences)} seeds, by"
-        f" {100 * (1 - top / standard):.0f} % in the median against {100 * (1 - full / standard):.0f} % for full"
-        f' ("nearly" means at least {NEARLY:.0%} of the reduction)'
-    )
-    nearly = top < standard and standard - top >= NEARLY * (standard - full)
-    return Claim(claim, claim_outcome(nearly, 0 < lower == len(differences)), message)
-
-
-def _figure(results: StudyResults, epochs: tuple[int, ...]) -> Figure:
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    axes: Any = figure.subplots(2, len(PARTS), sharex=True)
-    for column, (part, title) in enumerate(PARTS.items()):
-        for axis, what in zip(axes[:, column], WHAT, strict=True):
-            for row in results.rows:
-                each = [_mean(results, row, f"{part} {what}", k) for k in range(len(epochs))]
-                known = [estimate for estimate in each if estimate is not None]
-                if len(known) == len(epochs):
-                    values, errors = ([getattr(e, name) for e in known] for name in ("value", "standard_error"))
-                    axis.errorbar(epochs, values, errors, color=COLORS[row], label=row, marker=".", capsize=2)
-            axis.set_yscale("log")
-            axis.set_title(f"{title}: {'sum' if what == 'sum' else 'standard deviation'}", fontsize=9)
-        axes[1, column].set_xlabel("epoch")
-    axes[0, 0].legend(fontsize=8)
-    return figure

@@ -48,7 +48,33 @@ class WCICorrelation(Study):
         return [claim for title, one in fits.items() for claim in tracking(one, title, results.scale)]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        return {"correlation": _figure(results)}
+        """Gap against WCI with a line per seed; correlation across seeds and spread of WCI by epoch."""
+        figure = Figure(figsize=(13, 6), layout="constrained")
+        axes: Any = figure.subplots(2, 3)
+        for place, (gap, title) in zip(axes, GAPS.items(), strict=True):
+            both = stacked(results, "piecewise", "epoch", "wci", gap)
+            for number, (_, index, gaps) in enumerate(both):
+                place[0].plot(index, gaps, ".", color=f"C{number}", label=f"seed {number}")
+                if len(index) >= 3:
+                    line = fit(index, gaps)
+                    ends = np.array([index.min(), index.max()])
+                    place[0].plot(ends, line.intercept + line.slope * ends, color=f"C{number}", linewidth=1)
+            place[0].set_title(f"gap in {title} against WCI", fontsize=9)
+            if len(both) < 3:  # nothing to correlate
+                place[1].axis("off")
+                place[2].axis("off")
+                continue
+            across = [fit(index, gaps) for index, gaps in zip(both[:, 1].T, both[:, 2].T, strict=True)]
+            epochs, ends = both[0, 0], np.array([one.r_interval for one in across])
+            place[1].plot(epochs, [one.r for one in across])
+            place[1].fill_between(epochs, ends[:, 0], ends[:, 1], alpha=0.2)
+            place[1].set_title(f"r across seeds, gap in {title}, with 95 % interval", fontsize=9)
+            place[2].plot(epochs, both[:, 1].std(0, ddof=1), label="WCI")
+            twin = place[2].twinx()
+            twin.plot(epochs, both[:, 2].mean(0), color="C1", label="gap")
+            place[2].set_title(f"standard deviation of WCI (blue), gap in {title} (orange)", fontsize=9)
+        legend(axes[0, 0])
+        return {"correlation": figure}
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
@@ -106,33 +132,3 @@ def _table(fits: Mapping[str, Fit]) -> Table:
         return [str(one.n), Estimate(one.r), *texts]
 
     return Table([Column(name) for name in COLUMNS], {name: line(one) for name, one in fits.items()})
-
-
-def _figure(results: StudyResults) -> Figure:
-    """Gap against WCI with a line per seed; correlation across seeds and spread of WCI by epoch."""
-    figure = Figure(figsize=(13, 6), layout="constrained")
-    axes: Any = figure.subplots(2, 3)
-    for place, (gap, title) in zip(axes, GAPS.items(), strict=True):
-        both = stacked(results, "piecewise", "epoch", "wci", gap)
-        for number, (_, index, gaps) in enumerate(both):
-            place[0].plot(index, gaps, ".", color=f"C{number}", label=f"seed {number}")
-            if len(index) >= 3:
-                line = fit(index, gaps)
-                ends = np.array([index.min(), index.max()])
-                place[0].plot(ends, line.intercept + line.slope * ends, color=f"C{number}", linewidth=1)
-        place[0].set_title(f"gap in {title} against WCI", fontsize=9)
-        if len(both) < 3:  # nothing to correlate
-            place[1].axis("off")
-            place[2].axis("off")
-            continue
-        across = [fit(index, gaps) for index, gaps in zip(both[:, 1].T, both[:, 2].T, strict=True)]
-        epochs, ends = both[0, 0], np.array([one.r_interval for one in across])
-        place[1].plot(epochs, [one.r for one in across])
-        place[1].fill_between(epochs, ends[:, 0], ends[:, 1], alpha=0.2)
-        place[1].set_title(f"r across seeds, gap in {title}, with 95 % interval", fontsize=9)
-        place[2].plot(epochs, both[:, 1].std(0, ddof=1), label="WCI")
-        twin = place[2].twinx()
-        twin.plot(epochs, both[:, 2].mean(0), color="C1", label="gap")
-        place[2].set_title(f"standard deviation of WCI (blue), gap in {title} (orange)", fontsize=9)
-    legend(axes[0, 0])
-    return figure

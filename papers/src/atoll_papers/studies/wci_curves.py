@@ -15,6 +15,7 @@ from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import claim_above, claim_unanimous
 from atoll.studies.table import Column, Table
 from atoll_papers.correlation import Fit, fit
+from atoll_papers.studies.measure import mean_table
 from atoll_papers.studies.wci_runs import (
     GAPS,
     SIGNIFICANT,
@@ -27,9 +28,13 @@ from atoll_papers.studies.wci_runs import (
     wci_cell,
 )
 
+CUTOUT = "data.augment=[Cutout]"
+CUTOUT_16 = "data.augment=[RandomCrop, HorizontalFlip, {class_path: Cutout, init_args: {size: 16}}]"
 MIXUP = "methods=[{class_path: MeasureWCI, init_args: {interval: 2, points: 256, gap: true}}, Mixup]"
+PAPER_MIXUP = "methods=[{class_path: MeasureWCI, init_args: {gap: true}}, Mixup]"
 DECAY = "optimizer.weight_decay=5e-3"  # ten times that of the others
 TIMES = ("before", "after")
+FACTORS = {"weight_norm": "norm", "root_trace": "root of the trace"}
 
 
 class WCICurves(Study):
@@ -40,14 +45,9 @@ class WCICurves(Study):
     reference = "WCI, figures 1 and 7"
 
     def cells(self, scale: Scale) -> list[Cell]:
+        cutout, mixup = (CUTOUT_16, PAPER_MIXUP) if scale == "paper" else (CUTOUT, MIXUP)
+        rows = {"AT": [], "cutout": [cutout], "mixup": [mixup], "l2": [DECAY]}
         if scale == "paper":
-            crop = "RandomCrop, HorizontalFlip"
-            rows: dict[str, tuple[str, ...]] = {
-                "AT": (),
-                "cutout": (f"data.augment=[{crop}, {{class_path: Cutout, init_args: {{size: 16}}}}]",),
-                "mixup": ("methods=[{class_path: MeasureWCI, init_args: {gap: true}}, Mixup]",),
-                "l2": (DECAY,),
-            }
             sets = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
             return [
                 wci_cell(f"{title}, {row}", seed, scale, "piecewise", *overrides, data=data)
@@ -56,7 +56,6 @@ class WCICurves(Study):
                 for seed in range(3)
                 if row == "AT" or data != "svhn"
             ]
-        rows = {"AT": (), "cutout": ("data.augment=[Cutout]",), "mixup": (MIXUP,), "l2": (DECAY,)}
         selected = ("AT", "mixup") if scale == "smoke" else tuple(rows)
         seeds = range(1 if scale == "smoke" else 3)
         return [wci_cell(row, seed, scale, "piecewise", *rows[row]) for row in selected for seed in seeds]
@@ -124,18 +123,18 @@ class WCIParts(Study):
         before = sum(epoch <= drop for epoch in numbers["curves"]["epoch"])
         changes = {
             f"{part} {when}": value
-            for part in ("weight_norm", "root_trace")
+            for part in FACTORS
             for when, value in log_changes(numbers["curves"][f"wci_{part}"], before).items()
         }
         return numbers | {"drop": drop} | changes
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        columns = [
-            Column(f"{part}, {when} the drop", digits=3) for part in ("norm", "root of the trace") for when in TIMES
-        ]
-        names = [f"{part} {when}" for part in ("weight_norm", "root_trace") for when in TIMES]
-        rows = {row: [results.mean(row, name) for name in names] for row in results.rows}
-        return {"Change of both factors of the bound, as logarithms": Table(columns, rows)}
+        columns = {
+            f"{part} {when}": Column(f"{title}, {when} the drop", digits=3)
+            for part, title in FACTORS.items()
+            for when in TIMES
+        }
+        return {"Change of both factors of the bound, as logarithms": mean_table(results, columns)}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         before = "Before the learning rate drops, the norm changes WCI more than the trace"
@@ -143,7 +142,22 @@ class WCIParts(Study):
         return [_larger_change(results, before, 1, TIMES[0]), _larger_change(results, after, -1, TIMES[1])]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        return {"parts": _figure(results)}
+        """Both factors relative to their first values, and WCI."""
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        both: Any = stacked(results, "piecewise", "epoch", "wci_weight_norm", "wci_root_trace", "wci")
+        for number, one in enumerate(both):
+            for k, label in ((1, "Frobenius norm of the weights"), (2, "root of the trace")):
+                left.plot(one[0], one[k] / one[k, 0], color=f"C{k}", label=label if number == 0 else None)
+            right.plot(one[0], one[3], label=f"seed {number}")
+        for axis, title in ((left, "factors of the bound, relative to their first values"), (right, "WCI")):
+            axis.set_yscale("log")
+            axis.set_title(title, fontsize=9)
+            axis.set_xlabel("epoch")
+            legend(axis)
+            for numbers in results.of("piecewise")[:1]:
+                axis.axvline(numbers["drop"], color="grey", linestyle=":")
+        return {"parts": figure}
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
@@ -174,22 +188,3 @@ def log_changes(values: list[float], before: int) -> dict[str, float]:
 def _mean(values: Array) -> Estimate | None:
     """Mean over seeds."""
     return Estimate.mean_of(torch.from_numpy(values)) if len(values) else None
-
-
-def _figure(results: StudyResults) -> Figure:
-    """Both factors relative to their first values, and WCI."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    both: Any = stacked(results, "piecewise", "epoch", "wci_weight_norm", "wci_root_trace", "wci")
-    for number, one in enumerate(both):
-        for k, label in ((1, "Frobenius norm of the weights"), (2, "root of the trace")):
-            left.plot(one[0], one[k] / one[k, 0], color=f"C{k}", label=label if number == 0 else None)
-        right.plot(one[0], one[3], label=f"seed {number}")
-    for axis, title in ((left, "factors of the bound, relative to their first values"), (right, "WCI")):
-        axis.set_yscale("log")
-        axis.set_title(title, fontsize=9)
-        axis.set_xlabel("epoch")
-        legend(axis)
-        for numbers in results.of("piecewise")[:1]:
-            axis.axvline(numbers["drop"], color="grey", linestyle=":")
-    return figure
