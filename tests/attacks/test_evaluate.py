@@ -280,5 +280,5 @@ def test_inputs_outside_the_bounds_are_refused_in_every_batch():
     threat = ThreatModel("linf", 0.1, (0, 1))
     x, y = torch.rand(64, 4), torch.zeros(64, dtype=torch.long)
     x[60:] += 3
-    with pytest.raises(InputError, match="bounds"):
+    with pytest.raises(InputError, match="expected values in"):
         evaluate(nn.Linear(4, 2).eval(), MemorySplit(x, y), {"PGD": PGD(threat)}, batch_size=32)
