@@ -105,7 +105,7 @@ def test_resumes_bit_identically_after_kills_at_random_moments(tmp_path, seed, m
             kills += 1
             assert kills < 300
     handle.remove()
-    assert kills > 1
+    assert kills  # there are more passes than the longest fuse
     same(result, whole)
     again = evaluate(model, split, quick(), cascade=True, batch_size=8, folder=tmp_path)  # finished: nothing to do
     same(again, whole)
