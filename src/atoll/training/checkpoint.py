@@ -14,6 +14,7 @@ It is written to a temporary folder, synced, and renamed; a killed process leave
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Collection, Mapping
@@ -30,6 +31,15 @@ from atoll.files import json_digest, sha256, sync
 
 FORMAT = 1
 _TENSOR = "$tensor"
+
+
+@dataclass
+class Best:
+    """The checkpoint with the best selection metric."""
+
+    score: float = -math.inf
+    step: int = -1
+    epoch: int = -1
 
 
 @dataclass
