@@ -205,7 +205,9 @@ class Trainer:
 
     def train_step(self, batch: Batch) -> Step:
         """The path of one batch."""
-        self._set_learning_rate()
+        factor = self.schedule(self.position, self.settings.epochs)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
         self.optimizer.zero_grad()  # already here, so that old gradients take no memory while the attack runs
         self.model.train()
         step = Step(batch.x, batch.y, batch.index, self.step, self.position, eps=self.threat.radius)
@@ -306,11 +308,6 @@ class Trainer:
         fields = {"x": step.x, "y": step.y, "index": step.index, "x_adv": step.x_adv}
         tensors: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
         return [replace(step, **{name: value[r] for name, value in tensors.items()}) for r in rows]
-
-    def _set_learning_rate(self) -> None:
-        factor = self.schedule(self.position, self.settings.epochs)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
 
     def _autocast(self) -> torch.autocast:
         dtype = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.settings.precision]
