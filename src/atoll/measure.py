@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 
-from atoll.config import fields_to_plain, from_plain, to_plain
+from atoll.config import fields_to_plain, from_plain
 from atoll.data.base import Data, Split, SubSplit
 from atoll.distributed import barrier, default_device, is_main, world_size
 from atoll.errors import AtollError, InputError, ResultError, check_range
@@ -86,13 +86,12 @@ class Settings:
         return self
 
     def to_json(self) -> dict[str, Any]:
-        fields = (f for f in dataclasses.fields(self) if not f.metadata.get("execution"))
-        return {f.name: to_plain(getattr(self, f.name)) for f in fields}
+        return fields_to_plain(self)
 
 
 def execution(default: Any) -> Any:
     """A field of settings that says how to compute, not what."""
-    return field(default=default, metadata={"execution": True})
+    return field(default=default, metadata={"execution": True, "stored": False})
 
 
 @dataclass(frozen=True)

@@ -160,15 +160,15 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
     tree = read_recipe(source, overrides)
     builder = Builder(trust)
     hints = typing.get_type_hints(Recipe)
-    sections = {f.name for f in dataclasses.fields(Recipe)} - {"tree"}
-    for name in sorted(set(tree) - sections):
+    sections = [f.name for f in dataclasses.fields(Recipe) if f.name != "tree"]
+    for name in sorted(tree.keys() - sections):
         builder.error(name, f"unknown section{suggest(name, sections)}")
     for name in ("threat", "model"):
         section: dict[str, Any] = tree[name] if isinstance(tree.get(name), dict) else {}
         if "bounds" in section or "bounds" in (section.get("init_args") or {}):
             builder.error(f"{name}.bounds", "the bounds of inputs are those of the data set; leave them out")
     parts, resolved = {}, {}
-    for name in (f.name for f in dataclasses.fields(Recipe) if f.name in sections):
+    for name in sections:
         if name in tree or name in DEFAULTS:
             parts[name], resolved[name] = builder.build(hints[name], tree.get(name, DEFAULTS.get(name)), name)
         else:
