@@ -39,6 +39,11 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
+def json_digest(value: Any) -> str:
+    """SHA-256 of plain data, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def finite(value: Any) -> Any:
     """Replace NaN and infinity, which JSON does not have, by null.
 

@@ -27,11 +27,11 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 
-from atoll.config import fields_to_plain, from_plain, to_plain
+from atoll.config import fields_to_plain, from_plain
 from atoll.data.base import Data, Split, SubSplit
 from atoll.distributed import barrier, default_device, is_main, world_size
-from atoll.errors import AtollError, InputError, ResultError
-from atoll.files import sha256, write_json
+from atoll.errors import AtollError, InputError, ResultError, check_range
+from atoll.files import json_digest, sha256, write_json
 from atoll.graph import tensors_digest
 from atoll.registry import Registry, class_path
 from atoll.subject import Subject, SubjectRecord
@@ -79,25 +79,19 @@ class Settings:
     def at_least(self, **least: float) -> None:
         """Refuse values below a limit; None is allowed."""
         for name, limit in least.items():
-            value = getattr(self, name)
-            if value is not None and not value >= limit:
-                raise InputError(f"{name}: expected at least {limit:g}, got {value}")
+            check_range(f"[{limit}, inf]", **{name: getattr(self, name)})
 
     def resolve(self, subject: Subject) -> Self:
         """The same with everything filled in that the subject decides, so that equal questions have equal settings."""
         return self
 
     def to_json(self) -> dict[str, Any]:
-        return {f.name: to_plain(getattr(self, f.name)) for f in dataclasses.fields(self) if not _is_execution(f)}
+        return fields_to_plain(self)
 
 
 def execution(default: Any) -> Any:
     """A field of settings that says how to compute, not what."""
-    return field(default=default, metadata={"execution": True})
-
-
-def _is_execution(item: dataclasses.Field[Any]) -> bool:
-    return bool(item.metadata.get("execution"))
+    return field(default=default, metadata={"execution": True, "stored": False})
 
 
 @dataclass(frozen=True)
@@ -237,8 +231,8 @@ def measure(
     """
     method = measurement(settings.kind)
     settings = settings.resolve(subject)
-    context = Context(on_progress=on_progress or (lambda *_: None), open_subject=open_subject)
-    context = dataclasses.replace(context, device=device or default_device())
+    on_progress = on_progress or (lambda *_: None)
+    context = Context(on_progress=on_progress, open_subject=open_subject, device=device or default_device())
     subject.model.to(context.device)
     split = method.inputs(subject, settings)
     inputs, folder = "", None
@@ -276,13 +270,13 @@ def result_digest(
 ) -> str:
     """What a result is stored under."""
     parts = [result.kind, result.version, subject.digest.value, inputs, settings.to_json(), list(others)]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return json_digest(parts)[:16]
 
 
 def save_result(result: Result, folder: Path) -> None:
     """Write ``result.json``, with a checksum."""
     tree = result.to_json()
-    write_json(folder / "result.json", {**tree, "checksum": _checksum(tree)})
+    write_json(folder / "result.json", {**tree, "checksum": json_digest(tree)})
 
 
 def load_result(folder: Path) -> Result:
@@ -294,7 +288,7 @@ def load_result(folder: Path) -> Result:
         tree = json.loads(path.read_text())
         if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
             raise ResultError("expected the result of a measurement")
-        if tree.pop("checksum", None) != _checksum(tree):
+        if tree.pop("checksum", None) != json_digest(tree):
             raise ResultError("damaged: its checksum does not match")
         member = MEASUREMENTS.resolve(tree["kind"], trust=False)  # a file must not choose what is imported
         result: Result = member.cls().result.from_json(tree)
@@ -305,17 +299,11 @@ def load_result(folder: Path) -> Result:
 
 def _load_if_finished(folder: Path, kind: type[Result]) -> Result | None:
     """A finished result; None if there is none, or if it is damaged and has to be measured again."""
-    if not (folder / "result.json").is_file():
-        return None
     try:
         result = load_result(folder)
     except ResultError:
         return None
     return result if isinstance(result, kind) else None
-
-
-def _checksum(tree: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def select(data: Data, split: str, points: int | None) -> Split:
@@ -328,9 +316,8 @@ def select(data: Data, split: str, points: int | None) -> Split:
 
 def split_digest(split: Split) -> str:
     """A digest of the labels and images of a split, read in batches."""
-    parts = [tensors_digest(split.labels)]
-    for index in torch.split(torch.arange(len(split)), 1024):
-        parts.append(tensors_digest(split.fetch(index)))
+    indices = torch.split(torch.arange(len(split)), 1024)
+    parts = [tensors_digest(split.labels), *(tensors_digest(split.fetch(index)) for index in indices)]
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:32]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,30 +29,33 @@ def weight_matrices(module: nn.Module) -> list[nn.Parameter]:
 
 
 @contextmanager
-def preserve_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def preserve_parameters(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Restore the parameters bit by bit afterwards.
 
     They are copied back: adding and subtracting the same number would drift in floating point.
     """
-    saved = [p.detach().clone() for p in parameters]
+    saved = [(p, p.detach().clone()) for p in parameters]
     try:
         yield
     finally:
         with torch.no_grad():
-            for parameter, value in zip(parameters, saved, strict=True):
+            for parameter, value in saved:
                 parameter.copy_(value)
 
 
-@contextmanager
-def preserve_buffers(module: nn.Module) -> Iterator[None]:
+def preserve_buffers(module: nn.Module) -> AbstractContextManager[None]:
     """Restore buffers afterwards, such as batch-norm statistics after a pass that is not a training step."""
-    saved: list[tuple[Tensor, Tensor]] = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
+    return preserve_parameters(module.buffers())
+
+
+@contextmanager
+def move_parameters(parameters: Sequence[nn.Parameter], moves: Iterable[Tensor]) -> Iterator[None]:
+    """Parameters plus ``moves`` inside, which are taken one at a time; then the parameters as they were."""
+    with preserve_parameters(parameters):
         with torch.no_grad():
-            for buffer, value in saved:
-                buffer.copy_(value)
+            for parameter, move in zip(parameters, moves, strict=True):
+                parameter.add_(move)
+        yield
 
 
 @dataclass

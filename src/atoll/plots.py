@@ -56,9 +56,9 @@ def plot_adversarial(
             _name(after[row], names),
         )
         for place, picture, title in zip(axis, pictures, titles, strict=True):
+            color = "black" if title != titles[2] or after[row] == y[row] else "red"
             # matplotlib would read $...$ in a class name as mathematics.
-            place.set_title(title, fontsize=9, color="black" if title != titles[2] or after[row] == y[row] else "red")
-            place.title.set_parse_math(False)
+            place.set_title(title, fontsize=9, color=color, parse_math=False)
             _image(place, picture.clamp(0, 1))
     return figure
 
@@ -177,8 +177,7 @@ def plot_attributions(
         if titles is not None:
             _row_title(axis[0], titles[row])
     for place, name in zip(axes[0, 1:], maps, strict=True):
-        place.set_title(name, fontsize=9)
-        place.title.set_parse_math(False)
+        place.set_title(name, fontsize=9, parse_math=False)
     return figure
 
 

@@ -106,8 +106,7 @@ class Registry:
     @cached_property
     def base_class(self) -> type:
         """The class that all members derive from."""
-        module, _, name = self.base.rpartition(".")
-        base: type = getattr(importlib.import_module(module), name)
+        base: type = _attribute(self.base)
         return base
 
     @cached_property
@@ -164,8 +163,7 @@ class Registry:
                 path, _, attribute = name.rpartition(":")
                 cls = getattr(load_file(Path(path)), attribute)
             else:
-                module, _, attribute = name.rpartition(".")
-                cls = getattr(importlib.import_module(module), attribute)
+                cls = _attribute(name)
         except (ImportError, AttributeError, OSError, SyntaxError) as error:
             raise InputError(f"cannot import {name!r}: {error}") from None
         if not (inspect.isclass(cls) and issubclass(cls, self.base_class)):
@@ -199,8 +197,7 @@ def registry(kind: str) -> Registry:
     >>> registry("attack").title
     'attacks'
     """
-    module, _, name = REGISTRIES[kind].rpartition(".")
-    table: Registry = getattr(importlib.import_module(module), name)
+    table: Registry = _attribute(REGISTRIES[kind])
     return table
 
 
@@ -261,6 +258,11 @@ def summary(cls: type) -> str:
     """First line of a class's own documentation."""
     text = str(cls.__dict__.get("__doc__") or getattr(cls, "title", ""))
     return inspect.cleandoc(text).splitlines()[0] if text.strip() else ""
+
+
+def _attribute(dotted: str) -> Any:
+    module, _, name = dotted.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def _article(kind: str) -> str:

@@ -116,9 +116,8 @@ class ThreatModel:
             return self.clamp((x_adv - x).clamp_(-self.radius, self.radius).add_(x))
         if self.norm == "l2":
             delta = x_adv - x
-            norm = torch.linalg.vector_norm(delta.flatten(1), dim=1)
             # Shrinking by a few ulps keeps the result inside after rounding.
-            scale = (self.radius * (1 - 1e-6) / norm.clamp_min(1e-30)).clamp_max(1)
+            scale = (self.radius * (1 - 1e-6) / self.size(delta).clamp_min(1e-30)).clamp_max(1)
             return self.clamp(delta.mul_(per_point(scale, delta)).add_(x))
         return self._project_l1(x_adv, x)
 
@@ -167,7 +166,7 @@ class ThreatModel:
             direction = streams.normal(*shape, dtype=x.dtype)
         else:  # uniform on the l1 sphere: signed exponentials, normalized
             direction = streams.rademacher(*shape, dtype=x.dtype) * -streams.uniform(*shape, dtype=x.dtype).log()
-        norm = self.distance(direction, torch.zeros_like(direction)).clamp_min_(1e-30)
+        norm = self.size(direction).clamp_min_(1e-30)
         length = self.radius * (1 - 1e-6) * streams.uniform(dtype=x.dtype) ** (1 / size)
         return self.clamp(x + direction * per_point(length / norm, x))
 

@@ -117,7 +117,10 @@ def _trace(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Cap
     names, constants = _tensor_inputs(program)
     nodes = live_nodes(program.graph)
     for node in nodes:
-        _refuse_node(node)
+        if draws_random_numbers(node):
+            raise _refusal(f"{operation_name(node)} draws random numbers", locate(node))
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise _refusal(f"{node.target} branches or loops on data", locate(node))
     weights = all_tensors(module)
     tensors = {**{node: weights[name].detach() for node, name in names.items()}, **constants}
     try:
@@ -208,13 +211,6 @@ def _refuse_outputs(program: ExportedProgram) -> None:
         raise _refusal(f"expected one tensor of logits, got {got}")
 
 
-def _refuse_node(node: fx.Node) -> None:
-    if draws_random_numbers(node):
-        raise _refusal(f"{operation_name(node)} draws random numbers", locate(node))
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
-        raise _refusal(f"{node.target} branches or loops on data", locate(node))
-
-
 def _export_refusal(error: Exception) -> CaptureError:
     text, line = str(error), locate_error(error)
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
@@ -227,8 +223,8 @@ def _export_refusal(error: Exception) -> CaptureError:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    lines = (line.strip().rstrip(".") for line in str(error).splitlines() if line.strip())
+    return next(lines, type(error).__name__)
 
 
 # --- folding
@@ -295,13 +291,10 @@ def _is_copy(node: fx.Node) -> bool:
 # --- the module: examples, modes, comparison
 
 
-def _device(module: nn.Module) -> torch.device:
-    return next((t.device for t in all_tensors(module).values()), torch.device("cpu"))
-
-
 def _example(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, batch: int) -> Tensor:
+    device = next((t.device for t in all_tensors(module).values()), torch.device("cpu"))
     generator = torch.Generator().manual_seed(batch)
-    return torch.rand(batch, *shape, generator=generator, dtype=torch.float64).to(_device(module), dtype)
+    return torch.rand(batch, *shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 @contextlib.contextmanager
@@ -311,8 +304,9 @@ def _evaluation(module: nn.Module) -> Iterator[None]:
     if any(nn.parameter.is_lazy(tensor) for tensor in tensors.values()):
         raise _refusal("it has lazy parameters; call it once on an input first")
     modules = list(dict.fromkeys(module.modules()))
-    copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    saved = [(contents, dict(contents)) for m in modules for contents in _contents(m)]
+    copies = [tensor.detach().clone() for tensor in tensors.values()]
+    state = [part for m in modules for part in (vars(m), m._parameters, m._buffers, m._modules)]
+    saved = [(contents, dict(contents)) for contents in state]
     training = [m for m in modules if m.training]
     devices = {t.device.index for t in tensors.values() if t.is_cuda}
     with torch.random.fork_rng(devices=devices):
@@ -331,15 +325,11 @@ def _evaluation(module: nn.Module) -> Iterator[None]:
         raise _refusal(f"the forward pass changes {', '.join(changes)}")
 
 
-def _contents(module: nn.Module) -> list[dict[str, Any]]:
-    return [vars(module), module._parameters, module._buffers, module._modules]
-
-
-def _restore_tensors(tensors: dict[str, Tensor], copies: dict[str, Tensor]) -> list[str]:
+def _restore_tensors(tensors: dict[str, Tensor], copies: list[Tensor]) -> list[str]:
+    """Undo changes of tensors; returns the names of those that had changed."""
     changes = []
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            before = copies[name]
+        for (name, tensor), before in zip(tensors.items(), copies, strict=True):
             if not torch.equal(tensor, before) and tensors_digest(tensor) != tensors_digest(before):  # NaN is not NaN
                 tensor.copy_(before)
                 changes.append(name)

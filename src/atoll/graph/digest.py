@@ -66,7 +66,7 @@ def graph_digest(graph: fx.Graph, tensors: Mapping[str, Tensor]) -> str:
     hashes: dict[fx.Node, str] = {}
     for node in live_nodes(graph):
         hashes[node] = _node_digest(node, hashes, tensors)
-    return next(hashes[node] for node in reversed(graph.nodes) if node.op == "output")
+    return hashes[graph.output_node()]
 
 
 def _update(hasher: Any, name: str, tensor: Tensor) -> None:

@@ -8,6 +8,7 @@ digest.  Their loss landscapes are not read: the file did not say which loss the
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,26 +31,24 @@ def read_results(folder: Path) -> tuple[list[Result], list[str]]:
     """Results in the layout of version 0.1, and why some cannot be read."""
     results: list[Result] = []
     errors: list[str] = []
-    readers: dict[str, Callable[[Any], Result]] = {
+    readers: dict[str, Callable[[Any], Iterator[Result]]] = {
         "evaluations/*/evaluation.json": _attack,
         "certificates/certification.json": _certify,
         "smoothing/certification.json": _certify,
         "curvature/curvature.json": _curvature,
         "explain/explain.json": _explain,
         "explain/images/explain.json": _explain,
+        "result.json": functools.partial(_tests, folder),
     }
     for pattern, read in readers.items():
         for path in sorted(folder.glob(pattern)):
             try:
-                results.append(read(_load(path)))
+                results += read(_load(path))
             except (AtollError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                errors.append(f"{path.relative_to(folder)} cannot be read: {_reason(error)}")
+                reason = f"missing {error}" if isinstance(error, KeyError) else error
+                errors.append(f"{path.relative_to(folder)} cannot be read: {reason}")
     if any((folder / "curvature").glob("landscape-*.npz")):
         errors.append("the loss landscapes of version 0.1 do not say which loss they are of; compute them again")
-    try:
-        results += _tests(folder)
-    except (AtollError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        errors.append(f"result.json cannot be read: {_reason(error)}")
     return results, errors
 
 
@@ -57,10 +56,6 @@ def _load(path: Path) -> Any:
     if not path.is_file() or path.stat().st_size > LARGEST:
         raise ValueError("expected a file of at most 64 MB")
     return json.loads(path.read_text())
-
-
-def _reason(error: Exception) -> str:
-    return f"missing {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _common(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,13 +78,13 @@ def _accuracy(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {"correct": tree["correct"], "total": tree["total"]}
 
 
-def _attack(tree: Mapping[str, Any]) -> Result:
+def _attack(tree: Mapping[str, Any]) -> Iterator[Result]:
     suite, threat = tree["suite"], tree["threat"]
     individual = suite in SUITES and not tree["cascade"]
     settings = _settings(tree, attacks=suite, individual=individual, norm=threat["norm"], eps=threat["eps"])
     attacks = [{**attack, "accuracy": _accuracy(attack["accuracy"])} for attack in tree["attacks"]]
     distance = tree.get("adbd")
-    return AttackResult.from_json(
+    yield AttackResult.from_json(
         _common(tree)
         | {
             "settings": settings | {"surrogate": tree.get("surrogate"), "adbd": distance is not None},
@@ -103,7 +98,7 @@ def _attack(tree: Mapping[str, Any]) -> Result:
     )
 
 
-def _certify(tree: Mapping[str, Any]) -> Result:
+def _certify(tree: Mapping[str, Any]) -> Iterator[Result]:
     smoothing = tree.get("smoothing")
     settings = _settings(
         tree,
@@ -115,7 +110,7 @@ def _certify(tree: Mapping[str, Any]) -> Result:
     if smoothing:
         settings |= {"smooth": smoothing["sigma"], "samples": smoothing["n"], "alpha": smoothing["alpha"]}
     layers = [{**layer, "method": layer["how"]} for layer in tree.get("layers", [])]
-    return CertifyResult.from_json(
+    yield CertifyResult.from_json(
         _common(tree)
         | {
             "settings": settings,
@@ -133,13 +128,13 @@ def _certify(tree: Mapping[str, Any]) -> Result:
     )
 
 
-def _curvature(tree: Mapping[str, Any]) -> Result:
+def _curvature(tree: Mapping[str, Any]) -> Iterator[Result]:
     threat, traces = tree["threat"], tree["traces"]
     settings = _settings(tree, loss=tree["loss"], steps=tree["steps"], norm=threat["norm"], eps=threat["eps"])
     settings |= {"top": len(tree.get("eigenvalues", [])), "gap": "gap" in tree}
     names = ("mean_loss", "wci", "bound", "weight_norm", "root_trace", "negative", "layers")
     bounds = [{**bound, "message": bound["words"]} for bound in tree["pac_bayes"]]
-    return CurvatureResult.from_json(
+    yield CurvatureResult.from_json(
         _common(tree)
         | {name: tree[name] for name in names}
         | {
@@ -155,12 +150,12 @@ def _curvature(tree: Mapping[str, Any]) -> Result:
     )
 
 
-def _explain(tree: Mapping[str, Any]) -> Result:
+def _explain(tree: Mapping[str, Any]) -> Iterator[Result]:
     boundary, images = tree["boundary"], tree.get("images") or []
     settings = {"split": tree["split"] or "test", "points": tree["points"], "seed": tree["seed"], "images": images}
     settings |= {name: tree[name] for name in ("sigma", "radius", "checks")}
     settings |= {"methods": list(tree["methods"]), "norm": boundary["norm"]}
-    return ExplainResult.from_json(
+    yield ExplainResult.from_json(
         _common(tree)
         | {
             "settings": settings,
@@ -193,11 +188,9 @@ def _method(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tests(folder: Path) -> Iterator[Result]:
+def _tests(folder: Path, tree: Any) -> Iterator[Result]:
     """The test at the end of training; its PGD stepped by 2.5 eps / steps, so it has a name of its own."""
-    if not (folder / "result.json").is_file():
-        return
-    tree, index = _load(folder / "result.json"), _load(folder / "index.json")
+    index = _load(folder / "index.json")
     threat = yaml.safe_load((folder / "recipe.yaml").read_text())["threat"]
     if "last" not in tree:
         raise ValueError("expected the test of the last checkpoint")

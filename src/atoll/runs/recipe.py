@@ -160,15 +160,15 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
     tree = read_recipe(source, overrides)
     builder = Builder(trust)
     hints = typing.get_type_hints(Recipe)
-    sections = {f.name for f in dataclasses.fields(Recipe)} - {"tree"}
-    for name in sorted(set(tree) - sections):
+    sections = [f.name for f in dataclasses.fields(Recipe) if f.name != "tree"]
+    for name in sorted(tree.keys() - sections):
         builder.error(name, f"unknown section{suggest(name, sections)}")
     for name in ("threat", "model"):
         section: dict[str, Any] = tree[name] if isinstance(tree.get(name), dict) else {}
         if "bounds" in section or "bounds" in (section.get("init_args") or {}):
             builder.error(f"{name}.bounds", "the bounds of inputs are those of the data set; leave them out")
     parts, resolved = {}, {}
-    for name in (f.name for f in dataclasses.fields(Recipe) if f.name in sections):
+    for name in sections:
         if name in tree or name in DEFAULTS:
             parts[name], resolved[name] = builder.build(hints[name], tree.get(name, DEFAULTS.get(name)), name)
         else:
@@ -217,33 +217,24 @@ def _override(tree: dict[str, Any], dotted: str, value: Any) -> None:
     *path, last = dotted.split(".")
     node: Any = tree
     for depth, name in enumerate(path):
-        node = _inside(node, name)
-        if isinstance(node, list):
-            if not name.isdecimal() or int(name) >= len(node):
-                where = ".".join(path[: depth + 1])
-                raise RecipeError(f"{dotted}: expected an index below {len(node)} at {where}, got {name!r}")
-            if isinstance(node[int(name)], str):
-                node[int(name)] = {"class_path": node[int(name)]}
-            node = node[int(name)]
-            continue
-        if not isinstance(node.get(name), dict | list):
-            default = _copy(DEFAULTS.get(name, {})) if depth == 0 and name not in node else node.get(name)
-            node[name] = {"class_path": default} if isinstance(default, str) else {} if default is None else default
-        node = node[name]
-    node = _inside(node, last)
-    if isinstance(node, list):
-        if not last.isdecimal() or int(last) >= len(node):
-            raise RecipeError(f"{dotted}: expected an index below {len(node)}, got {last!r}")
-        node[int(last)] = value
-    elif last == "class_path":
+        if depth == 0:
+            tree.setdefault(name, _copy(DEFAULTS.get(name, {})))
+        node, key = _place(node, name, dotted, f" at {'.'.join(path[: depth + 1])}")
+        inner = node[key] if isinstance(node, list) else node.get(key)
+        node[key] = {"class_path": inner} if isinstance(inner, str) else {} if inner is None else inner
+        node = node[key]
+    node, key = _place(node, last, dotted)
+    if key == "class_path":
         node.clear()  # the arguments of another class would not fit
-        node[last] = value
-    else:
-        node[last] = value
+    node[key] = value
 
 
-def _inside(node: Any, name: str) -> Any:
-    """Step over the ``init_args`` level unless it is named."""
+def _place(node: Any, name: str, dotted: str, where: str = "") -> tuple[Any, Any]:
+    """The mapping or list that a name is in, and its key there; ``init_args`` is stepped over unless it is named."""
     if isinstance(node, dict) and "class_path" in node and name not in ("class_path", "init_args"):
-        return node.setdefault("init_args", {})
-    return node
+        node = node.setdefault("init_args", {})
+    if not isinstance(node, list):
+        return node, name
+    if not name.isdecimal() or int(name) >= len(node):
+        raise RecipeError(f"{dotted}: expected an index below {len(node)}{where}, got {name!r}")
+    return node, int(name)

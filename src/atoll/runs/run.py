@@ -129,6 +129,10 @@ class Run:
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.folder / "checkpoints")
+
     @cached_property
     def _digests(self) -> dict[str, Digest]:
         """Digests of the run's models by file of weights."""
@@ -156,7 +160,7 @@ class Run:
 
     def step(self, which: Which = "best", weights: str = "raw") -> int:
         """The step of a checkpoint; the last one stands in for the best if none was selected."""
-        if not (steps := Checkpoints(self.folder / "checkpoints").steps()):
+        if not (steps := self._checkpoints.steps()):
             raise CheckpointError(f"{self.folder} holds no checkpoint")
         if isinstance(which, int):
             if which not in steps:
@@ -168,7 +172,7 @@ class Run:
 
     def checkpoint_path(self, which: Which = "best", weights: str = "raw") -> Path:
         """Where a checkpoint is."""
-        return Checkpoints(self.folder / "checkpoints").path(self.step(which, weights))
+        return self._checkpoints.path(self.step(which, weights))
 
     def checkpoint(self, which: Which = "best", weights: str = "raw") -> Checkpoint:
         """The checkpoint of the best epoch, the last, or a given step."""
@@ -311,8 +315,7 @@ class Run:
     @cached_property
     def _files(self) -> dict[int, dict[str, str]]:
         """Digests of the weights of every checkpoint."""
-        checkpoints = Checkpoints(self.folder / "checkpoints")
-        return {step: checkpoints.files(step) for step in checkpoints.steps()}
+        return {step: self._checkpoints.files(step) for step in self._checkpoints.steps()}
 
     def checkpoint_name(self, origin: Origin) -> str:
         """``best``, ``last``, both, or the step, of what a result was measured on."""

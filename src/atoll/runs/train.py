@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,10 @@ import yaml
 
 from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifySettings
-from atoll.distributed import barrier, is_main, lost_worker_stops_the_run, process_group, world_size
+from atoll.distributed import barrier, is_main, lost_worker_stops_the_run, process_group
 from atoll.errors import AtollError, RecipeError
 from atoll.files import write_atomic, write_json
-from atoll.measure import OnProgress
+from atoll.measure import Environment, OnProgress
 from atoll.models import Classifier, load_pretrained
 from atoll.rng import key
 from atoll.runs.recipe import Recipe, build_recipe
@@ -152,13 +150,6 @@ def _without_modules(tree: Any) -> Any:
 
 def environment() -> dict[str, Any]:
     """What a run ran on; enough to explain a difference."""
-    return {
-        "atoll": version("atoll"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
-        "processes": world_size(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "command": sys.argv,
-    }
+    names = ("atoll", "torch", "python", "machine", "threads", "processes")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {**{name: getattr(Environment.current(), name) for name in names}, "gpus": gpus, "command": sys.argv}

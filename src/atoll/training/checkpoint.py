@@ -13,8 +13,8 @@ It is written to a temporary folder, synced, and renamed; a killed process leave
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Collection, Mapping
@@ -27,10 +27,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from atoll.errors import CheckpointError
-from atoll.files import sha256, sync
+from atoll.files import json_digest, sha256, sync
 
 FORMAT = 1
 _TENSOR = "$tensor"
+
+
+@dataclass
+class Best:
+    """The checkpoint with the best selection metric."""
+
+    score: float = -math.inf
+    step: int = -1
+    epoch: int = -1
 
 
 @dataclass
@@ -110,7 +119,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             sync(file)
             digests[name] = sha256(file)
         record = {"format": FORMAT, "files": digests, "about": checkpoint.about, "training": training}
-        record["digest"] = _digest(record)
+        record["digest"] = json_digest(record)
         (temporary / "checkpoint.json").write_text(json.dumps(record, indent=1))
         sync(temporary / "checkpoint.json")
         sync(temporary)
@@ -134,7 +143,7 @@ def load_checkpoint(folder: Path, *, with_training: bool = True) -> Checkpoint:
         raise CheckpointError(f"{folder} is not a checkpoint: it has no checkpoint.json") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}/checkpoint.json cannot be read: {error}") from None
-    if not isinstance(record, dict) or record.pop("digest", None) != _digest(record):
+    if not isinstance(record, dict) or record.pop("digest", None) != json_digest(record):
         raise CheckpointError(f"{folder}/checkpoint.json is damaged: its digest does not match")
     if record.get("format") != FORMAT:
         raise CheckpointError(f"{folder}: expected checkpoint format {FORMAT}, got {record.get('format')!r}")
@@ -152,10 +161,6 @@ def load_checkpoint(folder: Path, *, with_training: bool = True) -> Checkpoint:
             raise CheckpointError(f"{file} cannot be read: {error}") from None
     training = unpack(record["training"], tensors.pop("training")) if with_training else {}
     return Checkpoint(tensors.pop("model"), training, record["about"], dict(tensors), record["files"])
-
-
-def _digest(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
@@ -178,12 +183,12 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str = 
     model.load_state_dict(dict(weights))
 
 
+@dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of a run: newest, best, and which ones to keep."""
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        self.folder = folder
-        self.keep = keep
+    folder: Path
+    keep: int = 2
 
     def path(self, step: int) -> Path:
         return self.folder / f"{step:08d}"

@@ -1,12 +1,16 @@
-"""Observers of a run: metrics as JSON lines and to TensorBoard.  Observers never change the run."""
+"""Metrics of a run: running means, and observers that write them.  Observers never change the run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from atoll.distributed import all_sum
 from atoll.files import write_atomic
 
 if TYPE_CHECKING:
@@ -28,6 +32,26 @@ class Observer:
         """Something worth keeping was measured."""
 
     def end(self) -> None: ...
+
+
+@dataclass
+class RunningMeans:
+    """Sums over an epoch, on the device: reading them after every step would stall a GPU."""
+
+    values: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, name: str, value: Tensor) -> None:
+        self.values[name] = self.values.get(name, 0.0) + value.detach().double().sum()
+
+    def means(self) -> dict[str, float]:
+        """Per example, over all processes."""
+        return RunningMeans({name: all_sum(value.clone()) for name, value in self.values.items()}).local_means()
+
+    def local_means(self) -> dict[str, float]:
+        """Per example, over this process."""
+        totals = {name: float(value) for name, value in self.values.items()}
+        count = totals.pop("count", 0.0)
+        return {name: total / count for name, total in totals.items()} if count else {}
 
 
 class JsonLines(Observer):

@@ -46,12 +46,9 @@ class ForwardPasses(nn.Module):
         return features, logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
+@torch.no_grad()
 def cat_outputs(parts: Sequence[Outputs]) -> Outputs:
     """The outputs of the accumulated parts of a step as one, without gradients."""
-
-    def cat(name: str) -> Tensor | None:
-        tensors = [getattr(part, name) for part in parts]
-        return None if tensors[0] is None else torch.cat([t.detach() for t in tensors])
-
-    logits, features, adv_logits, adv_features = map(cat, ("logits", "features", "adv_logits", "adv_features"))
+    columns = zip(*((p.logits, p.features, p.adv_logits, p.adv_features) for p in parts), strict=True)
+    logits, features, adv_logits, adv_features = (None if c[0] is None else torch.cat(c) for c in columns)
     return Outputs(logits, features, adv_logits, adv_features)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import time
@@ -16,7 +17,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.attacks.base import AttackFactory, training_attack
+from atoll.attacks.evaluate import evaluate
 from atoll.attacks.pgd import PGD
+from atoll.attacks.suites import get_attack
+from atoll.certify import Certifier, certifier_for, heuristic_certifier
+from atoll.certify.evaluate import certify
 from atoll.certify.power import LipschitzEstimator
 from atoll.data.base import Batch, Data, Split, batches, shuffled
 from atoll.distributed import default_device, lost_worker_stops_the_run, rank, synchronize_batch_norm, world_size
@@ -27,13 +32,11 @@ from atoll.models.base import Classifier
 from atoll.rng import key
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
-from atoll.training.checkpoint import Checkpoint, Checkpoints, load_weights
+from atoll.training.checkpoint import Best, Checkpoint, Checkpoints, load_weights
 from atoll.training.methods.base import Method, Step
-from atoll.training.observers import Observer
+from atoll.training.observers import Observer, RunningMeans
 from atoll.training.passes import ForwardPasses, cat_outputs
 from atoll.training.schedules import Piecewise, Schedule
-from atoll.training.state import Best, RunningMeans
-from atoll.training.validation import validate
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -172,7 +175,8 @@ class Trainer:
         With ``resume`` the run continues from its newest intact checkpoint and produces bit-identical weights.
         """
         where = f"resume from the checkpoints in {self.folder}" if self.folder else "there was no folder to resume from"
-        with torch.random.fork_rng(self._rng_devices()), lost_worker_stops_the_run(where):
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), lost_worker_stops_the_run(where):
             for method in self.methods:
                 method.setup(self)
             self.best = {weights: Best() for weights in self.weight_sets}
@@ -201,7 +205,9 @@ class Trainer:
 
     def train_step(self, batch: Batch) -> Step:
         """The path of one batch."""
-        self._set_learning_rate()
+        factor = self.schedule(self.position, self.settings.epochs)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
         self.optimizer.zero_grad()  # already here, so that old gradients take no memory while the attack runs
         self.model.train()
         step = Step(batch.x, batch.y, batch.index, self.step, self.position, eps=self.threat.radius)
@@ -303,11 +309,6 @@ class Trainer:
         tensors: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
         return [replace(step, **{name: value[r] for name, value in tensors.items()}) for r in rows]
 
-    def _set_learning_rate(self) -> None:
-        factor = self.schedule(self.position, self.settings.epochs)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
-
     def _autocast(self) -> torch.autocast:
         dtype = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.settings.precision]
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
@@ -375,23 +376,37 @@ class Trainer:
         return ["raw", *self.averages]
 
     @contextmanager
-    def using(self, weights: str | Mapping[str, Tensor]) -> Iterator[None]:
+    def using(self, weights: str) -> Iterator[None]:
         """The model with other weights, and afterwards, exactly, with its own again."""
         if weights == "raw":
             yield
             return
-        other = self.averages[weights] if isinstance(weights, str) else weights
         own = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self.model.load_state_dict(dict(other))
+        self.model.load_state_dict(self.averages[weights])
         try:
             yield
         finally:
             self.model.load_state_dict(own)
 
     def validate(self, split: Split, steps: int) -> dict[str, Accuracy]:
-        """Clean accuracy, accuracy under PGD if ``steps > 0``, and verified accuracy if the loss certifies."""
+        """Clean accuracy, accuracy under PGD if ``steps > 0``, and verified accuracy if the loss certifies.
+
+        The evaluation is that of ``atoll attack`` and ``atoll certify``.  Verified accuracy is ``vra`` if the Lipschitz
+        constants are exact, and ``vra_estimate`` if they come from power iteration, which is no proof.
+        """
         size = math.ceil(self.settings.batch_size / world_size())
-        return validate(self.model, split, self.threat, steps, size, self.lipschitz, self.device)
+        options: dict[str, Any] = {"batch_size": size, "device": self.device}
+        attacks = {"robust": get_attack(f"PGD-{steps}", self.threat)} if steps else {}
+        accuracy = evaluate(self.model, split, attacks, seed="evaluation", check=False, **options).accuracy
+        if self.lipschitz is None:
+            return accuracy
+        assert isinstance(self.model, Classifier)
+        certifier: Certifier
+        if self.lipschitz.exact:  # in float64, as with `atoll certify`
+            certifier = certifier_for(copy.deepcopy(self.model).double(), radii=[self.threat.radius])
+        else:
+            certifier = heuristic_certifier(self.model, self.lipschitz)
+        return accuracy | {self._selected: certify(certifier, split, **options).verified(self.threat.radius)}
 
     def _record(self, kind: str, metrics: Mapping[str, float], step: int | None = None) -> None:
         record = {"kind": kind, "step": self.step if step is None else step, "epoch": self.position, **metrics}
@@ -507,6 +522,3 @@ class Trainer:
             f"training diverged at step {self.step} (epoch {self.position:.2f}, learning rate {lr:g}):"
             f" {' and '.join(bad)}; try a lower learning rate, a warm-up or settings.clip_norm{intact}"
         )
-
-    def _rng_devices(self) -> list[torch.device]:
-        return [self.device] if self.device.type == "cuda" else []

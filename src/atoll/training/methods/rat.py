@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from atoll.distributed import all_sum, world_size
 from atoll.errors import InputError, check_range
 from atoll.models.base import Classifier
-from atoll.modules import evaluation_mode, preserve_parameters, weight_matrices
+from atoll.modules import evaluation_mode, move_parameters, weight_matrices
 from atoll.rng import generator
 from atoll.training.methods.base import METHODS, Method, Step
-from atoll.training.methods.targets import divergence, rows_for, target_matrix
+from atoll.training.methods.s2o import divergence, rows_for, target_matrix
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
@@ -62,11 +62,7 @@ class RAT(Method):
 
     @contextmanager
     def around_attack(self, trainer: Trainer, step: Step) -> Iterator[None]:
-        weights = weight_matrices(trainer.model)
-        with preserve_parameters(weights):
-            with torch.no_grad():
-                for weight, noise in zip(weights, self._noise(trainer, step), strict=True):
-                    weight.add_(noise)
+        with move_parameters(weight_matrices(trainer.model), self._noise(trainer, step)):
             yield
 
     def _noise(self, trainer: Trainer, step: Step) -> Iterator[Tensor]:

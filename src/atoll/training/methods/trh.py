@@ -120,10 +120,8 @@ def full_trace(model: nn.Module, loss: Loss, x: Tensor, x_adv: Tensor | None, y:
         return batch[0]
 
     def value(both: tuple[Tensor, ...], label: Tensor) -> Tensor:
-        clean, adversarial = both[0] if loss.uses_clean else None, both[-1] if x_adv is not None else None
-        out = Outputs(
-            logits=None if clean is None else clean[None], adv_logits=None if adversarial is None else adversarial[None]
-        )
+        clean = both[0][None] if loss.uses_clean else None
+        out = Outputs(logits=clean, adv_logits=both[-1][None] if x_adv is not None else None)
         return torch.stack(list(loss.values(out, label[None]).values())).sum()
 
     def trace(points: tuple[Tensor, ...], label: Tensor) -> Tensor:
@@ -140,6 +138,6 @@ def full_trace(model: nn.Module, loss: Loss, x: Tensor, x_adv: Tensor | None, y:
                 total = total + (hessian[i][j] * products).sum()
         return total
 
-    points = tuple(p for p, used in ((x, loss.uses_clean), (x_adv, x_adv is not None)) if used and p is not None)
+    points = tuple(p for p in (x if loss.uses_clean else None, x_adv) if p is not None)
     traces: Tensor = torch.func.vmap(trace)(points, y)
     return traces

@@ -1,4 +1,5 @@
-"""Adversarial weight perturbation (Wu et al., 2020), of the whole net or of the head only."""
+"""Training at perturbed weights: AWP (Wu et al., 2020), of the whole net or of the head only, and its reference point,
+sharpness-aware minimization (Foret et al., 2021)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from atoll.distributed import all_sum, world_size
 from atoll.errors import InputError, check_range
 from atoll.losses.base import Outputs
 from atoll.models.base import Classifier
-from atoll.modules import preserve_buffers, preserve_parameters, weight_matrices
+from atoll.modules import move_parameters, preserve_buffers, weight_matrices
 from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
@@ -46,18 +47,17 @@ class AWP(Method):
         if trainer.epoch < self.warmup or not self.gamma:
             yield
             return
-        parameters = self.parameters(trainer.model)
-        directions = self.directions(trainer, step, parameters)
-        with preserve_parameters(parameters):
-            with torch.no_grad():
-                for weight, direction in zip(parameters, directions, strict=True):
-                    length = torch.linalg.vector_norm(direction)
-                    # A layer without a gradient stays where it is.
-                    scale = torch.where(length > 0, self.gamma * torch.linalg.vector_norm(weight) / length, 0.0)
-                    weight.add_(direction * scale)
-            del directions, direction  # the step itself makes gradients of its own; two sets would be a copy too many
+        weights = self.parameters(trainer.model)
+        # Nothing else refers to the directions: the step makes gradients of its own, and two sets are one too many.
+        moves = (self.move(w, d) for w, d in zip(weights, self.directions(trainer, step, weights), strict=True))
+        with move_parameters(weights, moves):
             trainer.optimizer.zero_grad()
             yield
+
+    def move(self, weight: Tensor, direction: Tensor) -> Tensor:
+        """By how much a matrix moves; one without a gradient stays where it is."""
+        length = torch.linalg.vector_norm(direction)
+        return direction * torch.where(length > 0, self.gamma * torch.linalg.vector_norm(weight) / length, 0.0)
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """What is perturbed."""
@@ -94,3 +94,34 @@ class AWPT(AWP):
                 for total, gradient in zip(sums, torch.autograd.grad(loss, parameters), strict=True):
                     total.add_(gradient)
         return [all_sum(total) / world_size() for total in sums]
+
+
+@METHODS.register()
+@dataclass(eq=False, kw_only=True)
+class SAM(Method):
+    r"""Trains at :math:`\theta + \rho\, g / \|g\|`, with g the gradient of the loss over all parameters.
+
+    Costs one more forward and backward pass and one copy of the weights.
+
+    Args:
+        rho: length of the perturbation.
+    """
+
+    rho: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_range("[0, inf)", rho=self.rho)
+
+    @contextmanager
+    def around_step(self, trainer: Trainer, step: Step) -> Iterator[None]:
+        with preserve_buffers(trainer.model):
+            trainer.forward_backward(step, plain=True)
+        weights = [p for p in trainer.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in weights if p.grad is not None]
+        length = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+        scale = torch.where(length > 0, self.rho / length, 0.0)
+        moves = map(scale.mul, gradients)
+        del gradients  # the step makes gradients of its own, and two sets are one too many
+        with move_parameters(weights, moves):
+            trainer.optimizer.zero_grad()
+            yield
