@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import time
@@ -17,11 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.attacks.base import AttackFactory, training_attack
-from atoll.attacks.evaluate import evaluate
 from atoll.attacks.pgd import PGD
-from atoll.attacks.suites import get_attack
-from atoll.certify import Certifier, certifier_for, heuristic_certifier
-from atoll.certify.evaluate import certify
 from atoll.certify.power import LipschitzEstimator
 from atoll.data.base import Batch, Data, Split, batches, shuffled
 from atoll.distributed import default_device, lost_worker_stops_the_run, rank, synchronize_batch_norm, world_size
@@ -37,6 +32,7 @@ from atoll.training.methods.base import Method, Step
 from atoll.training.observers import Observer, RunningMeans
 from atoll.training.passes import ForwardPasses, cat_outputs
 from atoll.training.schedules import Piecewise, Schedule
+from atoll.training.validation import validate
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -389,24 +385,9 @@ class Trainer:
             self.model.load_state_dict(own)
 
     def validate(self, split: Split, steps: int) -> dict[str, Accuracy]:
-        """Clean accuracy, accuracy under PGD if ``steps > 0``, and verified accuracy if the loss certifies.
-
-        The evaluation is that of ``atoll attack`` and ``atoll certify``.  Verified accuracy is ``vra`` if the Lipschitz
-        constants are exact, and ``vra_estimate`` if they come from power iteration, which is no proof.
-        """
+        """Clean accuracy, accuracy under PGD if ``steps > 0``, and verified accuracy if the loss certifies."""
         size = math.ceil(self.settings.batch_size / world_size())
-        options: dict[str, Any] = {"batch_size": size, "device": self.device}
-        attacks = {"robust": get_attack(f"PGD-{steps}", self.threat)} if steps else {}
-        accuracy = evaluate(self.model, split, attacks, seed="evaluation", check=False, **options).accuracy
-        if self.lipschitz is None:
-            return accuracy
-        assert isinstance(self.model, Classifier)
-        certifier: Certifier
-        if self.lipschitz.exact:  # in float64, as with `atoll certify`
-            certifier = certifier_for(copy.deepcopy(self.model).double(), radii=[self.threat.radius])
-        else:
-            certifier = heuristic_certifier(self.model, self.lipschitz)
-        return accuracy | {self._selected: certify(certifier, split, **options).verified(self.threat.radius)}
+        return validate(self.model, split, self.threat, steps, size, self.lipschitz, self.device)
 
     def _record(self, kind: str, metrics: Mapping[str, float], step: int | None = None) -> None:
         record = {"kind": kind, "step": self.step if step is None else step, "epoch": self.position, **metrics}

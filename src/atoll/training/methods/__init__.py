@@ -1,13 +1,17 @@
 """Methods that act on the training loop; any of them combines with any loss and with each other."""
 
-from atoll.training.methods.averaging import SWA, Lookahead
+from atoll.training.methods.awp import AWP, AWPT
 from atoll.training.methods.base import Method, Step
-from atoll.training.methods.certified import CentroidsFromData, EpsRamp
+from atoll.training.methods.centroids import CentroidsFromData
 from atoll.training.methods.early_stopping import EarlyStopping
-from atoll.training.methods.inputs import CutMix, GaussianNoise, Mixup
-from atoll.training.methods.perturbation import AWP, AWPT, SAM
+from atoll.training.methods.eps_ramp import EpsRamp
+from atoll.training.methods.gaussian_noise import GaussianNoise
+from atoll.training.methods.lookahead import Lookahead
+from atoll.training.methods.mixing import CutMix, Mixup
 from atoll.training.methods.rat import RAT
 from atoll.training.methods.s2o import S2O
+from atoll.training.methods.sam import SAM
+from atoll.training.methods.swa import SWA
 from atoll.training.methods.trh import TrH
 from atoll.training.methods.wci import MeasureWCI, WCISchedule
 

@@ -16,7 +16,7 @@ from atoll.models.base import Classifier
 from atoll.modules import evaluation_mode, move_parameters, weight_matrices
 from atoll.rng import generator
 from atoll.training.methods.base import METHODS, Method, Step
-from atoll.training.methods.s2o import divergence, rows_for, target_matrix
+from atoll.training.methods.targets import divergence, rows_for, target_matrix
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer

@@ -1,7 +1,4 @@
-"""S2O, second-order statistics optimization (Jin et al., 2022), as in the authors' code or as in their text.
-
-RAT shares its soft targets, built from statistics of the batch, and their distance to predictions.
-"""
+"""S2O, second-order statistics optimization (Jin et al., 2022), as in the authors' code or as in their text."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from torch import Tensor
 from atoll.distributed import all_sum, differentiable_sum, world_size
 from atoll.errors import check_range
 from atoll.training.methods.base import METHODS, Method, Step
+from atoll.training.methods.targets import divergence, rows_for, target_matrix
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
@@ -66,31 +64,3 @@ def correlation(logits: Tensor) -> Tensor:
     size = second.diagonal().clamp_min(torch.finfo(second.dtype).tiny).sqrt()
     norm: Tensor = torch.linalg.matrix_norm(second / (size[:, None] * size))
     return norm
-
-
-def target_matrix(scores: Tensor) -> Tensor:
-    """Rows of non-negative scores to target distributions: 2/K on the diagonal, the rest shared by the scores.
-
-    The scores' own diagonal is ignored; a row of zeros shares evenly instead of dividing by zero.
-
-    >>> target_matrix(torch.tensor([[9.0, 1.0, 3.0, 0.0]]).expand(4, 4))[0]
-    tensor([0.5000, 0.1250, 0.3750, 0.0000])
-    """
-    classes = len(scores)
-    off = scores.clone()
-    off.fill_diagonal_(0)
-    total = off.sum(1, keepdim=True)
-    even = (1 - torch.eye(classes, dtype=scores.dtype, device=scores.device)) / (classes - 1)
-    rows = torch.where(total > 0, off / total.clamp_min(torch.finfo(scores.dtype).tiny), even)
-    return rows * (1 - 2 / classes) + torch.eye(classes, dtype=scores.dtype, device=scores.device) * (2 / classes)
-
-
-def rows_for(matrix: Tensor, y: Tensor) -> Tensor:
-    """Row y of a matrix for each example; mixed labels mix the rows."""
-    return matrix[y] if y.dim() == 1 else y.to(matrix.dtype) @ matrix
-
-
-def divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """KL(target, softmax(logits)), one value per example."""
-    value: Tensor = torch.special.xlogy(target, target) - target * logits.log_softmax(1)
-    return value.sum(1)
