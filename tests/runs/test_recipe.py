@@ -128,6 +128,7 @@ def test_overrides():
     [
         (["epochs"], "expected key.sub=value, got 'epochs'"),
         (["methods.3.k=1"], "expected an index below 0"),
+        (["seed.x=1"], "seed.x: 0 has no part 'x'"),
         (["threat.bounds=null"], "threat.bounds: the bounds of inputs are those of the data set"),
         (["model.bounds=null"], "model.bounds: the bounds of inputs are those of the data set"),
         (["data=[1"], "not valid YAML"),

@@ -233,8 +233,10 @@ def _place(node: Any, name: str, dotted: str, where: str = "") -> tuple[Any, Any
     """The mapping or list that a name is in, and its key there; ``init_args`` is stepped over unless it is named."""
     if isinstance(node, dict) and "class_path" in node and name not in ("class_path", "init_args"):
         node = node.setdefault("init_args", {})
-    if not isinstance(node, list):
+    if isinstance(node, dict):
         return node, name
+    if not isinstance(node, list):
+        raise RecipeError(f"{dotted}: {node!r} has no part {name!r}")
     if not name.isdecimal() or int(name) >= len(node):
         raise RecipeError(f"{dotted}: expected an index below {len(node)}{where}, got {name!r}")
     return node, int(name)
