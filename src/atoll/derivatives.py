@@ -44,7 +44,8 @@ class _Elementary(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return _REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
+        replacement: Callable[..., Any] = _REPLACEMENTS.get(func, func)
+        return replacement(*args, **(kwargs or {}))
 
 
 def _standardize(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
