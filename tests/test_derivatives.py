@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vjp
 
-from atoll.derivatives import elementary_operations
+from atoll.derivatives import call_with, elementary_operations
 
 
 class Attention(nn.Module):
@@ -103,3 +103,21 @@ def test_nothing_stays_behind() -> None:
     with elementary_operations():
         norm(x)
     assert torch.equal(norm(x), before)
+
+
+def test_other_weights_leave_shared_modules_and_tensors_alone() -> None:
+    layer, twin = nn.Linear(3, 3), nn.Linear(3, 3)
+    twin.weight = layer.weight
+    model = nn.Sequential(layer, nn.BatchNorm1d(3), layer, twin).eval()
+    x, own = torch.randn(4, 3), {n: t.clone() for n, t in model.state_dict().items()}
+    other = {n: torch.randn_like(p) for n, p in model.named_parameters()} | {"1.running_mean": torch.ones(3)}
+    output = call_with(model, other, x)
+    assert all(torch.equal(t, own[n]) for n, t in model.state_dict().items())
+    assert model[0].weight is model[2].weight is model[3].weight
+    model.load_state_dict(
+        own
+        | other
+        | {n.replace("0.", "2."): t for n, t in other.items() if n.startswith("0.")}
+        | {"3.weight": other["0.weight"]}
+    )
+    assert torch.equal(model(x), output)

@@ -6,15 +6,40 @@ mode: layer norm, instance norm, ``weight_norm``, attention (``tests/test_deriva
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+
+
+def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The output of a model with other parameters and buffers, which does not change the model.
+
+    Unlike ``torch.func.functional_call``, it may contain a module twice; that leaves such modules with other weights.
+
+    Args:
+        model: a module with one input.
+        tensors: parameters and buffers by name; shared ones need one of their names.
+        x: the input.
+
+    >>> layer = nn.Linear(1, 1, bias=False)
+    >>> call_with(nn.Sequential(layer, layer), {"0.weight": torch.tensor([[2.0]])}, torch.ones(1, 1))
+    tensor([[4.]])
+    """
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    given = {id(tensor): tensors[name] for name, tensor in named if name in tensors}
+    places: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules():  # every module once
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if id(tensor) in given:
+                places[f"{prefix}.{name}" if prefix else name] = given[id(tensor)]
+    output: Tensor = torch.func.functional_call(model, places, (x,), tie_weights=False)
+    return output
 
 
 @contextmanager
