@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from atoll.certify import GloRo, NearestCentroid
+from atoll.certify.evaluate import noise, rejected
 from atoll.certify.prototypes import explained, nearest_examples, prototypes
-from atoll.certify.rejection import noise, rejected
 from atoll.data import Digits, MemorySplit
 from atoll.errors import InputError
 from atoll.models import MLP, CentroidNet

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atoll.certify import NearestCentroid
-from atoll.certify.rejection import rejected
+from atoll.certify.evaluate import rejected
 from atoll.data.base import MemorySplit
 from atoll.models import CentroidNet
 from atoll.studies import Cell, StudyResults

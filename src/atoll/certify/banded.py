@@ -7,9 +7,9 @@ becomes after a Fourier transform is a batch of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -162,17 +162,12 @@ class BlockBandedOperator:
         return len(self.parts) * (factor + gram) * (4 if self.parts.is_complex() else 1)
 
     @cached_property
-    def _products(self) -> dict[tuple[int, int], Tensor]:
-        """Products of two taps, as far as the Gram matrix needs them."""
-        p, products = self.parts, {}
-        step = self.stride if self.output_side else 1
-        for a in range(self.taps):
-            for b in range(a % step, self.taps, step):
-                if self.output_side and a >= b:
-                    products[a, b] = p[:, a] @ p[:, b].mH
-                elif not self.output_side and b >= a:
-                    products[a, b] = p[:, a].mH @ p[:, b]
-        return products
+    def _product(self) -> Callable[[int, int], Tensor]:
+        """The product of two taps, as a block of the Gram matrix contains it; each is computed once."""
+        parts = self.parts.unbind(1)
+        if self.output_side:
+            return cache(lambda tap, other: parts[tap] @ parts[other].mH)
+        return cache(lambda tap, other: parts[tap].mH @ parts[other])
 
     def _block(self, row: int, offset: int) -> Tensor | None:
         """Block (row, row + offset) of the Gram matrix; None for zero."""
@@ -186,7 +181,7 @@ class BlockBandedOperator:
                 inside = rest == 0 and 0 <= place < self.rows_out
                 other = tap + offset
             if inside and 0 <= other < self.taps:
-                product = self._products[tap, other]
+                product = self._product(tap, other)
                 total = product if total is None else total + product
         return total
 

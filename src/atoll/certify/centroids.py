@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from atoll.certify.certificate import Certificate
-from atoll.certify.lipschitz import UNIT_ROUNDOFF, Bound, LayerBound, body_of, compute_dtype, gamma, lipschitz
+from atoll.certify.lipschitz import UNIT_ROUNDOFF, Bound, LayerBound, gamma, lipschitz_of_body
 from atoll.certify.norms import BUDGET
 from atoll.certify.polyhedra import distance_bounds
 from atoll.models.centroid import CentroidNet, EtaLayer
@@ -86,8 +87,7 @@ class NearestCentroid:
         eta: float = 0.0,
     ) -> NearestCentroid:
         """With a proven constant; an InputError names a layer that has none."""
-        network, dtype = body_of(model), compute_dtype(model)
-        encoder = lipschitz(network, model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
+        encoder = lipschitz_of_body(model, budget=budget, on_layer=on_layer)
         return NearestCentroid(model, encoder.bound, encoder.layers, radii=radii, eta=eta)
 
     @property
@@ -130,8 +130,7 @@ class NearestCentroid:
         between = (between.clamp_min(0) + 8 * gamma(c.shape[1] + 8, UNIT_ROUNDOFF[torch.float64]) * norms.max()).sqrt()
         margin = near.squares[:, None] - near.squares.gather(1, own)[:, :, None] - near.slack[:, None, None]
         distance = (margin / (2 * between)).amax(1) / self.model.head.lipschitz
-        per_class = self.model.head.centroids.shape[1]
-        classes = torch.arange(len(c), device=c.device) // per_class
+        classes = torch.arange(len(c), device=c.device) // self.model.head.centroids.shape[1]
         return distance.masked_fill(classes == near.top[:, None], math.inf)
 
     def _refine(self, near: _Neighbourhood, bounds: Tensor, goal: Tensor) -> None:
@@ -164,12 +163,10 @@ class NearestCentroid:
     def separation(self) -> float:
         """The smallest distance between centroids of different classes (d_min)."""
         classes = self.model.head.centroids.detach().double()
-        pairs = [
+        return min(
             float(torch.cdist(one, two, compute_mode="donot_use_mm_for_euclid_dist").min())
-            for j, one in enumerate(classes)
-            for two in classes[j + 1 :]
-        ]
-        return min(pairs)
+            for one, two in combinations(classes, 2)
+        )
 
     @property
     def global_radius(self) -> float:
@@ -193,23 +190,14 @@ class NearestCentroid:
 
 @dataclass(frozen=True)
 class _Neighbourhood:
-    """What the certificates of some points are made of.
+    """What the certificates of some points are made of."""
 
-    Args:
-        top: predicted classes.
-        squares: squared distances (of stretched features) to all centroids, ``(batch, centroids)``.
-        own: the nearest centroids of the predicted class, nearest first.
-        slack: what rounding may have added to a difference of two squared distances.
-        low: moves of a feature below it change nothing more, where that is known.
-        high: nor do moves above it.
-    """
-
-    top: Tensor
-    squares: Tensor
-    own: Tensor
-    slack: Tensor
-    low: Tensor
-    high: Tensor
+    top: Tensor  # predicted classes
+    squares: Tensor  # squared distances (of stretched features) to all centroids, ``(batch, centroids)``
+    own: Tensor  # the nearest centroids of the predicted class, nearest first
+    slack: Tensor  # what rounding may have added to a difference of two squared distances
+    low: Tensor  # moves of a feature below it change nothing more, where that is known,
+    high: Tensor  # nor do moves above it
 
     @staticmethod
     def of(z: Tensor, top: Tensor, certifier: NearestCentroid) -> _Neighbourhood:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from atoll.measure import OnProgress
 from atoll.models.base import Classifier
 from atoll.models.centroid import CentroidNet
 from atoll.modules import evaluation_mode
-from atoll.rng import generator
+from atoll.rng import PointRNG, generator
 from atoll.stats import Accuracy
 from atoll.threat import Bounds, ThreatModel
 
@@ -63,7 +62,6 @@ def certifier_for(
     """The certifier of a model: ``NearestCentroid`` for Centroid Nets, ``GloRo`` for other classifiers.
 
     Args:
-        model: the classifier.
         budget: operations per layer's proof.
         on_layer: called after each layer's proof.
         radii: radii that matter; some certifiers search longer for points that do not reach them.
@@ -180,20 +178,35 @@ def certify(
     return Certification(all_sum(prediction), all_sum(radius), split.labels.clone())
 
 
+def rejected(
+    certifier: Certifier, split: Split, eps: float, *, batch_size: int = 256, device: torch.device | str = "cpu"
+) -> Accuracy:
+    """The share of points on which the classifier abstains because nothing is certified at eps.
+
+    >>> from atoll.models import MLP
+    >>> rejected(GloRo.proven(MLP((2,), 2)), noise((2,), 50), 1e6).correct
+    50
+    """
+    return certify(certifier, split, batch_size=batch_size, device=device).rejected(eps)
+
+
+def noise(shape: tuple[int, ...], count: int, *, seed: object = 0) -> MemorySplit:
+    """Inputs with independent uniform numbers in [0, 1]; all labels are 0.
+
+    >>> noise((1, 8, 8), 3).images.shape
+    torch.Size([3, 1, 8, 8])
+    """
+    index = torch.arange(count)
+    return MemorySplit(PointRNG(seed, "noise", index=index).uniform(*shape), torch.zeros_like(index))
+
+
 @dataclass(frozen=True)
 class CertificateCheck:
-    """An attack on certified points at their certified radius that changed no prediction.
+    """An attack on certified points at their certified radius that changed no prediction."""
 
-    Args:
-        attacked: points that were attacked.
-        certified: points that could have been.
-        passes: forward and backward passes.
-        seconds: time of the attacks.
-    """
-
-    attacked: int
-    certified: int
-    passes: int
+    attacked: int  # points
+    certified: int  # points that could have been attacked
+    passes: int  # forward and backward
     seconds: float
 
 
@@ -220,13 +233,8 @@ def attack_certified(
 
     Args:
         model: the model to attack: the certified one, or a copy of it in lower precision.
-        certifier: certifier that issued the certificates.
-        split: the points.
-        certification: certificates of the points.
-        bounds: valid range of inputs.
         points: attack this many points, chosen at random (default: all).
         attacks: attacks by name, built for each radius; those of ``special_attacks`` are added.
-        batch_size: points attacked together.
         seed: seed of the attacks and of the choice of points.
         folder: where to write ``broken.safetensors``, the first point whose certificate is false; removed if there
             is none.
@@ -234,14 +242,15 @@ def attack_certified(
     began, attacks = time.monotonic(), {**attacks, **special_attacks(model)}
     certified = ((certification.radius > 0) & certification.radius.isfinite()).nonzero().squeeze(1)
     sample = certified[torch.randperm(len(certified), generator=generator(seed, "certified points"))[:points]]
+    sample = sample[certification.radius[sample].argsort(stable=True)]
     passes = 0
-    for done, index in _groups(sample, certification.radius, batch_size):
+    for start in range(0, len(sample), batch_size):
+        index = sample[start : start + batch_size]
         threat = ThreatModel("l2", float(certification.radius[index].min()), bounds)
         x = to_float(split.fetch(index))
-        group = MemorySplit(x, certification.prediction[index])
         evaluation = evaluate(
             model,
-            group,
+            MemorySplit(x, certification.prediction[index]),
             {name: make(threat) for name, make in attacks.items()},
             cascade=True,
             batch_size=batch_size,
@@ -251,21 +260,12 @@ def attack_certified(
             keep=True,
         )
         passes += sum(attack.forward + attack.backward for attack in evaluation.attacks)
-        _confirm(evaluation, certifier, x, index, certification, list(attacks), folder, device)
+        _confirm(evaluation, certifier, x, index, certification, folder, device)
         if on_progress is not None:
-            on_progress("attack certified points", done, len(sample))
+            on_progress("attack certified points", start + len(index), len(sample))
     if folder is not None and is_main():
         (folder / BROKEN).unlink(missing_ok=True)
     return CertificateCheck(len(sample), len(certified), passes, time.monotonic() - began)
-
-
-def _groups(sample: Tensor, radius: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
-    """Points in order of their radius, a few at a time, and the number of points so far."""
-    done = 0
-    for index in torch.split(sample[radius[sample].argsort(stable=True)], size):
-        done += len(index)
-        if len(index):
-            yield done, index
 
 
 def _confirm(
@@ -274,7 +274,6 @@ def _confirm(
     x: Tensor,
     index: Tensor,
     certification: Certification,
-    names: list[str],
     folder: Path | None,
     device: torch.device | str,
 ) -> None:
@@ -293,7 +292,7 @@ def _confirm(
     row = rows[first]
     message = (
         f"a certificate is false: point {int(index[row])} was certified to {float(radius[first]):.6g}, and"
-        f" {names[int(evaluation.broken_by[row])]} changed its class at {float(distance[first]):.6g}"
+        f" {evaluation.attacks[int(evaluation.broken_by[row])].name} changed its class at {float(distance[first]):.6g}"
     )
     if folder is not None:
         barrier()
@@ -367,21 +366,17 @@ class _RelabeledSplit:
         return self.split.fetch(index)
 
 
-def relative_cost(certifier: Certifier, model: nn.Module, x: Tensor, rounds: int = 7) -> float:
+def relative_cost(certifier: Certifier, model: nn.Module, x: Tensor) -> float:
     """Time of certifying a batch over plain inference: the median of runs side by side, of one if they are long."""
-
-    @torch.no_grad()
-    def plain() -> None:
-        with evaluation_mode(model):
-            model(x)
-
     ratios = []
-    for _ in range(rounds + 1):
+    for _ in range(8):  # the first to warm up
         start = time.perf_counter()
-        plain()
+        with torch.no_grad(), evaluation_mode(model):
+            model(x)
         middle = time.perf_counter()
         certifier(x)
-        ratios.append((time.perf_counter() - middle) / (middle - start))
-        if time.perf_counter() - middle > 1 and len(ratios) > 1:
+        seconds = time.perf_counter() - middle
+        ratios.append(seconds / (middle - start))
+        if seconds > 1 and len(ratios) > 1:
             break
-    return statistics.median(ratios[1:]) if rounds else math.nan
+    return statistics.median(ratios[1:])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atoll.certify.certificate import Certificate
 from atoll.certify.layers import linear_map
-from atoll.certify.lipschitz import UNIT_ROUNDOFF, Bound, LayerBound, body_of, compute_dtype, gamma, lipschitz
+from atoll.certify.lipschitz import UNIT_ROUNDOFF, Bound, LayerBound, gamma, lipschitz_of_body
 from atoll.certify.norms import BUDGET
 from atoll.errors import InputError
 from atoll.models.base import Classifier
@@ -43,7 +43,7 @@ class PairwiseLipschitz:
 
 
 def radius(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor:
-    r"""How far an input can be moved before the prediction j changes, at least.
+    r"""How far an input of l2 norm ``size`` can be moved before the prediction j changes, at least.
 
     .. math:: \min_{i \ne j} \frac{f_j - f_i - 2 (A_{ji} \|x\| + B_{ji})}{K_{ji} + A_{ji}}
 
@@ -51,17 +51,11 @@ def radius(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor
     itself computed with an error of at most :math:`A (\|x\| + r) + B`.  What is left is positive for all smaller r, so
     the computed prediction does not change either, and in exact arithmetic (A = B = 0) this is the radius of GloRo.
 
-    Args:
-        logits: as computed.
-        size: l2 norms of the inputs.
-        constants: of the network.
-
     >>> constants = PairwiseLipschitz.estimated(torch.tensor([[0.0, 2.0], [2.0, 0.0]]))
     >>> radius(torch.tensor([[3.0, 1.0]]), torch.ones(1), constants)
     tensor([1.], dtype=torch.float64)
     """
-    smallest: Tensor = radius_per_class(logits, size, constants).amin(1)
-    return smallest
+    return radius_per_class(logits, size, constants).amin(1)
 
 
 def radius_per_class(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor:
@@ -80,6 +74,7 @@ def radius_per_class(logits: Tensor, size: Tensor, constants: PairwiseLipschitz)
     return ratio.scatter(1, top[:, None], math.inf)
 
 
+@dataclass(eq=False)
 class GloRo:
     """Certifies any classifier with a linear head whose body has a Lipschitz constant.
 
@@ -100,10 +95,9 @@ class GloRo:
     (tensor([0]), tensor([0.3536], dtype=torch.float64))
     """
 
-    def __init__(self, model: nn.Module, constants: PairwiseLipschitz, layers: tuple[LayerBound, ...] = ()) -> None:
-        self.model = model
-        self.constants = constants
-        self.layers = layers
+    model: nn.Module
+    constants: PairwiseLipschitz
+    layers: tuple[LayerBound, ...] = ()
 
     @property
     def lipschitz(self) -> float:
@@ -117,9 +111,8 @@ class GloRo:
         """With proven constants; an InputError names a layer that has none."""
         if linear_map(model.head) is None:
             raise InputError(f"head ({type(model.head).__name__}) cannot be certified: expected a linear layer")
-        dtype = compute_dtype(model)
-        body = lipschitz(body_of(model), model.input_shape, budget=budget, dtype=dtype, on_layer=on_layer)
-        return GloRo(model, _pairs(model, body.bound, UNIT_ROUNDOFF[dtype]), body.layers)
+        body = lipschitz_of_body(model, budget=budget, on_layer=on_layer)
+        return GloRo(model, _pairs(model, body.bound), body.layers)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Certificate:
@@ -131,7 +124,7 @@ class GloRo:
 
 
 @torch.no_grad()
-def _pairs(model: Classifier, body: Bound, unit: float) -> PairwiseLipschitz:
+def _pairs(model: Classifier, body: Bound) -> PairwiseLipschitz:
     """The constants of all pairs of logits of a linear head, and the error of computing them."""
     head = copy.deepcopy(model.head).double().cpu()
     linear = linear_map(head)
@@ -139,7 +132,7 @@ def _pairs(model: Classifier, body: Bound, unit: float) -> PairwiseLipschitz:
     w, bias = linear.weight, torch.as_tensor(head.bias if head.bias is not None else 0.0).double()
     distance = UP * torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist")
     # One logit is a sum of products, at most |w| |z| large; a normalized head also rounds its weights.
-    rounding = gamma(linear.terms + 8, unit)
+    rounding = gamma(linear.terms + 8, UNIT_ROUNDOFF[next(model.parameters()).dtype])
     length, offset = (rounding * v.expand(len(w)) for v in (w.norm(dim=1), bias.abs()))
     lengths, offsets = length[:, None] + length, offset[:, None] + offset
     return PairwiseLipschitz(

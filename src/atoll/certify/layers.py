@@ -23,28 +23,19 @@ Shape = tuple[int, ...]
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True)
 class ByKind(Generic[Result]):
-    """A function of a layer that depends on the layer's class, None for classes nobody has registered.
+    """A function of a layer that depends on the layer's class, None for classes that are not in the table.
 
     Unlike ``functools.singledispatch`` it knows a subclass only if that has not changed ``forward``: a convolution that
     normalizes its weights first is no longer the convolution a bound was proven for.
 
-    >>> width = ByKind[int]()
-    >>> width.register(nn.Linear)(lambda layer: layer.in_features)(nn.Linear(3, 2))
-    3
+    >>> width = ByKind[int]({nn.Linear: lambda layer: layer.in_features})
     >>> width(nn.Linear(3, 2)), width(UnitLinear(3, 2)), width(nn.ReLU())
     (3, None, None)
     """
 
-    def __init__(self) -> None:
-        self.table: dict[type[nn.Module], Callable[..., Result]] = {}
-
-    def register(self, *kinds: type[nn.Module]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-        def add(function: Callable[..., Result]) -> Callable[..., Result]:
-            self.table |= dict.fromkeys(kinds, function)
-            return function
-
-        return add
+    table: dict[type[nn.Module], Callable[..., Result]]
 
     def __call__(self, module: nn.Module, *arguments: Any) -> Result | None:
         for kind in type(module).__mro__:
@@ -106,54 +97,40 @@ class LinearMap:
         return float(self.weight.double().norm()) * patches + (2 if self.residual else 0)
 
 
-# The linear part of a layer that is affine; gradients flow to the layer's parameters.
-linear_map = ByKind[LinearMap]()
-
-
-@linear_map.register(nn.Linear)
-def _(module: nn.Linear) -> LinearMap:
-    return LinearMap(module.weight)
-
-
-@linear_map.register(UnitLinear)
-def _(module: UnitLinear) -> LinearMap:
-    return LinearMap(module.unit_weight)
-
-
-@linear_map.register(nn.Conv2d)
-def _(module: nn.Conv2d) -> LinearMap:
+def _convolution(module: nn.Conv2d) -> LinearMap:
     if module.groups != 1 or module.dilation != (1, 1) or module.padding_mode != "zeros":
         raise InputError("expected a convolution with zero padding, without groups or dilation")
     if isinstance(module.padding, str):
         raise InputError(f"expected padding as numbers, got {module.padding!r}")
-    return LinearMap(module.weight, (module.stride[0], module.stride[1]), (module.padding[0], module.padding[1]))
+    return LinearMap(module.weight, _pair(module.stride), _pair(module.padding))
 
 
-@linear_map.register(LinearResidual)
-def _(module: LinearResidual) -> LinearMap:
-    return LinearMap(module.kernel, (1, 1), (1, 1), residual=True)
+# The linear part of a layer that is affine; gradients flow to the layer's parameters.
+linear_map = ByKind[LinearMap](
+    {
+        nn.Linear: lambda layer: LinearMap(layer.weight),
+        UnitLinear: lambda layer: LinearMap(layer.unit_weight),
+        nn.Conv2d: _convolution,
+        LinearResidual: lambda layer: LinearMap(layer.kernel, (1, 1), (1, 1), residual=True),
+    }
+)
 
 
-# The factors of a layer that multiplies each channel.
-channel_scale = ByKind[Tensor]()
-
-
-@channel_scale.register(ChannelScale)
-def _(module: ChannelScale) -> Tensor:
-    return module.weight
-
-
-@channel_scale.register(Normalize)
-def _(module: Normalize) -> Tensor:
-    return 1 / module.std
-
-
-@channel_scale.register(nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, SyncBatchNorm)
-def _(module: nn.BatchNorm1d | nn.BatchNorm2d) -> Tensor:
+def _batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d) -> Tensor:
     if module.running_var is None:
         raise InputError("expected running statistics: without them every point depends on its batch")
     scale = (module.running_var + module.eps).rsqrt()
     return scale * module.weight if module.affine else scale
+
+
+# The factors of a layer that multiplies each channel.
+channel_scale = ByKind[Tensor](
+    {
+        ChannelScale: lambda layer: layer.weight,
+        Normalize: lambda layer: 1 / layer.std,
+        **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, SyncBatchNorm), _batch_norm),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -165,29 +142,13 @@ class Nonlinear:
     jump: float = 0.0  # for each number of the output
 
 
-# The Lipschitz constant of a layer without parameters, given the shape of its input.
-nonlinear = ByKind[Nonlinear]()
-
-
-@nonlinear.register(nn.Identity, nn.Flatten, nn.Dropout, nn.ReLU, MinMax)
-def _(module: nn.Module, shape: Shape) -> Nonlinear:
-    return Nonlinear(1.0)
-
-
-@nonlinear.register(nn.GELU)
-def _(module: nn.GELU, shape: Shape) -> Nonlinear:
-    return Nonlinear(GELU_SLOPE, roundings=16)
-
-
-@nonlinear.register(nn.Softplus)
-def _(module: nn.Softplus, shape: Shape) -> Nonlinear:
+def _softplus(module: nn.Softplus, shape: Shape) -> Nonlinear:
     if module.threshold < 20:
         raise InputError(f"expected a threshold of at least 20, got {module.threshold}: softplus jumps there")
     return Nonlinear(1.0, roundings=8, jump=SOFTPLUS_JUMP / module.beta)
 
 
-@nonlinear.register(nn.AvgPool2d)
-def _(module: nn.AvgPool2d, shape: Shape) -> Nonlinear:
+def _average_pool(module: nn.AvgPool2d, shape: Shape) -> Nonlinear:
     kernel, stride, padding = (_pair(v) for v in (module.kernel_size, module.stride, module.padding))
     if module.ceil_mode or module.divisor_override or (any(padding) and not module.count_include_pad):
         raise InputError("expected average pooling that divides by the size of its window everywhere")
@@ -196,8 +157,7 @@ def _(module: nn.AvgPool2d, shape: Shape) -> Nonlinear:
     return Nonlinear(conv_norm(window, (shape[1], shape[2]), stride, padding).value, math.prod(kernel) + 1)
 
 
-@nonlinear.register(nn.AdaptiveAvgPool2d)
-def _(module: nn.AdaptiveAvgPool2d, shape: Shape) -> Nonlinear:
+def _global_average(module: nn.AdaptiveAvgPool2d, shape: Shape) -> Nonlinear:
     if _pair(module.output_size) != (1, 1):
         raise InputError(f"expected an average over the whole map, got output size {module.output_size}")
     return Nonlinear((1 + 1e-15) / math.sqrt(shape[1] * shape[2]), shape[1] * shape[2] + 1)
@@ -205,3 +165,22 @@ def _(module: nn.AdaptiveAvgPool2d, shape: Shape) -> Nonlinear:
 
 def _pair(value: object) -> Pair:
     return (value[0], value[1]) if isinstance(value, tuple | list) else (value, value)  # type: ignore[return-value]
+
+
+_NONLINEAR = ByKind[Nonlinear](
+    {
+        **dict.fromkeys((nn.Identity, nn.Flatten, nn.Dropout, nn.ReLU, MinMax), lambda layer, shape: Nonlinear(1.0)),
+        nn.GELU: lambda layer, shape: Nonlinear(GELU_SLOPE, roundings=16),
+        nn.Softplus: _softplus,
+        nn.AvgPool2d: _average_pool,
+        nn.AdaptiveAvgPool2d: _global_average,
+    }
+)
+
+
+def nonlinear(module: nn.Module, shape: Shape) -> Nonlinear:
+    """The Lipschitz constant of a layer without parameters, given the shape of its input."""
+    layer = _NONLINEAR(module, shape)
+    if layer is None:
+        raise InputError("no Lipschitz constant is known for this kind of layer")
+    return layer

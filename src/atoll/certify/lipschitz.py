@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atoll.certify.layers import Shape, channel_scale, linear_map, nonlinear
 from atoll.certify.norms import BUDGET, SpectralNormBound
@@ -18,7 +18,7 @@ from atoll.errors import InputError
 from atoll.models.base import Classifier
 from atoll.models.liresnet import Residual
 
-UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}  # unit roundoff
+UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,8 @@ def unfold(module: nn.Module, shape: Shape, name: str = "") -> tuple[tuple[Node,
     if type(module) is Residual:
         nodes, _ = unfold(module.branch, shape, f"{name}.branch" if name else "branch")
         return (Branch(nodes),), shape
-    parameter = next(module.parameters(), torch.zeros(()))
     with torch.random.fork_rng(devices=[]):
-        out = module(torch.zeros(2, *shape, dtype=parameter.dtype, device=parameter.device))
+        out = module(next(module.parameters(), torch.zeros(())).new_zeros(2, *shape))
     return (Leaf(name, module, shape),), tuple(out.shape[1:])
 
 
@@ -68,19 +67,6 @@ def body_of(model: Classifier) -> nn.Sequential:
     if type(model).forward is not Classifier.forward or type(model).features is not Classifier.features:
         raise InputError(f"{type(model).__name__} cannot be certified: expected normalize, body and head, in turn")
     return nn.Sequential(OrderedDict(normalize=model.normalize, body=model.body))
-
-
-def compute_dtype(model: nn.Module) -> torch.dtype:
-    """The precision that the rounding of a network is counted in, or an InputError if it cannot be."""
-    parameter = next(model.parameters())
-    full = parameter.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
-    if parameter.dtype == torch.float32 and not full:
-        # TF32, bfloat16 inside and Winograd's algorithm round more than the sums of products that are counted here.
-        raise InputError(
-            "model: certificates in float32 are for CPUs with float32_matmul_precision highest;"
-            " run the network in float64 (model.double())"
-        )
-    return parameter.dtype
 
 
 @dataclass(frozen=True)
@@ -101,13 +87,12 @@ class Bound:
 
     def then(self, after: Bound) -> Bound:
         """This map, and another one after it."""
-        a = after
-        gain = a.lipschitz + a.relative  # what happens to the error that is already there
+        gain = after.lipschitz + after.relative  # what happens to the error that is already there
         return Bound(
-            a.lipschitz * self.lipschitz,
-            a.lipschitz * self.offset + a.offset,
-            gain * self.relative + a.relative * self.lipschitz,
-            gain * self.absolute + a.relative * self.offset + a.absolute,
+            after.lipschitz * self.lipschitz,
+            after.lipschitz * self.offset + after.offset,
+            gain * self.relative + after.relative * self.lipschitz,
+            gain * self.absolute + after.relative * self.offset + after.absolute,
         )
 
     def residual(self, unit: float) -> Bound:
@@ -158,29 +143,44 @@ def lipschitz(
     >>> round(lipschitz(net, (2,)).bound.lipschitz, 2)
     4.0
     """
-    parameter = next(network.parameters(), torch.zeros(()))
-    dtype = dtype or parameter.dtype
+    dtype = dtype or next(network.parameters(), torch.zeros(())).dtype
     if dtype not in UNIT_ROUNDOFF:
         raise InputError(f"model: expected float32 or float64 weights, got {dtype}")
     # In float64 the layers are what their float32 weights say, without the rounding of a merged kernel.
     exact = copy.deepcopy(network).double().cpu().eval()
     nodes, _ = unfold(exact, shape)
     layers: list[LayerBound] = []
+    unit = UNIT_ROUNDOFF[dtype]
 
     def follow(nodes: Sequence[Node]) -> Bound:
         bound = Bound()
         for node in nodes:
             if isinstance(node, Branch):
-                bound = bound.then(follow(node.inner).residual(UNIT_ROUNDOFF[dtype]))
+                after = follow(node.inner).residual(unit)
             else:
-                bound_of_layer, layer = _layer(node, UNIT_ROUNDOFF[dtype], budget)
+                after, layer = _layer(node, unit, budget)
                 layers.append(layer)
                 if on_layer is not None:
                     on_layer(layer)
-                bound = bound.then(bound_of_layer)
+            bound = bound.then(after)
         return bound
 
     return Lipschitz(follow(nodes), tuple(layers))
+
+
+def lipschitz_of_body(
+    model: Classifier, *, budget: float = BUDGET, on_layer: Callable[[LayerBound], None] | None = None
+) -> Lipschitz:
+    """That of what a classifier does before its head, in the precision that the classifier computes in."""
+    parameter = next(model.parameters())
+    full = parameter.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+    if parameter.dtype == torch.float32 and not full:
+        # TF32, bfloat16 inside and Winograd's algorithm round more than the sums of products that are counted here.
+        raise InputError(
+            "model: certificates in float32 are for CPUs with float32_matmul_precision highest;"
+            " run the network in float64 (model.double())"
+        )
+    return lipschitz(body_of(model), model.input_shape, budget=budget, dtype=parameter.dtype, on_layer=on_layer)
 
 
 @torch.no_grad()
@@ -190,33 +190,30 @@ def _layer(leaf: Leaf, unit: float, budget: float) -> tuple[Bound, LayerBound]:
     zero = module(torch.zeros(1, *leaf.shape, dtype=torch.float64))
     offset = float(zero.norm()) * (1 + 1e-12)
     try:
-        linear, scale, other = linear_map(module), channel_scale(module), nonlinear(module, leaf.shape)
+        linear, scale = linear_map(module), channel_scale(module)
         if linear is not None:
-            norm = linear.norm(leaf.shape, budget)
             # Two more roundings for the bias, two for the factors of a linear residual.
-            spread = gamma(linear.terms + 4, unit) * linear.spread
-            bound = Bound(norm.value, offset, spread, gamma(linear.terms + 4, unit) * offset)
+            norm, rounding = linear.norm(leaf.shape, budget), gamma(linear.terms + 4, unit)
+            relative, absolute = rounding * linear.spread, rounding * offset
         elif scale is not None:
-            norm = SpectralNormBound(float(scale.abs().max()) * (1 + 1e-15), "exact")
             # Mean, variance, factor and shift, in whatever order; shift and mean may be large and cancel.
+            norm, rounding = SpectralNormBound(float(scale.abs().max()) * (1 + 1e-15), "exact"), gamma(8, unit)
             shifts = offset + 2 * _mean(module) * norm.value * math.sqrt(zero.numel())
-            bound = Bound(norm.value, offset, gamma(8, unit) * norm.value, gamma(8, unit) * shifts)
-        elif other is not None:
-            norm = SpectralNormBound(other.constant, "known")
-            rounding = gamma(other.roundings, unit)
-            jump = other.jump * math.sqrt(zero.numel())
-            bound = Bound(norm.value, offset, rounding * norm.value, rounding * offset + jump)
+            relative, absolute = rounding * norm.value, rounding * shifts
         else:
-            raise InputError("no Lipschitz constant is known for this kind of layer")
+            other = nonlinear(module, leaf.shape)
+            norm, rounding = SpectralNormBound(other.constant, "known"), gamma(other.roundings, unit)
+            relative, absolute = rounding * norm.value, rounding * offset + other.jump * math.sqrt(zero.numel())
     except InputError as error:
         raise InputError(f"{leaf.name or 'network'} ({kind}) cannot be certified: {error}") from None
-    return bound, LayerBound(leaf.name, kind, norm.value, norm.method, time.monotonic() - began)
+    layer = LayerBound(leaf.name, kind, norm.value, norm.method, time.monotonic() - began)
+    return Bound(norm.value, offset, relative, absolute), layer
 
 
 def _mean(module: nn.Module) -> float:
     """The largest number that a layer with factors subtracts from a channel."""
-    mean = getattr(module, "running_mean", None) if not hasattr(module, "mean") else module.mean
-    return 0.0 if mean is None else float(mean.abs().max())  # type: ignore[operator]
+    mean: Tensor | None = getattr(module, "mean", getattr(module, "running_mean", None))
+    return 0.0 if mean is None else float(mean.abs().max())
 
 
 def gamma(terms: int, unit: float) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -21,13 +20,13 @@ from atoll.certify.evaluate import (
     certifier_for,
     certify,
     empirical,
+    noise,
     parse_attacks_for,
     relative_cost,
     special_attacks,
 )
 from atoll.certify.lipschitz import LayerBound
 from atoll.certify.norms import BUDGET
-from atoll.certify.rejection import noise
 from atoll.certify.smoothing import ResumableCertifier, Smoothed
 from atoll.config import build_part, parse_yaml
 from atoll.data.base import Data, Split, SubSplit, to_float
@@ -82,27 +81,22 @@ class CertifySettings(Settings):
             raise InputError("smooth: cannot be combined with reject or eta")
 
     def resolve(self, subject: Subject) -> Self:
-        eps = self.eps
-        if eps is None:
-            if subject.threat.norm != "l2":
-                raise InputError(f"eps: the model was trained against {subject.threat.norm}; give an l2 radius")
-            eps = str(subject.threat.eps)
-        settings = dataclasses.replace(self, eps=eps)
+        if self.eps is None and subject.threat.norm != "l2":
+            raise InputError(f"eps: the model was trained against {subject.threat.norm}; give an l2 radius")
+        eps = str(subject.threat.eps) if self.eps is None else self.eps
+        settings = dataclasses.replace(self, eps=eps, **self._unused)
         for radius in settings.radii:  # a wrong name is an error before any work
             parse_attacks_for(subject.model, self.attacks, ThreatModel("l2", radius, subject.data.bounds))
-        return dataclasses.replace(settings, **self._unused)
+        return settings
 
     @property
     def _unused(self) -> dict[str, Any]:
         """Defaults for what the measurement does not look at, so that equal questions have equal settings."""
-        if self.smooth is None:
-            values: dict[str, Any] = {"samples": type(self).samples, "alpha": type(self).alpha}
-            values["precision"] = self.precision or "float64"
-        else:
-            values = {"attack": False, "budget": type(self).budget, "precision": self.precision or "float32"}
-        if not values.get("attack", self.attack):
-            values |= {"attacks": type(self).attacks, "check": type(self).check}
-        return values
+        smooth = self.smooth is not None
+        attack = self.attack and not smooth
+        unused = [*(["budget"] if smooth else ["samples", "alpha"]), *([] if attack else ["attacks", "check"])]
+        precision = self.precision or ("float32" if smooth else "float64")
+        return {name: getattr(type(self), name) for name in unused} | {"attack": attack, "precision": precision}
 
     @property
     def radii(self) -> list[float]:
@@ -195,21 +189,27 @@ class MeasureCertify(Measurement):
         # The model in its own precision is what gets attacked; it is faster.
         dtype, model = getattr(torch, settings.precision or "float64"), subject.model
         certified = model if subject.precision == dtype else copy.deepcopy(model).to(dtype)
-        split = select(subject.data, settings.split, settings.points)
+        split = self.inputs(subject, settings)
         if settings.smooth is None:
             return _prove(subject, certified, split, settings, context)
         smoothed = Smoothed(certified, settings.smooth, n=settings.samples, alpha=settings.alpha, seed=settings.seed)
         certifier = smoothed if context.folder is None else ResumableCertifier(smoothed, context.folder / "points")
         certification = certify(certifier, split, batch_size=1, device=context.device, on_progress=context.on_progress)
-        _save(certification, subject, settings, context)
-        return _accuracies(certification, settings.radii)
+        return _accuracies(certification, subject, settings, context)
 
 
-def _accuracies(certification: Certification, radii: list[float]) -> dict[str, Any]:
-    radius, accuracy = certification.curve()
+def _accuracies(
+    certification: Certification, subject: Subject, settings: CertifySettings, context: Context
+) -> dict[str, Any]:
+    """The fields that follow from the certificates, which are saved together with a picture of the curve."""
+    radius, accuracy = curve = certification.curve()
+    if context.folder is not None and is_main():
+        write_atomic(context.folder / "certificates.safetensors", save(vars(certification)))
+        figure = plot_certified({subject.origin.run or "model": curve}, settings.radii)
+        figure.savefig(context.folder / "curve.png", dpi=120)
     return {
         "clean": certification.clean,
-        "verified": tuple(Verified(eps=eps, accuracy=certification.verified(eps)) for eps in radii),
+        "verified": tuple(Verified(eps=eps, accuracy=certification.verified(eps)) for eps in settings.radii),
         "median_radius": certification.median_radius,
         "curve": {"radius": tuple(radius.tolist()), "verified": tuple(accuracy.tolist())},
     }
@@ -227,32 +227,27 @@ def _prove(
         eta=settings.eta,
     )
     splits = {f"{settings.split} points": split, **_rejection_data(subject, settings)}
-    certifications = {name: _certify(certifier, each, settings, context) for name, each in splits.items()}
+    certifications = {
+        name: certify(
+            certifier, each, batch_size=settings.batch_size, device=context.device, on_progress=context.on_progress
+        )
+        for name, each in splits.items()
+    }
     certification = next(iter(certifications.values()))
-    _save(certification, subject, settings, context)  # before the attacks, which take longest
+    fields = _accuracies(certification, subject, settings, context)  # before the attacks, which take longest
     x = to_float(split.fetch(torch.arange(min(settings.batch_size, len(split))))).to(context.device)
-    fields = {
-        **_accuracies(certification, settings.radii),
+    fields |= {
         "lipschitz": certifier.lipschitz,
-        "layers": tuple(certifier.layers),
-        "rejected": _rejections(certifications, settings) if settings.reject else (),
+        "layers": certifier.layers,
+        "rejected": tuple(
+            Rejection(data=name, eps=eps, share=each.rejected(eps))
+            for name, each in certifications.items()
+            for eps in settings.radii
+            if settings.reject
+        ),
         "relative_cost": relative_cost(certifier, certified, x.to(next(certified.parameters()).dtype)),
     }
     return fields | _attack(subject, certifier, split, certification, settings, context) if settings.attack else fields
-
-
-def _certify(certifier: Proof, split: Split, settings: CertifySettings, context: Context) -> Certification:
-    return certify(
-        certifier, split, batch_size=settings.batch_size, device=context.device, on_progress=context.on_progress
-    )
-
-
-def _rejections(certifications: Mapping[str, Certification], settings: CertifySettings) -> tuple[Rejection, ...]:
-    return tuple(
-        Rejection(data=name, eps=eps, share=certification.rejected(eps))
-        for name, certification in certifications.items()
-        for eps in settings.radii
-    )
 
 
 def _attack(
@@ -295,13 +290,3 @@ def _rejection_data(subject: Subject, settings: CertifySettings) -> dict[str, Sp
             raise InputError(f"reject: expected inputs of {expected}, got {got} from {name}")
         splits[name] = SubSplit(data.test, torch.arange(min(count, len(data.test))))
     return splits
-
-
-def _save(certification: Certification, subject: Subject, settings: CertifySettings, context: Context) -> None:
-    """The certificates of all points, and the curve as a picture."""
-    if context.folder is None or not is_main():
-        return
-    tensors = {name: getattr(certification, name) for name in ("prediction", "radius", "label")}
-    write_atomic(context.folder / "certificates.safetensors", save(tensors))
-    figure = plot_certified({subject.origin.run or "model": certification.curve()}, settings.radii)
-    figure.savefig(context.folder / "curve.png", dpi=120)

@@ -46,8 +46,6 @@ def conv_norm(
     Args:
         weight: ``(out, in, height, width)``.
         size: height and width of the input.
-        stride: in both directions.
-        padding: in both directions.
         budget: operations a proof may take; the torus is the last resort whatever it takes.
 
     >>> conv_norm(torch.ones(1, 1, 1, 2), (1, 20)).value < 2  # 2 cos(pi / 21)
@@ -59,11 +57,9 @@ def conv_norm(
     if all(k <= s for k, s in zip(weight.shape[2:], stride, strict=True)):
         return dense_norm(weight.flatten(1))
     layout = Layout(size, stride, padding)
-    for method, operator in OPERATORS.items():
-        # Without memory first: the exact operator of a wide layer would take gigabytes.
-        if operator(weight.to("meta"), layout).flops <= budget or method == "torus":
-            return SpectralNormBound(operator(weight, layout).norm(), method)
-    raise AssertionError
+    empty = weight.to("meta")  # the exact operator of a wide layer would take gigabytes
+    method = next((name for name, make in OPERATORS.items() if make(empty, layout).flops <= budget), "torus")
+    return SpectralNormBound(OPERATORS[method](weight, layout).norm(), method)
 
 
 @dataclass(frozen=True)
@@ -74,25 +70,27 @@ class Layout:
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
 
-    def out(self, kernel: torch.Size, axis: int) -> int:
-        return (self.size[axis] + 2 * self.padding[axis] - kernel[axis]) // self.stride[axis] + 1
+    def out(self, kernel: int, axis: int) -> int:
+        """The size of the output along an axis."""
+        return (self.size[axis] + 2 * self.padding[axis] - kernel) // self.stride[axis] + 1
 
-    def banded(self, parts: Tensor, kernel: torch.Size, terms: int = 1) -> BlockBandedOperator:
+    def banded(self, parts: Tensor, terms: int = 1) -> BlockBandedOperator:
         """The map between rows, given its parts."""
-        return BlockBandedOperator(parts, self.size[0], self.out(kernel, 0), self.stride[0], self.padding[0], terms)
+        rows_out = self.out(parts.shape[1], 0)
+        return BlockBandedOperator(parts, self.size[0], rows_out, self.stride[0], self.padding[0], terms)
 
 
 def exact(weight: Tensor, layout: Layout) -> BlockBandedOperator:
     """The convolution itself, which is block-banded once it is cut into rows of pixels."""
     channels_out, channels_in, height, width = weight.shape
-    size, out, kernel = layout.size[1], layout.out(weight.shape[2:], 1), weight.shape[2:]
+    size, out = layout.size[1], layout.out(width, 1)
     parts = weight.new_zeros(height, out, channels_out, size, channels_in)
     for i in range(out):
         for tap in range(width):
             place = layout.stride[1] * i + tap - layout.padding[1]
             if 0 <= place < size:
                 parts[:, i, :, place] = weight[:, :, :, tap].permute(2, 0, 1)
-    return layout.banded(parts.flatten(3, 4).flatten(1, 2)[None].contiguous(), kernel)
+    return layout.banded(parts.flatten(3, 4).flatten(1, 2)[None].contiguous())
 
 
 def strip(weight: Tensor, layout: Layout) -> BlockBandedOperator:
@@ -102,7 +100,7 @@ def strip(weight: Tensor, layout: Layout) -> BlockBandedOperator:
     norm is not larger.
     """
     ring, terms = _ring(weight, 1, layout)  # out, in, height, phase, frequency
-    return layout.banded(ring.permute(4, 2, 0, 1, 3).flatten(3).contiguous(), weight.shape[2:], terms)
+    return layout.banded(ring.permute(4, 2, 0, 1, 3).flatten(3).contiguous(), terms)
 
 
 def torus(weight: Tensor, layout: Layout) -> BlockBandedOperator:
@@ -142,9 +140,8 @@ def _ring(weight: Tensor, axis: int, layout: Layout) -> tuple[Tensor, int]:
     dim = 2 if axis == 0 or weight.is_complex() else 3
     size, stride, padding = layout.size[axis], layout.stride[axis], layout.padding[axis]
     taps = math.ceil(weight.shape[dim] / stride)
-    out = (size + 2 * padding - weight.shape[dim]) // stride + 1
     first, last = padding // stride, (size - 1 + padding) // stride
-    m = max(last, out + taps - 2 - first) + 1
+    m = max(last, layout.out(weight.shape[dim], axis) + taps - 2 - first) + 1
     w = weight.movedim(dim, -1)
     w = F.pad(w, (0, taps * stride - w.shape[-1]))
     w = w.reshape(*w.shape[:-1], taps, stride).mT  # ..., phase, q

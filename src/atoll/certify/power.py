@@ -12,7 +12,7 @@ from atoll.certify.lipschitz import Branch, Leaf, Node, body_of, unfold
 from atoll.errors import InputError
 from atoll.models.base import Classifier
 from atoll.models.centroid import Centroids
-from atoll.modules import evaluation_mode
+from atoll.modules import evaluation_mode, preserve_buffers
 from atoll.rng import generator
 
 
@@ -48,18 +48,17 @@ class LipschitzEstimator(nn.Module):
         if linear_map(model.head) is None and not isinstance(model.head, Centroids):
             raise InputError(f"model: expected a linear head, or centroids, got {type(model.head).__name__}")
         with evaluation_mode(model):
-            # In tuples, so that the model does not become a part of this module.
+            # As leaves, so that the model does not become a part of this module.
             self._nodes, features = unfold(body_of(model), model.input_shape)
-        self._head = (Leaf("head", model.head, features),)
-        self._num_classes = model.num_classes
+        self._head = Leaf("head", model.head, features)
         device = next(model.parameters()).device
         self._device_type = device.type
         self._constants: dict[str, float] = {}
-        for leaf in _leaves(self._nodes if isinstance(model.head, Centroids) else (*self._nodes, *self._head)):
+        for leaf in _leaves(self._nodes if isinstance(model.head, Centroids) else (*self._nodes, self._head)):
             try:
                 linear = linear_map(leaf.module)
                 if linear is None and channel_scale(leaf.module) is None:
-                    self._constants[leaf.name] = _constant(leaf)
+                    self._constants[leaf.name] = nonlinear(leaf.module, leaf.shape).constant
             except InputError as error:
                 name = f"{leaf.name} ({type(leaf.module).__name__})"
                 raise InputError(f"{name} cannot be trained with a Lipschitz bound: {error}") from None
@@ -69,17 +68,16 @@ class LipschitzEstimator(nn.Module):
 
     def forward(self, update: bool = True) -> tuple[Tensor, Tensor]:
         """The constants of all pairs, and of the vector of logits; ``update`` runs power iterations first."""
-        (head,) = self._head
+        head = self._head.module
         with torch.autocast(self._device_type, enabled=False):
-            linear = linear_map(head.module)
             body = self._product(self._nodes, update)
-            if isinstance(head.module, Centroids):
-                body = body * head.module.lipschitz
-                one = next(head.module.parameters()).new_ones(())
-                differ = 1 - torch.eye(self._num_classes, dtype=one.dtype, device=one.device)
-                return body * 2 * differ, body * math.sqrt(self._num_classes) * one
+            if isinstance(head, Centroids):
+                body, classes, one = body * head.lipschitz, len(head.centroids), head.centroids.new_ones(())
+                differ = 1 - torch.eye(classes, dtype=one.dtype, device=one.device)
+                return body * 2 * differ, body * math.sqrt(classes) * one
+            linear = linear_map(head)
             assert linear is not None
-            return body * pair_distances(linear.weight), body * self._norm(linear, head, update)
+            return body * pair_distances(linear.weight), body * self._norm(linear, self._head, update)
 
     @property
     def exact(self) -> bool:
@@ -89,44 +87,36 @@ class LipschitzEstimator(nn.Module):
     @torch.no_grad()
     def converged(self, calls: int = 20) -> Tensor:
         """The matrix after more iterations, with the vectors restored afterwards: for measuring, not for training."""
-        before = {name: vector.clone() for name, vector in self.named_buffers()}
-        for _ in range(calls - 1):
-            self()
-        pairs: Tensor = self()[0]
-        for name, vector in self.named_buffers():
-            vector.copy_(before[name])
+        with preserve_buffers(self):
+            for _ in range(calls - 1):
+                self()
+            pairs: Tensor = self()[0]
         return pairs
 
     def _product(self, nodes: tuple[Node, ...], update: bool) -> Tensor | float:
         total: Tensor | float = 1.0
         for node in nodes:
-            factor = 1 + self._product(node.inner, update) if isinstance(node, Branch) else self._layer(node, update)
-            total = total * factor
+            if isinstance(node, Branch):
+                total = total * (1 + self._product(node.inner, update))
+            elif (linear := linear_map(node.module)) is not None:
+                total = total * self._norm(linear, node, update)
+            elif (scale := channel_scale(node.module)) is not None:
+                total = total * scale.abs().max()
+            else:
+                total = total * self._constants[node.name]
         return total
 
-    def _layer(self, leaf: Leaf, update: bool) -> Tensor | float:
-        linear, scale = linear_map(leaf.module), channel_scale(leaf.module)
-        if linear is not None:
-            return self._norm(linear, leaf, update)
-        if scale is not None:
-            largest: Tensor = scale.abs().max()
-            return largest
-        return self._constants[leaf.name]
-
     def _norm(self, linear: LinearMap, leaf: Leaf, update: bool) -> Tensor:
-        v = self.get_buffer(_buffer(leaf))
+        buffer = v = self.get_buffer(_buffer(leaf))
         if update:
-            v.copy_(self._iterate(linear, v, leaf))
+            with torch.no_grad():
+                for _ in range(self.iterations):
+                    v = linear.transposed(linear.apply(v), leaf.shape)
+                    v = v / v.norm().clamp_min(1e-30)
+                buffer.copy_(v)
         # A copy, because the next update would change the buffer before the backward pass.
-        norm: Tensor = linear.apply(v.clone()).norm()
+        norm: Tensor = linear.apply(buffer.clone()).norm()
         return norm
-
-    @torch.no_grad()
-    def _iterate(self, linear: LinearMap, v: Tensor, leaf: Leaf) -> Tensor:
-        for _ in range(self.iterations):
-            v = linear.transposed(linear.apply(v), leaf.shape)
-            v = v / v.norm().clamp_min(1e-30)
-        return v
 
 
 def pair_distances(weight: Tensor) -> Tensor:
@@ -148,13 +138,6 @@ def _leaves(nodes: tuple[Node, ...]) -> list[Leaf]:
     for node in nodes:
         leaves += _leaves(node.inner) if isinstance(node, Branch) else [node]
     return leaves
-
-
-def _constant(leaf: Leaf) -> float:
-    layer = nonlinear(leaf.module, leaf.shape)
-    if layer is None:
-        raise InputError("no Lipschitz constant is known for this kind of layer")
-    return layer.constant
 
 
 def _buffer(leaf: Leaf) -> str:

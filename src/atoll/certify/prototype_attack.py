@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,6 @@ class PrototypeAttack(Attack):
     def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: PointRNG) -> Tensor:
         if not attackable(model):
             raise InputError(f"PrototypeAttack: expected a CentroidNet without encoder, got {type(model).__name__}")
-        assert isinstance(model, CentroidNet)
         result = x.clone()
         for steps in (0, self.steps):  # most points fall to single planes, which cost little
             robust = (model(result).argmax(1) == y).nonzero().squeeze(1)
@@ -107,6 +107,6 @@ class PrototypeAttack(Attack):
         return moves(lower)
 
 
-def attackable(model: nn.Module) -> bool:
+def attackable(model: nn.Module) -> TypeGuard[CentroidNet]:
     """Whether a model is a classifier by the nearest prototype in input space."""
     return isinstance(model, CentroidNet) and model.is_nearest_prototype

@@ -15,17 +15,11 @@ from atoll.modules import evaluation_mode
 
 @dataclass(frozen=True)
 class Prototypes:
-    """The prototypes of some inputs.
+    """The prototypes of some inputs."""
 
-    Args:
-        inputs: one prototype for each input.
-        centroid: the features they stand for, those of the nearest centroid.
-        distance: how far the prototype's own features are from these.
-    """
-
-    inputs: Tensor
-    centroid: Tensor
-    distance: Tensor
+    inputs: Tensor  # one prototype for each input
+    centroid: Tensor  # the features they stand for, those of the nearest centroid
+    distance: Tensor  # how far the prototype's own features are from these
 
 
 def prototypes(model: CentroidNet, x: Tensor, *, steps: int = 300, lr: float = 0.02) -> Prototypes:
@@ -33,14 +27,8 @@ def prototypes(model: CentroidNet, x: Tensor, *, steps: int = 300, lr: float = 0
 
     .. math:: \arg\min_{x'} \|f(x') - c\|, \quad c = \arg\min_c \|f(x) - c\|
 
-    Without an encoder that is the centroid itself, moved into the bounds of inputs; otherwise Adam looks for it, from
-    x on, and the best input on its way is returned.
-
-    Args:
-        model: in any mode; it is looked at in evaluation mode.
-        x: inputs.
-        steps: of Adam.
-        lr: its learning rate.
+    Without an encoder that is the centroid itself, moved into the bounds of inputs; otherwise Adam looks for it in
+    evaluation mode, from x on, and the best input on its way is returned.
 
     >>> model = CentroidNet((2,), 2, per_class=1)
     >>> _ = model.head.centroids.data.copy_(torch.tensor([[[0.2, 0.2]], [[0.9, 1.4]]]))

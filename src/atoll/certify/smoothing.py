@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from atoll.certify.certificate import Certificate, Certifier
 from atoll.distributed import rank
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, content_hash
 
 ABSTAIN = -1
 
 
+@dataclass(eq=False)
 class Smoothed:
     r"""The classifier :math:`g(x) = \arg\max_c P[f(x + \delta) = c]`, :math:`\delta \sim N(0, \sigma^2 I)`.
 
@@ -55,30 +56,21 @@ class Smoothed:
     tensor([ 0, -1])
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        sigma: float,
-        *,
-        n0: int = 100,
-        n: int = 100_000,
-        alpha: float = 0.001,
-        batch_size: int = 1000,
-        seed: object = 0,
-    ) -> None:
-        if not 0 < sigma < math.inf:
-            raise InputError(f"sigma: expected a number > 0, got {sigma}")
-        if not 0 < alpha < 1:
-            raise InputError(f"alpha: expected a probability between 0 and 1, got {alpha}")
-        if min(n0, n, batch_size) < 1:
-            raise InputError(f"n0, n, batch_size: expected at least 1, got {n0}, {n}, {batch_size}")
-        self.model = model
-        self.sigma = sigma
-        self.n0 = n0
-        self.n = n
-        self.alpha = alpha
-        self.batch_size = batch_size
-        self.seed = seed
+    model: nn.Module
+    sigma: float
+    _: KW_ONLY
+    n0: int = 100
+    n: int = 100_000
+    alpha: float = 0.001
+    batch_size: int = 1000
+    seed: object = 0
+
+    def __post_init__(self) -> None:
+        check_range("(0, inf)", sigma=self.sigma)
+        if not 0 < self.alpha < 1:
+            raise InputError(f"alpha: expected a probability between 0 and 1, got {self.alpha}")
+        if min(self.n0, self.n, self.batch_size) < 1:
+            raise InputError(f"n0, n, batch_size: expected at least 1, got {self.n0}, {self.n}, {self.batch_size}")
 
     def __call__(self, x: Tensor) -> Certificate:
         """Cohen's CERTIFY."""
@@ -106,8 +98,7 @@ class Smoothed:
     @torch.no_grad()
     def counts(self, point: Tensor, n: int, purpose: str) -> Tensor:
         """How often each class was predicted in n draws, for one input."""
-        like = next(self.model.parameters(), point)
-        point = point.to(like)
+        point = point.to(next(self.model.parameters(), point))
         names = (self.seed, "smoothing", purpose, content_hash(point))
         total = torch.zeros((), dtype=torch.int64, device=point.device)
         with evaluation_mode(self.model):

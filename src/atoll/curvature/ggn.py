@@ -64,10 +64,8 @@ def exact_gauss_newton(risk: EmpiricalRisk, index: Tensor) -> Tensor:
     .. math:: \mathrm{Tr}\, J_k^T \Phi J_k = \sum_j \lambda_j \|J_k^T u_j\|^2, \qquad \Phi = \sum_j \lambda_j u_j u_j^T.
     """
     total = torch.zeros(len(risk.parameters), dtype=torch.float64, device=risk.device)
-    for point in torch.split(index, 1):
-        logits, eigenvalues, vectors = _factors(risk, point)
-        for j in range(eigenvalues.shape[1]):
-            total += eigenvalues[0, j] * _squared_norms(_vjp(risk, logits, vectors[:, :, j]))
+    for eigenvalue, product in _summands(risk, index, risk.parameters):
+        total += eigenvalue * _squared_norms(product)
     return total
 
 
@@ -75,14 +73,10 @@ def block_factor(risk: EmpiricalRisk, layer: int) -> tuple[Tensor, Tensor]:
     r"""Rows f and signs s such that one layer's block is :math:`\frac1N \sum_a s_a f_a f_a^T`: a row for each point and
     logit, by a backward pass.  Every process makes all of them.
     """
-    parameter = risk.parameters[layer]
     rows, signs = [], []
-    for point in torch.split(torch.arange(len(risk)), 1):
-        logits, eigenvalues, vectors = _factors(risk, point)
-        for value, u in zip(eigenvalues[0], vectors[0].T, strict=True):
-            (product,) = derivative([logits], [parameter], [u[None].to(logits.dtype)], retain_graph=True)
-            rows.append(value.abs().sqrt() * product.double().flatten())
-            signs.append(value.sign())
+    for eigenvalue, (product,) in _summands(risk, torch.arange(len(risk)), [risk.parameters[layer]]):
+        rows.append(eigenvalue.abs().sqrt() * product.double().flatten())
+        signs.append(eigenvalue.sign())
     return torch.stack(rows), torch.stack(signs)
 
 
@@ -127,6 +121,14 @@ def _factors(risk: EmpiricalRisk, index: Tensor) -> tuple[Tensor, Tensor, Tensor
     return all_logits(out), torch.where(phi.isfinite().all(2), eigenvalues, torch.nan), vectors
 
 
+def _summands(risk: EmpiricalRisk, index: Tensor, parameters: Sequence[Tensor]) -> Iterator[tuple[Tensor, Vector]]:
+    """For each point and eigenvector u of its Phi the eigenvalue and J^T u."""
+    for point in torch.split(index, 1):
+        logits, eigenvalues, vectors = _factors(risk, point)
+        for eigenvalue, u in zip(eigenvalues[0], vectors[0].T, strict=True):
+            yield eigenvalue, _vjp(logits, parameters, u[None])
+
+
 def _vjps(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Iterator[tuple[int, int, Vector]]:
     """The sum over points of J^T B s for each probe, given with its row and sign."""
     logits, eigenvalues, vectors = _factors(risk, index)
@@ -137,12 +139,12 @@ def _vjps(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: objec
         s = streams.rademacher(eigenvalues.shape[1], dtype=eigenvalues.dtype)
         for sign in signs:
             u = torch.einsum("nij,nj->ni", vectors, (sign * eigenvalues).clamp_min(0).sqrt() * s)
-            yield row, sign, _vjp(risk, logits, u)
+            yield row, sign, _vjp(logits, risk.parameters, u)
 
 
-def _vjp(risk: EmpiricalRisk, logits: Tensor, u: Tensor) -> Vector:
+def _vjp(logits: Tensor, parameters: Sequence[Tensor], u: Tensor) -> Vector:
     """J^T u."""
-    return derivative([logits], risk.parameters, [u.to(logits.dtype)], retain_graph=True)
+    return derivative([logits], parameters, [u.to(logits.dtype)], retain_graph=True)
 
 
 def _squared_norms(vector: Vector) -> Tensor:

@@ -16,7 +16,7 @@ from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.trace import OnProgress
 from atoll.data.decode import read_npz
 from atoll.errors import DataError, InputError
-from atoll.modules import evaluation_mode, preserve_parameters
+from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, generator
 
 if TYPE_CHECKING:
@@ -93,16 +93,13 @@ def input_landscape(
     >>> landscape.loss[:, 1].round(decimals=3)  # along the gradient, through the point itself
     tensor([0.5130, 0.5980, 0.6930], dtype=torch.float64)
     """
-    _check(radius, steps)
+    grid, loss = _grid(radius, steps)
     if not len(x) or len(x) != len(y):
         raise InputError(f"expected points with one label each, got {len(x)} points and {len(y)} labels")
     place = next(model.parameters())
     x, y = x.to(place), y.to(place.device)
-    signs = PointRNG(seed, "landscape", index=torch.arange(len(x), device=x.device)).rademacher(
-        *x.shape[1:], dtype=x.dtype
-    )
-    grid = torch.linspace(-radius, radius, steps, dtype=torch.float64)
-    loss = torch.zeros(steps, steps, dtype=torch.float64)
+    streams = PointRNG(seed, "landscape", index=torch.arange(len(x), device=x.device))
+    signs = streams.rademacher(*x.shape[1:], dtype=x.dtype)
     with evaluation_mode(model):
         start = x.detach().requires_grad_()
         with torch.enable_grad():
@@ -140,20 +137,13 @@ def weight_landscape(
     >>> abs(float(landscape.loss[1, 1]) - risk.value()) < 1e-6
     True
     """
-    _check(radius, steps)
+    grid, loss = _grid(radius, steps)
     first, second = (filter_normalized(risk, (seed, number)) for number in (0, 1))
-    grid = torch.linspace(-radius, radius, steps, dtype=torch.float64)
-    loss = torch.zeros(steps, steps, dtype=torch.float64)
-    with preserve_parameters(risk.parameters):
-        start = [p.detach().clone() for p in risk.parameters]
-        for i, a in enumerate(grid):
-            for j, b in enumerate(grid):
-                with torch.no_grad():
-                    for p, w, d, e in zip(risk.parameters, start, first, second, strict=True):
-                        p.copy_(w + float(a) * d + float(b) * e)
-                loss[i, j] = risk.value()
-            if on_progress:
-                on_progress(i + 1, steps)
+    for i, a in enumerate(grid.tolist()):
+        for j, b in enumerate(grid.tolist()):
+            loss[i, j] = risk.values_at((a, first), (b, second)).mean()
+        if on_progress:
+            on_progress(i + 1, steps)
     return Landscape(grid, grid, loss, ("first random direction", "second random direction"))
 
 
@@ -171,6 +161,8 @@ def filter_normalized(risk: EmpiricalRisk, seed: object) -> list[Tensor]:
     return direction
 
 
-def _check(radius: float, steps: int) -> None:
+def _grid(radius: float, steps: int) -> tuple[Tensor, Tensor]:
+    """Places along an axis, and room for the loss at all pairs of them."""
     if not 0 < radius < float("inf") or steps < 3 or steps % 2 == 0:
         raise InputError(f"radius, steps: expected more than 0 and an odd number from 3, got {radius}, {steps}")
+    return torch.linspace(-radius, radius, steps, dtype=torch.float64), torch.zeros(steps, steps, dtype=torch.float64)

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -20,7 +21,7 @@ from atoll.curvature.landscape import Landscape, input_landscape, weight_landsca
 from atoll.curvature.pac_bayes import PACBayesBounds, pac_bayes
 from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.spectrum import Density, density, top_eigenvalues
-from atoll.curvature.trace import Estimator
+from atoll.curvature.trace import Estimator, OnProgress
 from atoll.curvature.wci import WCI, Layer, wci
 from atoll.data.base import Split, SubSplit, sample_rows, to_float
 from atoll.distributed import is_main
@@ -35,6 +36,7 @@ from atoll.measure import (
     SplitName,
     foreign_code,
     resolve_threat,
+    select,
     split_digest,
 )
 from atoll.registry import class_path
@@ -172,7 +174,7 @@ class MeasureCurvature(Measurement):
         return (*code, *gap)
 
     def measure(self, subject: Subject, settings: CurvatureSettings, context: Context) -> dict[str, Any]:
-        stage = _Stage(context)
+        stage = partial(_begin, context)
         threat = resolve_threat(subject, settings.norm, settings.eps)
         loss = resolve_loss(subject, settings.loss)
         model = subject.model
@@ -214,14 +216,15 @@ class MeasureCurvature(Measurement):
             stage("gap")
             train, test = (_tensors(_points(subject, split, settings)) for split in GAP_SPLITS)
             fields["gap"] = robust_gap(model, train, test, attack, seed=settings.seed)
-        self._pictures(risk, index, settings, threat.radius, context, stage)
+        self._pictures(risk, index, settings, threat.radius, context)
         return fields
 
     @staticmethod
     def _pictures(
-        risk: EmpiricalRisk, index: WCI, settings: CurvatureSettings, radius: float, context: Context, stage: _Stage
+        risk: EmpiricalRisk, index: WCI, settings: CurvatureSettings, radius: float, context: Context
     ) -> None:
         """Figures, and the arrays behind them."""
+        stage = partial(_begin, context)
         pictures: dict[str, WCI | Density | Landscape] = {"layers": index}
         if settings.density:
             stage("density")
@@ -246,16 +249,10 @@ class MeasureCurvature(Measurement):
                 picture.save(context.folder / f"{name}.npz")
 
 
-class _Stage:
-    """Reports one stage of the measurement after the other."""
-
-    def __init__(self, context: Context) -> None:
-        self.on_progress = context.on_progress
-
-    def __call__(self, name: str) -> Any:
-        """Begin a stage; returns what it may report its progress to."""
-        self.on_progress(name, 0, 1)
-        return lambda done, total: self.on_progress(name, done, total)
+def _begin(context: Context, stage: str) -> OnProgress:
+    """Report the next stage of the measurement; returns what it may report its progress to."""
+    context.on_progress(stage, 0, 1)
+    return partial(context.on_progress, stage)
 
 
 def loss_name(loss: Loss) -> str:
@@ -296,9 +293,7 @@ def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
 
 def _points(subject: Subject, split: str, settings: CurvatureSettings) -> Split:
     """Random points of a split."""
-    whole = subject.data.split(split)
-    if not len(whole):
-        raise InputError(f"split: the run holds out no {split} points")
+    whole = select(subject.data, split, None)
     return SubSplit(whole, sample_rows(whole, settings.points or len(whole), "curvature", split, settings.seed))
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from atoll.curvature.risk import EmpiricalRisk, Vector, flatten
-from atoll.errors import InputError
-from atoll.modules import preserve_parameters
+from atoll.errors import InputError, check_range
 from atoll.rng import generator
 from atoll.stats import Estimate
 
@@ -26,21 +26,13 @@ TEMPERATURES = tuple(2.0**k for k in range(-6, 7))  # of lambda, in units of the
 
 @dataclass(frozen=True)
 class Posterior:
-    """A Gaussian around the weights whose variance is constant on blocks of them.
-
-    Args:
-        variances: one for each block.
-        traces: of the Hessian on each block.
-        sizes: number of weights in each block.
-        squared_norm: of all weights.
-        sigma0: standard deviation of the prior.
-    """
+    """A Gaussian around the weights whose variance is constant on blocks of them."""
 
     variances: Tensor
-    traces: Tensor
-    sizes: Tensor
-    squared_norm: float
-    sigma0: float
+    traces: Tensor  # of the Hessian on each block
+    sizes: Tensor  # number of weights in each block
+    squared_norm: float  # of all weights
+    sigma0: float  # standard deviation of the prior
 
     @property
     def kl(self) -> float:
@@ -181,20 +173,15 @@ def gibbs_risk(
     >>> abs(still.value - risk.value()) < 1e-9, still.standard_error
     (True, 0.0)
     """
-    if pairs < 2:
-        raise InputError(f"pairs: expected at least 2, got {pairs}")
+    check_range("[2, inf)", pairs=pairs)
     means = torch.zeros(pairs, 2, dtype=torch.float64)
-    with preserve_parameters(risk.parameters):
-        start = [p.detach().clone() for p in risk.parameters]
-        for number in range(pairs):
-            draw = generator(seed, "posterior", number, device=risk.device)
-            noise = [torch.empty_like(w).normal_(generator=draw) * d for w, d in zip(start, deviations, strict=True)]
-            for sign in (1, -1):
-                with torch.no_grad():
-                    for p, w, e in zip(risk.parameters, start, noise, strict=True):
-                        p.copy_(w + sign * e)
-                values = risk.values()
-                means[number] += torch.stack([values.mean(), values.clamp_max(clip).mean()]) / 2
+    for number in range(pairs):
+        draw = generator(seed, "posterior", number, device=risk.device)
+        both = zip(risk.parameters, deviations, strict=True)
+        noise = [torch.empty_like(p).normal_(generator=draw) * d for p, d in both]
+        for sign in (1, -1):
+            values = risk.values_at((sign, noise))
+            means[number] += torch.stack([values.mean(), values.clamp_max(clip).mean()]) / 2
     errors = means.std(0) / math.sqrt(pairs)
     return Estimate(float(means[:, 0].mean()), float(errors[0])), Estimate(float(means[:, 1].mean()), float(errors[1]))
 
@@ -232,21 +219,19 @@ def pac_bayes(
     mean_loss, clipped_loss = float(values.mean()), float(values.clamp_max(clip).mean())
     weights = flatten([p.detach() for p in risk.parameters]).double()
     squared_norm = float(weights.square().sum())
-
-    def spherical(sigma0: float, lambda_: float) -> Posterior:
-        return optimal_posterior([trace], [risk.size], squared_norm, sigma0=sigma0, beta=lambda_)
+    spherical = partial(optimal_posterior, [trace], [risk.size], squared_norm)
 
     def approximate(choice: tuple[float, float]) -> float:
-        q = spherical(*choice)
-        return catoni(clipped_loss + q.increase, q.kl, lambda_=choice[1], n=n, clip=clip, alpha=each)
+        sigma0, lambda_ = choice
+        q = spherical(sigma0=sigma0, beta=lambda_)
+        return catoni(clipped_loss + q.increase, q.kl, lambda_=lambda_, n=n, clip=clip, alpha=each)
 
     sigma0, lambda_ = min(((s, t * n) for s in SIGMAS for t in TEMPERATURES), key=approximate)
-    posteriors = {"spherical": spherical(sigma0, lambda_)}
+    posteriors = {"spherical": spherical(sigma0=sigma0, beta=lambda_)}
     if diagonal is not None:
-        flat = flatten(diagonal).cpu()
-        posteriors["diagonal"] = optimal_posterior(
-            flat, torch.ones_like(flat), squared_norm, sigma0=sigma0, beta=lambda_
-        )
+        traces = flatten(diagonal).cpu()
+        sizes = torch.ones_like(traces)
+        posteriors["diagonal"] = optimal_posterior(traces, sizes, squared_norm, sigma0=sigma0, beta=lambda_)
     bounds = []
     for name, q in posteriors.items():
         deviations = risk.split(q.variances.sqrt().expand(risk.size).to(risk.parameters[0]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from atoll.attacks.base import Attack, check_labels
 from atoll.data.base import in_order
 from atoll.distributed import all_sum, rank, world_size
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.losses.base import Loss, Outputs
+from atoll.modules import preserve_parameters
 
 Vector = list[Tensor]  # one tensor per parameter
 
@@ -74,8 +77,7 @@ class EmpiricalRisk:
             raise InputError(f"x_adv: {type(loss).__name__} needs {wanted}")
         if x_adv is not None and x_adv.shape != x.shape:
             raise InputError(f"x_adv: expected the shape of x, {tuple(x.shape)}, got {tuple(x_adv.shape)}")
-        if micro_batch < 1:
-            raise InputError(f"micro_batch: expected at least 1, got {micro_batch}")
+        check_range("[1, inf)", micro_batch=micro_batch)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("model: expected at least one parameter that requires a gradient")
@@ -105,8 +107,7 @@ class EmpiricalRisk:
         for index in shared(len(x), micro_batch):
             here = index.to(like.device)
             x_adv[index] = attack(model, x[index].to(like), y[index].to(like.device), seed=seed, index=here).to(x)
-        x_adv = all_sum(x_adv.to(like.device)).to(x)
-        return cls(model, loss, x, y, x_adv, micro_batch=micro_batch)
+        return cls(model, loss, x, y, all_sum(x_adv.to(like.device)).to(x), micro_batch=micro_batch)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -125,18 +126,12 @@ class EmpiricalRisk:
         """Number of parameters."""
         return sum(p.numel() for p in self.parameters)
 
-    def inputs(self, index: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Clean and adversarial inputs of some points, as far as the loss asks for them, and labels, on the device."""
-        x = self._to_model(self.x[index]) if self.loss.uses_clean else None
-        x_adv = None if self.x_adv is None else self._to_model(self.x_adv[index])
-        return x, x_adv, self.y[index].to(self.device)
-
     def outputs(self, index: Tensor) -> tuple[Outputs, Tensor]:
-        """Logits and labels of some points."""
-        x, x_adv, y = self.inputs(index)
+        """Clean and adversarial logits of some points, as far as the loss asks for them, and labels."""
+        both = (self.x if self.loss.uses_clean else None, self.x_adv)
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
-            logits, adv_logits = (None if inputs is None else self.model(inputs) for inputs in (x, x_adv))
-        return Outputs(logits=logits, adv_logits=adv_logits), y
+            logits, adv_logits = (None if x is None else self.model(self._to_model(x[index])) for x in both)
+        return Outputs(logits=logits, adv_logits=adv_logits), self.y[index].to(self.device)
 
     def losses(self, index: Tensor) -> Tensor:
         """The loss of each of some points."""
@@ -149,6 +144,15 @@ class EmpiricalRisk:
             with torch.no_grad():
                 values[index] = self.losses(index).double()
         return all_sum(values).cpu()
+
+    def values_at(self, *moves: tuple[float, Sequence[Tensor]]) -> Tensor:
+        """The loss of every point with the weights moved by multiples of some vectors, then restored bit by bit."""
+        with preserve_parameters(self.parameters):
+            with torch.no_grad():
+                for factor, vector in moves:
+                    for parameter, part in zip(self.parameters, vector, strict=True):
+                        parameter.add_(factor * part)
+            return self.values()
 
     def value(self) -> float:
         """The mean loss."""
@@ -250,19 +254,14 @@ def _outputs(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]
     """What every module gives, in the order in which they finish: the first that differs has had equal inputs."""
     outputs: list[tuple[str, nn.Module, Tensor]] = []
 
-    def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def record(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.numel() and output.dim():
-                outputs.append((name, module, output.clone()))
+    def record(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.numel() and output.dim():
+            outputs.append((name, module, output.clone()))
 
-        return record
-
-    hooks = [module.register_forward_hook(recorder(name)) for name, module in model.named_modules()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_hook(partial(record, name)).remove)
         model(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return outputs
 
 
@@ -294,17 +293,14 @@ def nonlinearity(logits: Tensor) -> str | None:
     'Addmm'
     """
     below: dict[Any, frozenset[int]] = {}  # the parameters that a node depends on
-    stack = [logits.grad_fn]
+    stack: list[Any] = [] if logits.grad_fn is None else [logits.grad_fn]
     while stack:
         node = stack[-1]
-        sources = [source for source, _ in node.next_functions if source is not None] if node is not None else []
-        waiting = [source for source in sources if source not in below]
-        if waiting:
+        sources = [source for source, _ in node.next_functions if source is not None]
+        if waiting := [source for source in sources if source not in below]:
             stack += waiting
             continue
         stack.pop()
-        if node is None or node in below:
-            continue
         name = re.sub(r"^.*::|Backward\d*$", "", node.name())
         parts = [below[source] for source in sources]
         together = frozenset().union(*parts)

@@ -52,10 +52,8 @@ def top_eigenvalues(risk: EmpiricalRisk, count: int = 5, *, tolerance: float = 1
             operator, count, which="LA", v0=start, ncv=ncv, tol=tolerance, maxiter=100, return_eigenvectors=False
         )
     except ArpackNoConvergence as error:
-        done = len(error.eigenvalues)
-        raise AtollError(
-            f"only {done} of {count} eigenvalues converged; ask for fewer or allow more tolerance"
-        ) from None
+        done = f"only {len(error.eigenvalues)} of {count} eigenvalues converged"
+        raise AtollError(f"{done}; ask for fewer or allow more tolerance") from None
     return np.sort(values.astype(np.float64))[::-1]
 
 
@@ -94,11 +92,10 @@ class Density:
         """
         arrays = read_npz(path, ("eigenvalues", "weights"))
         shapes = {name: values.shape for name, values in arrays.items()}
-        weights = arrays.get("weights")
-        if len(arrays) < 2 or len(set(shapes.values())) > 1 or weights is None or weights.ndim != 2 or not weights.size:
+        if len(arrays) < 2 or len(set(shapes.values())) > 1 or len(shapes["weights"]) != 2 or 0 in shapes["weights"]:
             raise DataError(f"{path}: expected eigenvalues and weights of one shape (vectors, steps), got {shapes}")
         try:
-            return Density(arrays["eigenvalues"].astype(np.float64), weights.astype(np.float64))
+            return Density(**{name: values.astype(np.float64) for name, values in arrays.items()})
         except (ValueError, TypeError) as error:
             raise DataError(f"{path}: expected numbers, got: {error}") from None
 

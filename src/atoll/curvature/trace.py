@@ -14,7 +14,7 @@ from atoll.curvature.ggn import exact_gauss_newton, ggn_trace_samples, net_nonli
 from atoll.curvature.risk import EmpiricalRisk, derivative, flatten, shared
 from atoll.data.base import in_order
 from atoll.distributed import all_sum, rank, world_size
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.rng import generator
 from atoll.stats import Estimate
 
@@ -30,13 +30,8 @@ _FREEDOM = 60  # degrees of freedom of a standard error: with fewer, intervals o
 class Traces:
     """The trace of the Hessian with respect to each parameter, and how far it can be trusted.
 
-    Args:
-        names: of the parameters.
-        values: their traces.
-        covariance: of the estimates, ``(layers, layers)``; zero if they are exact.
-        estimator: which one was used.
-        reason: why.
-        probes: random vectors per group of points.
+    ``covariance`` is that of the estimates, ``(layers, layers)``, and zero if they are exact; ``reason`` says why this
+    estimator was used, ``probes`` how many random vectors each group of points got.
     """
 
     names: tuple[str, ...]
@@ -112,12 +107,13 @@ def traces(
         raise InputError(
             f"relative_error, max_probes: expected more than 0 and at least 2, got {relative_error}, {max_probes}"
         )
-    if group is not None and group < 1:
-        raise InputError(f"group: expected at least 1, got {group}")
-    if estimator == "exact":
-        return _exact(risk, on_progress)
+    check_range("[1, inf)", group=group)
     nonlinear = net_nonlinearity(risk)
     reason = f"{nonlinear} is not piecewise linear" if nonlinear else "the net is piecewise linear in each parameter"
+    if estimator == "exact":
+        values = _exact(risk, nonlinear is None, on_progress)
+        name = "exact_hessian" if nonlinear else "exact_gauss_newton"
+        return Traces(risk.names, values, values.new_zeros(len(values), len(values)), name, reason)
     if estimator == "auto":
         estimator = "hutchinson" if nonlinear else "gauss_newton"
     elif estimator == "gauss_newton" and nonlinear:
@@ -165,22 +161,17 @@ def _summary(risk: EmpiricalRisk, samples: Tensor, estimator: str, reason: str) 
     return Traces(risk.names, values, covariance, estimator, reason, probes)
 
 
-def _exact(risk: EmpiricalRisk, on_progress: OnProgress | None) -> Traces:
-    nonlinear = net_nonlinearity(risk)
-    if nonlinear is None:
-        name, reason = "exact_gauss_newton", "the net is piecewise linear in each parameter"
-        values = torch.zeros(len(risk.names), dtype=torch.float64, device=risk.device)
-        points = shared(len(risk), 1)
-        for done, index in enumerate(points, 1):
-            values += exact_gauss_newton(risk, index)
-            if on_progress:
-                on_progress(done, len(points))
-        values = all_sum(values).cpu() / len(risk)
-    else:
-        name, reason = "exact_hessian", f"{nonlinear} is not piecewise linear"
-        parts = blocks(risk, hessian(risk)).values()
-        values = torch.stack([part.diagonal().double().sum() for part in parts]).cpu()
-    return Traces(risk.names, values, torch.zeros(len(values), len(values), dtype=torch.float64), name, reason)
+def _exact(risk: EmpiricalRisk, linear: bool, on_progress: OnProgress | None) -> Tensor:
+    """Traces without error: by the Gauss-Newton matrix of a piecewise linear net, else by the dense Hessian."""
+    if not linear:
+        return torch.stack([part.sum() for part in risk.split(hessian(risk).diagonal().double())]).cpu()
+    values = torch.zeros(len(risk.names), dtype=torch.float64, device=risk.device)
+    points = shared(len(risk), 1)
+    for done, index in enumerate(points, 1):
+        values += exact_gauss_newton(risk, index)
+        if on_progress:
+            on_progress(done, len(points))
+    return all_sum(values).cpu() / len(risk)
 
 
 def hutchinson(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Tensor:
@@ -235,15 +226,6 @@ def hessian(risk: EmpiricalRisk, rows: Tensor | None = None) -> Tensor:
             )
             sums += torch.cat([part.reshape(len(part_rows), -1) for part in parts], 1)
     return all_sum(total) / len(risk)
-
-
-def blocks(risk: EmpiricalRisk, matrix: Tensor) -> dict[str, Tensor]:
-    """The diagonal blocks of a dense Hessian, one for each parameter."""
-    parts, start = {}, 0
-    for name, p in zip(risk.names, risk.parameters, strict=True):
-        parts[name] = matrix[start : start + p.numel(), start : start + p.numel()]
-        start += p.numel()
-    return parts
 
 
 _SAMPLERS = {"hutchinson": hutchinson, "gauss_newton": ggn_trace_samples}

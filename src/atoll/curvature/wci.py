@@ -35,15 +35,8 @@ class WCI:
     .. math:: \mathrm{WCI} = \sum_k \sqrt{\|W_k\|_F^2\, \max(\mathrm{Tr}\, H_k, 0)}
               \le \sqrt{\sum_k \|W_k\|_F^2} \sqrt{\sum_k \max(\mathrm{Tr}\, H_k, 0)}
 
-    The paper leaves open what to do with negative traces; they are clipped, and counted in ``negative``.
-
-    Args:
-        index: the sum, with its standard error.
-        layers: what it is made of.
-        weight_norm: the first factor of the bound (the paper's Eq. 6).
-        root_trace: the second.
-        negative: number of traces that were negative and count as zero.
-        traces: of all parameters.
+    The factors of the bound (the paper's Eq. 6) are ``weight_norm`` and ``root_trace``.  The paper leaves open what to
+    do with negative traces; they count as zero, and ``negative`` is their number.
     """
 
     index: Estimate

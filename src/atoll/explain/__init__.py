@@ -11,11 +11,10 @@ from atoll.explain.attributions import (
     attribution,
 )
 from atoll.explain.boundary import BoundaryPoints, boundary_search
-from atoll.explain.faithfulness import completeness_gap, infidelity
+from atoll.explain.faithfulness import attribution_lipschitz, completeness_gap, infidelity
 from atoll.explain.importance import alignment, rho_importance
 from atoll.explain.locality import Locality, locality
 from atoll.explain.sanity import sanity_check
-from atoll.explain.sensitivity import attribution_lipschitz
 
 __all__ = [
     "STANDARD",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import check_labels
 from atoll.attacks.evaluate import automatic_batch_size
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.explain.boundary import BoundaryPoints, boundary_search
 from atoll.modules import evaluation_mode
 from atoll.registry import Registry
@@ -33,9 +33,6 @@ class PointAttribution(GradientAttribution):  # type: ignore[misc]
     Captum's interface: ``attribute(inputs, target=...)`` gives a tensor of the inputs' shape.  The model may be any
     ``nn.Module`` from inputs to logits; it is used in evaluation mode, and modes, buffers and gradients are left as
     they were.  What comes out for a point depends on the point and the seed, not on the batch (up to rounding).
-
-    Args:
-        model: the classifier.
     """
 
     registry: ClassVar[Registry] = ATTRIBUTIONS
@@ -68,8 +65,7 @@ class PointAttribution(GradientAttribution):  # type: ignore[misc]
         x = checked(inputs)
         if return_convergence_delta and not self.has_convergence_delta():
             raise InputError(f"return_convergence_delta: {type(self).__name__} is not meant to be complete")
-        if internal_batch_size is not None and internal_batch_size < 1:
-            raise InputError(f"internal_batch_size: expected at least 1, got {internal_batch_size}")
+        check_range("[1, inf)", internal_batch_size=internal_batch_size)
         with evaluation_mode(self.model):
             batch_size = internal_batch_size or automatic_batch_size(self.model, x)
             classes = checked_target(self.model, x, target, batch_size)
@@ -77,8 +73,7 @@ class PointAttribution(GradientAttribution):  # type: ignore[misc]
             attributions = self.explain(x, start, classes, batch_size)
             if not return_convergence_delta:
                 return attributions
-            end, begin = (logit(self.model, point, classes, batch_size) for point in (x, start))
-        return attributions, attributions.flatten(1).sum(1) - (end - begin)
+            return attributions, convergence_delta(self.model, x, attributions, start, classes, batch_size)
 
     def start(self, x: Tensor, batch_size: int, boundary: BoundaryPoints | None) -> Tensor:
         """Where the paths to the inputs start: at themselves if there are none."""
@@ -220,7 +215,7 @@ class BoundarySaliency(BoundaryAttribution):
 
 
 @ATTRIBUTIONS.register("BIG")
-class BoundaryIntegratedGradients(BoundaryAttribution):
+class BoundaryIntegratedGradients(BoundaryAttribution, IntegratedGradients):
     r"""BIG: integrated gradients with the closest known point across the boundary as the baseline.
 
     .. math:: (x - x_{adv}) \cdot \int_0^1 \nabla f_y(x_{adv} + t (x - x_{adv}))\, dt
@@ -239,12 +234,6 @@ class BoundaryIntegratedGradients(BoundaryAttribution):
     def __init__(self, model: nn.Module, *, steps: int = STEPS, **search: Any) -> None:
         super().__init__(model, **search)
         self.steps = steps
-
-    def explain(self, x: Tensor, start: Tensor, target: Tensor, batch_size: int) -> Tensor:
-        return path_gradient(self.model, x, start, target, self.steps, batch_size)
-
-    def has_convergence_delta(self) -> bool:
-        return True
 
 
 def attribution(name: str, model: nn.Module, **options: Any) -> PointAttribution:
@@ -265,6 +254,14 @@ def logit(model: nn.Module, x: Tensor, target: Tensor, batch_size: int) -> Tenso
         return torch.cat([model(part).gather(1, classes[:, None]).squeeze(1) for part, classes in parts])
 
 
+def convergence_delta(
+    model: nn.Module, x: Tensor, attributions: Tensor, start: Tensor, target: Tensor, batch_size: int
+) -> Tensor:
+    """For each point the sum of its attributions minus the difference of the logits at the input and at the start."""
+    end, begin = (logit(model, point, target, batch_size) for point in (x, start))
+    return attributions.flatten(1).sum(1) - (end - begin)
+
+
 def mean_gradient(
     model: nn.Module,
     target: Tensor,
@@ -277,13 +274,8 @@ def mean_gradient(
 
     .. math:: \sum_k w_k \nabla f_y(\mathrm{place}_k)
 
-    Args:
-        model: f, in evaluation mode.
-        target: y, one for each point.
-        place: given numbers of points and numbers k, the inputs to take gradients at.
-        weights: w.
-        like: of the shape of the inputs.
-        batch_size: places that go through the model together, which bounds the memory.
+    ``place`` takes numbers of points and numbers k; only ``batch_size`` places are in memory at a time.  ``like`` has
+    the shape of the inputs.
     """
     total, number = torch.zeros_like(like), torch.arange(len(target) * len(weights), device=like.device)
     for chunk in torch.split(number, batch_size):
@@ -297,22 +289,13 @@ def mean_gradient(
 
 
 def path_gradient(model: nn.Module, x: Tensor, baseline: Tensor, target: Tensor, steps: int, batch_size: int) -> Tensor:
-    r"""The way from a baseline times the mean gradient on it, by the trapezoid rule.
+    r"""The way from a baseline b times the mean gradient at n steps of it, by the trapezoid rule.
 
     .. math:: (x - b) \cdot \sum_k w_k \nabla f_y(b + t_k (x - b)), \quad t_k = \frac k {n - 1}
 
     with weights 1/(n - 1), half of that at both ends; exact where the gradient is linear on the way.
-
-    Args:
-        model: f, in evaluation mode.
-        x: ends of the paths.
-        baseline: their beginnings, b.
-        target: y.
-        steps: n.
-        batch_size: points of paths that go through the model together.
     """
-    if steps < 2:
-        raise InputError(f"steps: expected at least 2, got {steps}")
+    check_range("[2, inf)", steps=steps)
     t = torch.linspace(0, 1, steps, dtype=x.dtype, device=x.device)
     weights = torch.full_like(t, 1 / (steps - 1))
     weights[[0, -1]] /= 2
@@ -326,9 +309,8 @@ def path_gradient(model: nn.Module, x: Tensor, baseline: Tensor, target: Tensor,
 
 def _captum(method: Any, x: Tensor, target: Tensor, batch_size: int, **options: Any) -> Tensor:
     """A method of Captum's, a batch at a time, on inputs of its own: it sets and unsets their ``requires_grad``."""
-    maps: list[Tensor] = []
-    for part, classes in zip(torch.split(x, batch_size), torch.split(target, batch_size), strict=True):
-        maps.append(method.attribute(part.clone().requires_grad_(), target=classes, **options).detach())
+    parts = zip(torch.split(x, batch_size), torch.split(target, batch_size), strict=True)
+    maps = [method.attribute(part.clone().requires_grad_(), target=y, **options).detach() for part, y in parts]
     return torch.cat(maps)
 
 
@@ -344,8 +326,7 @@ def checked(inputs: Tensor) -> Tensor:
 
 def checked_target(model: nn.Module, x: Tensor, target: Target, batch_size: int) -> Tensor:
     """One class for each input; the predicted one if none is given."""
-
-    with torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         if target is None:
             logits = torch.cat([model(part) for part in torch.split(x, batch_size)])
             check_labels(logits, logits.new_zeros(len(logits), dtype=torch.int64))

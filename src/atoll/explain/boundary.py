@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -14,7 +14,7 @@ from atoll.attacks.evaluate import OnProgress
 from atoll.attacks.fab import FAB
 from atoll.attacks.iterative import AttackState, Points, where_rows
 from atoll.attacks.rays import FAR, RayS
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, content_hash
 from atoll.threat import Bounds, Norm, ThreatModel, per_point
@@ -88,9 +88,9 @@ class BoundaryPoints:
         )
 
     def __getitem__(self, rows: slice | Tensor) -> BoundaryPoints:
-        index = range(len(self))[rows] if isinstance(rows, slice) else torch.arange(len(self))[rows.cpu()].tolist()
+        numbers = torch.arange(len(self), device=self.x.device)[rows].tolist()
         tensors = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return BoundaryPoints(**vars(self) | tensors | {"method": tuple(self.method[i] for i in index)})
+        return BoundaryPoints(**vars(self) | tensors | {"method": tuple(self.method[i] for i in numbers)})
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,7 @@ def boundary_search(
     """
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance: expected a share between 0 and 1, got {tolerance}")
-    if batch_size < 1:
-        raise InputError(f"batch_size: expected at least 1, got {batch_size}")
+    check_range("[1, inf)", batch_size=batch_size)
     threat = ThreatModel(norm, 0.0, bounds)
     for inputs in (x,) if pool is None else (x, pool):
         threat.check(inputs)
@@ -175,40 +174,36 @@ def boundary_search(
         shapes = f"{tuple(x.shape)}" if pool is None else f"{tuple(x.shape)} and {tuple(pool.shape)}"
         raise InputError(f"inputs: expected (points, ...), and a pool of the same shape, got {shapes}")
     halvings = math.ceil(math.log2(1 / tolerance))
-    calls = _calls(budget, halvings)
+    fixed = 2 + halvings  # the clean pass, the one that confirms the strategy's point, bisection
+    least = fixed + COARSE + 2  # one step of FAB, from an example
+    if not budget >= least:
+        raise InputError(f"budget: expected at least {least} calls at this tolerance, got {budget}")
     strategy = strategy or multi_start_fab
-    parts = []
+    parts: list[dict[str, Tensor]] = []
+    methods: list[str] = []
     with evaluation_mode(model), torch.no_grad():
         logits = _logits(model, x, batch_size)
-        points = Points(x.detach(), logits.argmax(1), _index(x), logits)
+        points = Points(x.detach(), logits.argmax(1), content_index(x), logits)
         examples = Examples(points.x, points.y)
         if pool is not None:
             pool = pool.detach().to(x)
             examples = Examples(pool, _logits(model, pool, batch_size).argmax(1))
         for start in range(0, len(x), batch_size):
             part = points[start : start + batch_size]
-            state = strategy(model, threat, part, examples, calls, seed=seed, batch_size=batch_size)
+            state = strategy(model, threat, part, examples, budget - fixed, seed=seed, batch_size=batch_size)
             parts.append(_both_sides(model, threat, part, state, halvings))
+            methods += state.method
             if on_progress is not None:
                 on_progress("boundary", start + len(part), len(x))
     return BoundaryPoints(
         x=points.x,
         prediction=points.y,
-        **{name: torch.cat([getattr(part, name) for part in parts]) for name in TENSORS},
-        method=tuple(method for part in parts for method in part.method),
+        **{name: torch.cat([part[name] for part in parts]) for name in parts[0]},
+        method=tuple(methods),
         shared_forward=0 if pool is None else len(pool),
         norm=norm,
         tolerance=tolerance,
     )
-
-
-def _calls(budget: float, halvings: int) -> float:
-    """The part of a point's budget that the strategy itself may spend."""
-    fixed = 2 + halvings  # the clean pass, the one that confirms the strategy's point, bisection
-    least = fixed + COARSE + 2  # one step of FAB, from an example
-    if not budget >= least:
-        raise InputError(f"budget: expected at least {least} calls at this tolerance, got {budget}")
-    return budget - fixed
 
 
 def _logits(model: nn.Module, x: Tensor, batch_size: int) -> Tensor:
@@ -220,60 +215,37 @@ def _logits(model: nn.Module, x: Tensor, batch_size: int) -> Tensor:
     return logits
 
 
-def _index(x: Tensor) -> Tensor:
+def content_index(x: Tensor) -> Tensor:
     """Points are identified by their content, not by their place in the batch."""
     return torch.tensor([content_hash(point) for point in x], device=x.device)
 
 
-@dataclass(frozen=True)
-class _Sides:
-    """The fields of ``BoundaryPoints`` for some of the points."""
-
-    x_inside: Tensor
-    x_outside: Tensor
-    other: Tensor
-    distance: Tensor
-    forward: Tensor
-    backward: Tensor
-    method: tuple[str, ...]
-
-
-TENSORS = [field.name for field in fields(_Sides) if field.name != "method"]
-
-
-def _both_sides(model: nn.Module, threat: ThreatModel, points: Points, state: SearchState, halvings: int) -> _Sides:
-    """Bisect; a strategy's point counts only if a plain pass confirms that it has another prediction."""
+def _both_sides(
+    model: nn.Module, threat: ThreatModel, points: Points, state: SearchState, halvings: int
+) -> dict[str, Tensor]:
+    """The search's results by bisection; a point of the strategy counts only if a plain pass confirms its class."""
     x, y = points.x, points.y
-    x_inside, x_outside, other = x.clone(), x.clone(), y.clone()
+    sides = {"x_inside": x.clone(), "x_outside": x.clone(), "other": y.clone()}
     rows = torch.tensor([row for row, name in enumerate(state.method) if name != NONE], device=x.device, dtype=y.dtype)
     if len(rows):
         classes = model(state.x_adv[rows]).argmax(1)
         holds = classes != y[rows]
-        sides = bisect(model, x[rows], y[rows], state.x_adv[rows], classes, halvings)
-        for whole, part in zip((x_inside, x_outside, other), sides, strict=True):
+        bisected = bisect(model, x[rows], y[rows], state.x_adv[rows], classes, halvings)
+        for whole, part in zip(sides.values(), bisected, strict=True):
             whole[rows[holds]] = part[holds]
         state.count(rows, 1 + halvings)
-    success = other != y
-    return _Sides(
-        x_inside,
-        x_outside,
-        other,
-        torch.where(success, threat.distance(x_outside, x), math.inf),
-        state.forward + 1,  # the clean pass
-        state.backward,
-        tuple(name if holds else NONE for name, holds in zip(state.method, success.tolist(), strict=True)),
-    )
+    success = sides["other"] != y
+    state.method = [name if holds else NONE for name, holds in zip(state.method, success.tolist(), strict=True)]
+    distance = torch.where(success, threat.distance(sides["x_outside"], x), math.inf)
+    passes = {"forward": state.forward + 1, "backward": state.backward}  # with the clean pass
+    return {**sides, "distance": distance, **passes}
 
 
 @dataclass
 class SearchState:
-    """The closest points with another prediction so far, how they came about, and what they cost.
+    """The closest points with another prediction so far, how they came about, and how many passes they cost.
 
-    Args:
-        x_adv: one for each point; the point itself if there is none yet.
-        method: what led there, ``none`` if nothing did.
-        forward: forward passes.
-        backward: backward passes.
+    Where there is none yet, it is the point itself, and the method ``none``.
     """
 
     x_adv: Tensor
@@ -391,16 +363,8 @@ def multi_start_fab(
     round the runs with the closest points continue with all their state (successive halving, Jamieson & Talwalkar,
     2016).
 
-    If no example has another prediction, half of the calls are reserved for RayS, which needs no gradient.
-
-    Args:
-        model: in evaluation mode.
-        threat: norm and bounds.
-        points: with the model's predictions as labels.
-        examples: the nearest of another prediction are used, seven if there are more than two classes.
-        calls: for each point.
-        seed: not used; nothing is drawn.
-        batch_size: rows at a time.
+    A ``Strategy``: of the examples, the nearest of another prediction are used, seven if there are more than two
+    classes.  If there are none, half of the calls are reserved for RayS, which needs no gradient.  Nothing is drawn.
     """
     if not math.isfinite(calls):
         raise InputError(f"budget: expected a finite number of calls, got {calls}")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from atoll.attacks.evaluate import automatic_batch_size
+from atoll.attacks.evaluate import OnProgress, automatic_batch_size
 from atoll.explain.attributions import (
     ATTRIBUTIONS,
     STANDARD,
@@ -18,13 +18,18 @@ from atoll.explain.attributions import (
     PointAttribution,
     attribution,
     checked,
-    checked_target,
 )
 from atoll.explain.boundary import BUDGET, BoundaryPoints, boundary_search
-from atoll.explain.faithfulness import Infidelity, completeness_gap, distance, explain_where_possible, infidelity
+from atoll.explain.faithfulness import (
+    Infidelity,
+    attribution_lipschitz,
+    completeness_gap,
+    distance,
+    explain_where_possible,
+    infidelity,
+)
 from atoll.explain.locality import Locality, locality, usable
 from atoll.explain.sanity import SanityCheck, sanity_check
-from atoll.explain.sensitivity import attribution_lipschitz
 from atoll.modules import evaluation_mode
 from atoll.threat import Bounds, Norm
 
@@ -34,28 +39,17 @@ LIPSCHITZ: dict[str, Any] = {"starts": 2, "steps": 5}
 CHECK_BUDGET = 100  # of the searches of checks
 LARGEST_BATCH = 256
 
-Report = Callable[[str, float, int], None]
-
 
 @dataclass(frozen=True)
 class AttributionMetrics:
-    """One attribution at all points; None for what was not requested or is not defined.
+    """One attribution at all points; None for what was not requested or is not defined."""
 
-    Args:
-        attributions: of the inputs' shape; NaN at inputs without a boundary point if the method needs one.
-        infidelity: INFD, plain and at the best scale.
-        gap: completeness gap of each point, for attributions along paths.
-        sanity: rank correlations with randomized layers.
-        sensitivity: lower bound of the local Lipschitz constant, for each point.
-        locality: of the points with usable boxes.
-    """
-
-    attributions: Tensor
+    attributions: Tensor  # NaN at inputs without a boundary point if the method needs one
     infidelity: Infidelity
-    gap: Tensor | None
+    gap: Tensor | None  # completeness gap of each point, for attributions along paths
     sanity: SanityCheck | None
-    sensitivity: Tensor | None
-    locality: Locality | None
+    sensitivity: Tensor | None  # lower bound of the local Lipschitz constant, for each point
+    locality: Locality | None  # of the points with usable boxes
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ def explain(
     check_points: int = 16,
     batch_size: int | None = None,
     seed: object = 0,
-    on_progress: Report | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Explanation:
     """Attributions of the predicted classes, and how faithful they are; one boundary search serves all.
 
@@ -126,9 +120,7 @@ def explain(
         batch_size = batch_size or automatic_batch_size(model, x, largest=LARGEST_BATCH)
     search: dict[str, Any] = {"norm": norm, "bounds": bounds, "seed": seed, "batch_size": batch_size}
     boundary = boundary_search(model, x, **search, budget=budget or BUDGET, pool=pool, on_progress=report)
-    with evaluation_mode(model):
-        target = checked_target(model, x, None, batch_size)
-    few = slice(0, check_points)
+    target, few = boundary.prediction, slice(0, check_points)
     # The checks search boundaries again and again: with fewer calls, and without a pool, whose predictions would cost
     # more than the searches.
     search |= {"pool": x[few] if check_points else None, "budget": min(budget or CHECK_BUDGET, CHECK_BUDGET)}

@@ -1,4 +1,4 @@
-"""Whether an attribution says what the model does: infidelity, completeness, and distances between attributions."""
+"""Whether an attribution says what the model does, and how stable it is: infidelity, completeness, sensitivity."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import InputError
-from atoll.explain.attributions import BoundaryAttribution, PointAttribution, Target, checked, checked_target, logit
-from atoll.explain.boundary import BoundaryPoints, boundary_search
+from atoll.explain.attributions import (
+    BoundaryAttribution,
+    PointAttribution,
+    Target,
+    checked,
+    checked_target,
+    convergence_delta,
+    logit,
+)
+from atoll.explain.boundary import BoundaryPoints, boundary_search, content_index
 from atoll.modules import evaluation_mode
-from atoll.rng import PointRNG, content_hash
-from atoll.threat import dot
+from atoll.rng import PointRNG
+from atoll.threat import Bounds, Norm, ThreatModel, dot, per_point
 
 
 @dataclass(frozen=True)
 class Infidelity:
-    """INFD of each point, as the attribution is and at its best scale.
-
-    Args:
-        value: INFD.
-        standard_error: of each value.
-        scale: the factor that makes INFD smallest.
-        scaled: INFD of the attribution times this factor.
-        scaled_standard_error: of each of these.
-    """
+    """INFD of each point, of the attribution as it is and ``scaled``: times the ``scale`` that makes INFD smallest."""
 
     value: Tensor
     standard_error: Tensor
@@ -78,8 +78,7 @@ def infidelity(
             f" got {sigma}, {samples}, {batch_size}"
         )
     explained = x.new_empty(len(x), samples, dtype=torch.float64)
-    changed = torch.empty_like(explained)
-    index = torch.tensor([content_hash(point) for point in x], device=x.device)
+    changed, index = torch.empty_like(explained), content_index(x)
     with evaluation_mode(model):
         classes = checked_target(model, x, target, batch_size)
         clean = logit(model, x, classes, batch_size).double()
@@ -117,8 +116,7 @@ def completeness_gap(
     _same_shape(start, x)
     with evaluation_mode(model):
         classes = checked_target(model, x, target, batch_size)
-        end, begin = (logit(model, point, classes, batch_size) for point in (x, start))
-    return attributions.flatten(1).sum(1) - (end - begin)
+        return convergence_delta(model, x, attributions, start, classes, batch_size)
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
@@ -151,6 +149,79 @@ def explain_where_possible(
             x[possible], target[possible], boundary=boundary[possible], internal_batch_size=batch_size
         )
     return whole
+
+
+@dataclass(frozen=True)
+class AttributionSensitivity:
+    """For each point the largest ratio, and where: pairs that prove that the constant is not smaller."""
+
+    value: Tensor
+    at: Tensor
+
+
+def attribution_lipschitz(
+    method: PointAttribution,
+    inputs: Tensor,
+    target: Target = None,
+    *,
+    eps: float,
+    norm: Norm = "l2",
+    bounds: Bounds | None = (0.0, 1.0),
+    starts: int = 4,
+    steps: int = 20,
+    seed: object = 0,
+) -> AttributionSensitivity:
+    r"""How much an attribution can change near an input: a lower bound of its Lipschitz constant in a ball.
+
+    .. math:: \max_{\|x' - x\| \le \epsilon} \frac{\|A(x') - A(x)\|}{\|x' - x\|}
+
+    That is the smallest lambda for which the attribution is (lambda, eps)-locally robust (thesis, definition 12, with
+    its premise corrected: see the errata).  Gradients of ReLU nets are constant almost everywhere, so the ascent takes
+    none: from several random starts at distances between eps and eps / 100 it moves at random, and stays where the
+    ratio is larger.  Any point it finds is a proof that the constant is not smaller; that it is no larger is not known.
+
+    Costs ``1 + starts (1 + steps)`` attributions.
+
+    Args:
+        method: the attribution, of its model.
+        inputs: ``(points, ...)``.
+        target: the classes of interest; those predicted at the inputs if None.
+        eps: radius of the ball.
+        norm: of both distances.
+        bounds: valid range of inputs.
+        starts: random starts.
+        steps: moves from each of them.
+        seed: of starts and moves, which depend on the input's numbers.
+    """
+    x = checked(inputs)
+    threat = ThreatModel(norm, eps, bounds)
+    threat.check(x)
+    if threat.radius <= 0 or starts < 1 or steps < 0:
+        raise InputError(f"eps, starts, steps: expected more than 0, at least 1 and 0, got {eps}, {starts}, {steps}")
+    classes = checked_target(method.model, x, target, len(x))
+    here, index = explain_where_possible(method, x, classes), content_index(x)
+
+    def ratio(there: Tensor) -> Tensor:
+        change = threat.size(explain_where_possible(method, there, classes) - here)
+        return torch.nan_to_num(change / threat.distance(there, x).clamp_min(1e-12), nan=0.0)
+
+    best, at = torch.zeros_like(x.flatten(1)[:, 0]), x.clone()
+    for number in range(starts):
+        streams = PointRNG(seed, "lipschitz", number, index=index)
+        reach = 10 ** (-2 * streams.uniform(dtype=x.dtype))
+        place = threat.clamp(x + per_point(reach, x) * (threat.random_start(x, streams) - x))
+        value, move = ratio(place), reach * threat.radius
+        for _ in range(steps):
+            noise = threat.steepest(streams.normal(*x.shape[1:], dtype=x.dtype), sparsity=0.0)
+            candidate = threat.project(place + per_point(move, x) * noise, x)
+            there = ratio(candidate)
+            risen = there > value
+            place, value = torch.where(per_point(risen, x), candidate, place), torch.where(risen, there, value)
+            # As in evolution strategies: longer moves after a success, shorter ones after a failure.
+            move = (move * torch.where(risen, 1.5, 0.85).to(x)).clamp(1e-4 * threat.radius, threat.radius)
+        better = value > best
+        best, at = torch.where(better, value, best), torch.where(per_point(better, x), place, at)
+    return AttributionSensitivity(best, at)
 
 
 def _same_shape(a: Tensor, b: Tensor) -> None:

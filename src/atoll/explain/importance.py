@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import InputError
+from atoll.errors import InputError, check_range
 from atoll.explain.attributions import Target, checked, checked_target
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, content_hash
@@ -23,13 +23,7 @@ Output = Literal["probability", "logit"]
 
 @dataclass(frozen=True)
 class Importance:
-    """The importance of every feature of every input, estimated.
-
-    Args:
-        x: the inputs.
-        value: of the inputs' shape.
-        standard_error: the same; 0 where the value is exact.
-    """
+    """The importance of every feature of every input, with its standard error, which is 0 where it is exact."""
 
     x: Tensor
     value: Tensor
@@ -89,34 +83,29 @@ def rho_importance(
         raise InputError(f"output: expected probability or logit, got {output!r}")
     if samples < 2 or batch_size < 1:
         raise InputError(f"samples, batch_size: expected at least 2 and 1, got {samples}, {batch_size}")
-    if not 0 < sigma < math.inf:
-        raise InputError(f"sigma: expected a number > 0, got {sigma}")
-    draws = 1 if neighbourhood == "pointwise" else samples
+    check_range("(0, inf)", sigma=sigma)
     value, error = torch.empty_like(x), torch.zeros_like(x)
     with evaluation_mode(model), torch.no_grad():
         classes = checked_target(model, x, target, batch_size)
         for row, point in enumerate(x):
-            flat = point.flatten()
-            features = torch.arange(len(flat), device=x.device)
-            drawn = flat[:, None].clone()
-            if neighbourhood != "pointwise":
-                streams = PointRNG(seed, "importance", neighbourhood, content_hash(point), index=features)
-                if neighbourhood == "local":
-                    drawn = drawn + sigma * streams.normal(draws, dtype=x.dtype)
-                else:
-                    drawn = bounds[0] + (bounds[1] - bounds[0]) * streams.uniform(draws, dtype=x.dtype)
+            features = torch.arange(point.numel(), device=x.device)
+            streams = PointRNG(seed, "importance", neighbourhood, content_hash(point), index=features)
+            drawn = point.flatten()[:, None]
+            if neighbourhood == "local":
+                drawn = drawn + sigma * streams.normal(samples, dtype=x.dtype)
+            elif neighbourhood == "global":
+                drawn = bounds[0] + (bounds[1] - bounds[0]) * streams.uniform(samples, dtype=x.dtype)
             outcome = drawn * _outputs(model, point, drawn, int(classes[row]), output, batch_size)
             value[row] = outcome.mean(1).view_as(point)
-            if draws > 1:
-                error[row] = (outcome.std(1) / math.sqrt(draws)).view_as(point)
+            if neighbourhood != "pointwise":
+                error[row] = (outcome.std(1) / math.sqrt(samples)).view_as(point)
     return Importance(x, value, error)
 
 
 def _outputs(model: nn.Module, point: Tensor, drawn: Tensor, y: int, output: Output, batch_size: int) -> Tensor:
     """The output for every feature and every value that it takes on."""
-    number = torch.arange(drawn.numel(), device=point.device)
     outputs = []
-    for chunk in torch.split(number, batch_size):
+    for chunk in torch.split(torch.arange(drawn.numel(), device=point.device), batch_size):
         feature = chunk // drawn.shape[1]
         rows = point.flatten().repeat(len(chunk), 1).scatter(1, feature[:, None], drawn.flatten()[chunk, None])
         logits = model(rows.view(-1, *point.shape))
@@ -127,9 +116,8 @@ def _outputs(model: nn.Module, point: Tensor, drawn: Tensor, y: int, output: Out
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """The cosine of two vectors for each point, 1 where both are zero; in [0, 1] for inputs that are not negative."""
     a, b = a.flatten(1).double(), b.flatten(1).double()
-    sizes = a.norm(dim=1) * b.norm(dim=1)
-    both = (a.norm(dim=1) == 0) & (b.norm(dim=1) == 0)
-    return torch.where(both, 1.0, (a * b).sum(1) / sizes.clamp_min(1e-300))
+    sizes = torch.stack([a.norm(dim=1), b.norm(dim=1)])
+    return torch.where((sizes == 0).all(0), 1.0, (a * b).sum(1) / sizes.prod(0).clamp_min(1e-300))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from atoll.measure import (
     Settings,
     execution,
     foreign_code,
+    select,
     split_digest,
 )
 from atoll.plots import plot_attributions
@@ -237,16 +238,15 @@ class MeasureExplanation(Measurement):
                 maps = {short[name]: method.attributions.cpu() for name, method in explanation.methods.items()}
                 shown = [f"{a}, seen as {b}" for a, b in zip(titles, predictions, strict=True)]
                 picture(context.folder / "attributions.png", x, maps, shown, boxes)
-        distances = boundary.distance.tolist()
         return {
             "predictions": tuple(predictions),
             "titles": tuple(titles),
             "distance": Estimate.mean_of(boundary.distance[boundary.success].cpu()),
             "success": float(boundary.success.double().mean()),
-            "distances": tuple(d if s else None for d, s in zip(distances, boundary.success.tolist(), strict=True)),
+            "distances": tuple(d if math.isfinite(d) else None for d in boundary.distance.tolist()),
             "others": tuple(names[label] for label in boundary.other.tolist()),
             "searches": {name: boundary.method.count(name) for name in dict.fromkeys(boundary.method)},
-            "calls": float(boundary.forward.sum() + boundary.backward.sum()) / len(boundary),
+            "calls": float(boundary.calls.sum()) / len(boundary),
             "methods": {name: MethodResult.of(metrics) for name, metrics in explanation.methods.items()},
             "pairs": {name: Estimate.mean_of(values.cpu()) for name, values in explanation.distances.items()},
             "notes": (*notes, *boundary.notes),
@@ -255,9 +255,7 @@ class MeasureExplanation(Measurement):
 
 def _sample(subject: Subject, name: str, points: int | None, *seed: object) -> Split:
     """Random points of a split."""
-    whole = subject.data.split(name)
-    if not len(whole):
-        raise InputError(f"split: the run holds out no {name} points")
+    whole = select(subject.data, name, None)
     return SubSplit(whole, sample_rows(whole, points or len(whole), "explain", *seed))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -72,20 +72,18 @@ def sanity_check(
         on_progress: called with how many layers are done, and of how many.
     """
     x = checked(inputs)
-    with evaluation_mode(model):
-        classes = checked_target(model, x, target, len(x))
+    classes = checked_target(model, x, target, len(x))
     trained = explain_where_possible(make(model), x, classes).abs()
     order = layers(model, x[:1])
     if not order:
         raise InputError("model: expected layers with parameters, got none")
     damaged = copy.deepcopy(model)
     rows = []
-    for done, name in enumerate(reversed(order)):
+    for done, name in enumerate(reversed(order), 1):
         randomize(damaged.get_submodule(name), seed, name)
-        maps = explain_where_possible(make(damaged), x, classes).abs()
-        rows.append(rank_correlation(trained, maps))
+        rows.append(rank_correlation(trained, explain_where_possible(make(damaged), x, classes).abs()))
         if on_progress is not None:
-            on_progress(done + 1, len(order))
+            on_progress(done, len(order))
     return SanityCheck(tuple(reversed(order)), torch.stack(rows))
 
 
@@ -95,23 +93,14 @@ def layers(model: nn.Module, x: Tensor) -> list[str]:
     >>> layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.rand(1, 2))
     ['0', '2']
     """
-    order: list[str] = []
-    handles = []
-    for name, module in model.named_modules():
-        if list(module.parameters(recurse=False)):
-
-            def note(_module: nn.Module, _inputs: Any, name: str = name) -> None:
-                if name not in order:
-                    order.append(name)
-
-            handles.append(module.register_forward_pre_hook(note))
-    try:
-        with evaluation_mode(model), torch.no_grad():
-            model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return order
+    order: dict[str, None] = {}
+    with ExitStack() as hooks, evaluation_mode(model), torch.no_grad():
+        for name, module in model.named_modules():
+            if list(module.parameters(recurse=False)):
+                hook = module.register_forward_pre_hook(lambda *_, name=name: order.setdefault(name))
+                hooks.callback(hook.remove)
+        model(x)
+    return list(order)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from atoll.certify import Certifier, GloRo, NearestCentroid
-from atoll.certify.rejection import rejected
+from atoll.certify.evaluate import rejected
 from atoll.data.base import MemorySplit
 from atoll.models import CentroidNet
 from atoll.rng import PointRNG
