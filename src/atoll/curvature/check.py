@@ -127,7 +127,10 @@ class _Double:
     def __init__(self, risk: EmpiricalRisk) -> None:
         self.risk = risk
         count = min(POINTS, len(risk))
-        self.x, self.x_adv, self.y = risk.inputs(torch.arange(count) * (len(risk) // count))
+        index = torch.arange(count) * (len(risk) // count)
+        self.x = risk.x[index].to(risk.device).double() if risk.loss.uses_clean else None
+        self.x_adv = None if risk.x_adv is None else risk.x_adv[index].to(risk.device).double()
+        self.y = risk.y[index].to(risk.device)
         self.frozen = {name: _double(t) for name, t in [*risk.model.named_parameters(), *risk.model.named_buffers()]}
         self.weights = [p.detach().double().requires_grad_() for p in risk.parameters]
         with _StaysDouble():  # type: ignore[no-untyped-call]
@@ -137,7 +140,7 @@ class _Double:
     def outputs(self, weights: Sequence[Tensor]) -> Outputs:
         tensors = {**self.frozen, **dict(zip(self.risk.names, weights, strict=True))}
         logits, adv_logits = (
-            None if x is None else call_with(self.risk.model, tensors, x.double()) for x in (self.x, self.x_adv)
+            None if x is None else call_with(self.risk.model, tensors, x) for x in (self.x, self.x_adv)
         )
         return Outputs(logits=logits, adv_logits=adv_logits)
 
