@@ -71,6 +71,22 @@ def capture(module: nn.Module, shape: tuple[int, ...], *, dtype: torch.dtype = t
     return model
 
 
+def exported_program(
+    module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None = None
+) -> tuple[ExportedProgram, dict[str, str]]:
+    """The graph before weights are folded, and the names of the tensors that its placeholders stand for.
+
+    Args:
+        module: maps a batch of inputs to logits.
+        shape: of one input, without the batch dimension.
+        dtype: of the inputs; that of the parameters if None.
+    """
+    dtype = dtype or next((p.dtype for p in module.parameters()), torch.get_default_dtype())
+    with torch.inference_mode(False), _evaluation(module):
+        program = _export(module, _example(module, tuple(shape), dtype, _BATCHES[-1]))
+    return program, _tensor_inputs(program)[0]
+
+
 class CapturedModel(nn.Module):
     """A frozen graph of ATen operations from inputs to logits, independent of the module it was captured from.
 

@@ -1,0 +1,244 @@
+r"""Check curvature where it is made: second derivatives against differences of gradients, in float64, at a few points.
+
+Along a random direction v of the weights,
+
+.. math:: H v \approx \frac{\nabla R(\theta + h v) - \nabla R(\theta)}{h}.
+
+The step h is so small that a ReLU net rarely changes its activation pattern; if it does, a smaller step is tried.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from atoll.curvature.ggn import all_logits, logit_hessian
+from atoll.curvature.risk import EmpiricalRisk, Vector, derivative
+from atoll.derivatives import call_with, elementary_operations
+from atoll.losses.base import Outputs
+from atoll.rng import generator
+
+POINTS = 4
+STEPS = (1e-7, 1e-8, 1e-9)  # in units of the weights
+TOLERANCE = 1e-3
+_NOISE = 100 * torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether second derivatives agree with differences of gradients.
+
+    Args:
+        passed: None if the check could not be made or decided.
+        message: one sentence about it.
+    """
+
+    passed: bool | None
+    message: str
+
+
+def check_gauss_newton(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
+    r"""Whether every parameter's Gauss-Newton block is the Hessian's: :math:`(J v)^T \Phi\, J v` against differences.
+
+    One gradient per parameter, whose forward pass also gives J v.
+
+    >>> from atoll.losses import Standard
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
+    >>> check_gauss_newton(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).passed
+    True
+    >>> net[1] = torch.nn.Tanh().eval()
+    >>> print(check_gauss_newton(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).message)
+    Gauss-Newton differs from differences of gradients at 0.weight
+    """
+    return _guarded("Gauss-Newton", lambda: _gauss_newton_cases(_Double(risk), seed))
+
+
+def check_hessian(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
+    """Whether double backward passes give the Hessian, for all parameters at once: three gradients.
+
+    >>> from atoll.losses import Standard
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).eval()
+    >>> check_hessian(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).passed
+    True
+    """
+    return _guarded("the double backward pass", lambda: _hessian_cases(_Double(risk), seed))
+
+
+def check_gradient(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
+    """Whether the gradient is the derivative of the loss, and not an estimate such as straight-through.
+
+    >>> from atoll.losses import Standard
+    >>> net = torch.nn.Linear(2, 3).eval()
+    >>> check_gradient(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).passed
+    True
+    """
+    return _guarded("the gradient", lambda: _gradient_cases(_Double(risk), seed))
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A claimed derivative and what differences give for each step, up to rounding."""
+
+    name: str
+    claimed: Tensor
+    difference: Callable[[float], tuple[Tensor, float]]  # by step: value and size of its rounding errors
+
+    def agrees(self) -> bool | None:
+        """None if differences do not settle."""
+        values = []
+        for step in STEPS:
+            value, noise = self.difference(step)
+            if _close(self.claimed, value, noise):
+                return True
+            values.append((value, noise))
+        pairs = itertools.pairwise(values)
+        settled = any(_close(a, b, noise_a + noise_b) for (a, noise_a), (b, noise_b) in pairs)
+        return False if settled else None
+
+
+def _close(a: Tensor, b: Tensor, noise: float) -> bool:
+    return bool((a - b).norm() <= TOLERANCE * torch.maximum(a.norm(), b.norm()) + noise)
+
+
+def _guarded(what: str, cases: Callable[[], Iterator[_Case]]) -> Check:
+    try:
+        verdicts = {case.name: case.agrees() for case in cases()}
+    except (RuntimeError, NotImplementedError, TypeError) as error:  # no float64, or no second derivative
+        return Check(None, f"{what} could not be checked: {(str(error) or type(error).__name__).splitlines()[0]}")
+    wrong = [name for name, verdict in verdicts.items() if verdict is False]
+    if wrong:
+        return Check(False, f"{what} differs from differences of gradients at {wrong[0]}")
+    if unsettled := [name for name, verdict in verdicts.items() if verdict is None]:
+        return Check(None, f"{what} could not be checked: differences of gradients do not settle at {unsettled[0]}")
+    return Check(True, f"{what} agrees with differences of gradients")
+
+
+class _Double:
+    """The summed loss of a few points as a function of weights in float64; the model itself stays as it is."""
+
+    def __init__(self, risk: EmpiricalRisk) -> None:
+        self.risk = risk
+        count = min(POINTS, len(risk))
+        index = torch.arange(count) * (len(risk) // count)
+        self.x = risk.x[index].to(risk.device).double() if risk.loss.uses_clean else None
+        self.x_adv = None if risk.x_adv is None else risk.x_adv[index].to(risk.device).double()
+        self.y = risk.y[index].to(risk.device)
+        self.frozen = {name: _double(t) for name, t in [*risk.model.named_parameters(), *risk.model.named_buffers()]}
+        self.weights = [p.detach().double().requires_grad_() for p in risk.parameters]
+        with _StaysDouble():  # type: ignore[no-untyped-call]
+            self.loss, self.gradient, self.logits = self.at(self.weights)
+        self.scale = float(torch.stack([g.norm() for g in self.gradient]).norm())
+
+    def outputs(self, weights: Sequence[Tensor]) -> Outputs:
+        tensors = {**self.frozen, **dict(zip(self.risk.names, weights, strict=True))}
+        logits, adv_logits = (
+            None if x is None else call_with(self.risk.model, tensors, x) for x in (self.x, self.x_adv)
+        )
+        return Outputs(logits=logits, adv_logits=adv_logits)
+
+    def at(self, weights: Sequence[Tensor]) -> tuple[Tensor, Vector, Tensor]:
+        """Loss, gradient and logits at some weights."""
+        with torch.enable_grad():
+            out = self.outputs(weights)
+            total = torch.stack(list(self.risk.loss.values(out, self.y).values())).sum()
+            gradient = derivative([total], weights)
+        return total.detach(), gradient, all_logits(out).detach()
+
+    def moved(self, direction: Sequence[Tensor | None], step: float) -> tuple[Tensor, Vector, Tensor]:
+        """The same at weights that were moved; None leaves a parameter where it is."""
+        pairs = zip(self.weights, direction, strict=True)
+        return self.at([w if v is None else (w + step * v).detach().requires_grad_() for w, v in pairs])
+
+    def direction(self, seed: object) -> Vector:
+        """Random signs, as large as the weights of their parameter."""
+        draw = generator(seed, "check", device=self.risk.device)
+        signs = [torch.empty_like(w).bernoulli_(0.5, generator=draw).mul_(2).sub_(1) for w in self.weights]
+        return [
+            s.detach() * w.detach().square().mean().sqrt().clamp_min(1e-3)
+            for s, w in zip(signs, self.weights, strict=True)
+        ]
+
+    def noise(self, direction: Tensor, step: float) -> float:
+        """Rounding errors of a difference of gradients along a direction."""
+        return _NOISE * (self.scale + float(self.loss.abs())) * float(direction.norm()) / step
+
+
+class _StaysDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses models that cast float64 to a lower precision inside: differences would be rounding errors."""
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if torch.float64 in _dtypes((args, kwargs)) and _dtypes(result) & {
+            torch.float32,
+            torch.float16,
+            torch.bfloat16,
+        }:
+            raise TypeError("the model does not compute in float64")
+        return result
+
+
+def _dtypes(tree: Any) -> set[torch.dtype]:
+    return {leaf.dtype for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
+
+
+def _gauss_newton_cases(double: _Double, seed: object) -> Iterator[_Case]:
+    risk = double.risk
+    phi = logit_hessian(risk.loss, double.outputs([w.detach() for w in double.weights]), double.y)
+    for k, (name, v) in enumerate(zip(risk.names, double.direction(seed), strict=True)):
+        only: list[Tensor | None] = [None] * len(risk.names)
+        only[k] = v
+
+        def difference(
+            step: float, k: int = k, v: Tensor = v, only: list[Tensor | None] = only
+        ) -> tuple[Tensor, float]:
+            _, gradient, logits = double.moved(only, step)
+            slope = (logits - double.logits) / step
+            gauss_newton = torch.einsum("ni,nij,nj->", slope, phi, slope)
+            # The claim depends on the step as well, so their difference is compared with zero.
+            hessian = ((gradient[k] - double.gradient[k]) * v).sum() / step
+            size = torch.maximum(gauss_newton.abs(), hessian.abs())
+            return gauss_newton - hessian, double.noise(v, step) + TOLERANCE * float(size)
+
+        yield _Case(name, torch.zeros((), dtype=torch.float64, device=v.device), difference)
+
+
+def _hessian_cases(double: _Double, seed: object) -> Iterator[_Case]:
+    v = double.direction(seed)
+    with torch.enable_grad(), elementary_operations():
+        out = double.outputs(double.weights)
+        total = torch.stack(list(double.risk.loss.values(out, double.y).values())).sum()
+        product = derivative(derivative([total], double.weights, create_graph=True), double.weights, v)
+    gradient_after = functools.cache(lambda step: double.moved(v, step)[1])  # the same for all parameters
+
+    for k, name in enumerate(double.risk.names):
+
+        def difference(step: float, k: int = k) -> tuple[Tensor, float]:
+            return (gradient_after(step)[k] - double.gradient[k]) / step, double.noise(torch.ones(()), step)
+
+        yield _Case(name, product[k], difference)
+
+
+def _gradient_cases(double: _Double, seed: object) -> Iterator[_Case]:
+    for k, (name, v) in enumerate(zip(double.risk.names, double.direction(seed), strict=True)):
+        only: list[Tensor | None] = [None] * len(double.weights)
+        only[k] = v
+
+        def difference(step: float, v: Tensor = v, only: list[Tensor | None] = only) -> tuple[Tensor, float]:
+            step *= 100  # losses are less steep than gradients
+            return (double.moved(only, step)[0] - double.loss) / step, double.noise(v, step)
+
+        yield _Case(name, (double.gradient[k] * v).sum(), difference)

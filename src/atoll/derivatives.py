@@ -1,0 +1,155 @@
+"""Second derivatives that are right: fused operations written out where PyTorch's own derivatives are not.
+
+Several fused kernels have wrong second derivatives, or none, in forward-over-forward, nested reverse or double backward
+mode: layer norm, instance norm, ``weight_norm``, attention (``tests/test_derivatives.py`` lists them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+
+def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The output of a model with other parameters and buffers, which does not change the model.
+
+    Unlike ``torch.func.functional_call``, it may contain a module twice; that leaves such modules with other weights.
+
+    Args:
+        model: a module with one input.
+        tensors: parameters and buffers by name; shared ones need one of their names.
+        x: the input.
+
+    >>> layer = nn.Linear(1, 1, bias=False)
+    >>> call_with(nn.Sequential(layer, layer), {"0.weight": torch.tensor([[2.0]])}, torch.ones(1, 1))
+    tensor([[4.]])
+    """
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    given = {id(tensor): tensors[name] for name, tensor in named if name in tensors}
+    places: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules():  # every module once
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if id(tensor) in given:
+                places[f"{prefix}.{name}" if prefix else name] = given[id(tensor)]
+    output: Tensor = torch.func.functional_call(model, places, (x,), tie_weights=False)
+    return output
+
+
+@contextmanager
+def elementary_operations() -> Iterator[None]:
+    """Inside, fused normalizations and attention consist of operations with right derivatives of every order.
+
+    Values agree to rounding.  Passes are slower and take more memory, so use it only for second derivatives.
+
+    >>> norm = torch.nn.LayerNorm(3).double()
+    >>> direction = torch.eye(3, dtype=torch.float64)
+    >>> def slope(x):
+    ...     return torch.func.jvp(norm, (x,), (direction,))[1]
+    >>> x = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64).repeat(3, 1)
+    >>> with elementary_operations():
+    ...     exact = torch.func.jvp(slope, (x,), (direction,))[1]
+    >>> difference = (slope(x + 1e-6 * direction) - slope(x - 1e-6 * direction)) / 2e-6
+    >>> torch.allclose(exact, difference, atol=1e-7)
+    True
+    """
+    with sdpa_kernel(SDPBackend.MATH), _Elementary():
+        yield
+
+
+class _Elementary(TorchFunctionMode):
+    """Replaces calls of fused operations."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        replacement: Callable[..., Any] = _REPLACEMENTS.get(func, func)
+        return replacement(*args, **(kwargs or {}))
+
+
+def _standardize(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    centered = x - x.mean(dims, keepdim=True)
+    return centered / (centered.square().mean(dims, keepdim=True) + eps).sqrt()
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    if weight is not None:
+        x = x * weight.view(shape)
+    return x if bias is None else x + bias.view(shape)
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    shape = tuple(normalized_shape)
+    return _affine(_standardize(input, tuple(range(-len(shape), 0)), eps), weight, bias, shape)
+
+
+def _group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    groups = _standardize(input.reshape(len(input), num_groups, -1), (2,), eps).reshape(input.shape)
+    return _affine(groups, weight, bias, (1, -1, *[1] * (input.dim() - 2)))
+
+
+def _instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not use_input_stats:  # linear, so nothing can be wrong
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    return _group_norm(input, input.shape[1], weight, bias, eps)
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not training or running_mean is not None or running_var is not None:  # running statistics must be updated
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    dims = (0, *range(2, input.dim()))
+    return _affine(_standardize(input, dims, eps), weight, bias, (1, -1, *[1] * (input.dim() - 2)))
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    dims = tuple(range(v.dim())) if dim == -1 else tuple(d for d in range(v.dim()) if d != dim)
+    return v * (g / v.square().sum(dims, keepdim=True).sqrt())
+
+
+_REPLACEMENTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    F.layer_norm: _layer_norm,
+    torch.layer_norm: _layer_norm,
+    F.group_norm: _group_norm,
+    torch.group_norm: _group_norm,
+    F.instance_norm: _instance_norm,
+    F.batch_norm: _batch_norm,
+    torch._weight_norm: _weight_norm,
+}

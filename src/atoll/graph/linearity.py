@@ -1,0 +1,136 @@
+r"""Which parameters the logits are piecewise linear in, read off the captured graph.
+
+If the logits g are piecewise linear in a parameter w, then :math:`\partial^2 g / \partial w^2 = 0`, and for any loss of
+the logits :math:`\nabla^2_w\, \ell(g(w)) = J_w^T\, \nabla^2_g \ell\, J_w`: the Gauss-Newton block is the Hessian's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from atoll.graph.capture import exported_program
+from atoll.graph.digest import all_tensors
+from atoll.graph.nodes import bind_arguments, live_nodes, locate, operation_name
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Where an operation is piecewise linear.
+
+    Args:
+        terms: arguments that it is piecewise linear in, all together.
+        factors: arguments that it is linear in one at a time, the others held fixed.
+    """
+
+    terms: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
+
+
+_ONE = Linear(("self",))
+_TWO = Linear(("self", "other"))
+_AFFINE = Linear(("bias",), ("input", "weight"))
+
+# Overloads (default, Tensor, Scalar, ...) share a row.  In arguments that a row does not name, nothing is linear.
+LINEAR_OPERATIONS: dict[str, Linear] = {
+    **dict.fromkeys(
+        [
+            "_adaptive_avg_pool2d", "_to_copy", "_unsafe_view", "abs", "adaptive_avg_pool1d", "adaptive_max_pool2d",
+            "alias", "amax", "amin", "as_strided", "avg_pool1d", "avg_pool2d", "clamp", "clamp_max", "clamp_min",
+            "clone", "constant_pad_nd", "cumsum", "diagonal", "expand", "flip", "gather",
+            "hardtanh", "im2col", "index", "index_select", "leaky_relu", "max", "max_pool2d_with_indices", "mean",
+            "median", "min", "narrow", "neg", "pad", "permute", "reflection_pad1d", "reflection_pad2d", "relu", "relu6",
+            "repeat", "replication_pad1d", "replication_pad2d", "reshape", "roll", "select", "slice", "sort", "split",
+            "split_with_sizes", "squeeze", "sum", "t", "threshold", "topk", "transpose", "tril", "triu", "unbind",
+            "unfold", "unsqueeze", "view",
+        ],
+        _ONE,
+    ),
+    **dict.fromkeys(["add", "maximum", "minimum", "rsub", "sub"], _TWO),
+    # Constant in pieces.
+    **dict.fromkeys(["argmax", "argmin", "ceil", "floor", "logical_not", "round", "sign"], _ONE),
+    **dict.fromkeys(["eq", "ge", "gt", "le", "logical_and", "logical_or", "lt", "ne"], _TWO),
+    **dict.fromkeys(["cat", "stack"], Linear(("tensors",))),
+    **dict.fromkeys(["matmul", "mul"], Linear(factors=("self", "other"))),
+    **dict.fromkeys(["bmm", "mm"], Linear(factors=("self", "mat2"))),
+    **dict.fromkeys(["upsample_bicubic2d", "upsample_bilinear2d", "upsample_nearest2d"], Linear(("self", "input"))),
+    "_native_batch_norm_legit_no_training": _AFFINE,
+    "_prelu_kernel": Linear(factors=("self", "weight")),
+    "addmm": Linear(("self",), ("mat1", "mat2")),
+    "baddbmm": Linear(("self",), ("batch1", "batch2")),
+    "convolution": _AFFINE,
+    "div": _ONE,
+    "linear": _AFFINE,
+    "native_group_norm": Linear(("bias",), ("weight",)),
+    "native_layer_norm": Linear(("bias",), ("weight",)),
+    "copy": Linear(("self", "src")),
+    "rms_norm": Linear(factors=("weight",)),
+    "scaled_dot_product_attention": Linear(("value",)),
+    "where": Linear(("condition", "self", "other")),
+}  # fmt: skip
+
+
+def nonlinear_parameters(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> dict[str, str]:
+    """The parameters that the logits may not be piecewise linear in, each with the operation that is the reason.
+
+    An operation without a row in ``LINEAR_OPERATIONS`` counts as nonlinear, so a parameter that is not listed is safe.
+
+    Args:
+        module: maps a batch of inputs to logits, in evaluation mode.
+        shape: of one input, without the batch dimension.
+        dtype: of the inputs; that of the parameters if None.
+
+    Raises:
+        CaptureError: the model cannot be captured.
+
+    >>> net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    >>> sorted(nonlinear_parameters(net.eval(), (4,)))
+    ['0.bias', '0.weight', '2.bias', '2.weight']
+    >>> layer = nn.Linear(4, 4)
+    >>> nonlinear_parameters(nn.Sequential(layer, nn.ReLU(), layer).eval(), (4,))["0.weight"]
+    'linear: 0.weight is in more than one factor (module 2, Linear)'
+    """
+    program, targets = exported_program(module, shape, dtype)
+    own = {id(parameter): name for name, parameter in module.named_parameters()}  # tied ones under their first name
+    tensors = {target: id(tensor) for target, tensor in all_tensors(module).items()}
+    names = {node: own[tensors[target]] for node, target in targets.items() if tensors[target] in own}
+    linear: dict[fx.Node, frozenset[str]] = {}  # parameters that a node depends on
+    reasons: dict[str, str] = {}
+    for node in live_nodes(program.graph):
+        if node.op == "placeholder":
+            linear[node] = frozenset([names[node.name]]) if node.name in names else frozenset()
+            continue
+        if isinstance(node.meta.get("val"), int | torch.SymInt):  # a size, which depends on no value
+            linear[node] = frozenset()
+            continue
+        linear[node] = frozenset().union(*(linear[source] for source in node.all_input_nodes))
+        for name in linear[node] - reasons.keys():
+            if reason := _reason(node, name, linear):
+                reasons[name] = reason
+    return reasons
+
+
+def _reason(node: fx.Node, name: str, linear: dict[fx.Node, frozenset[str]]) -> str:
+    """Why an operation is not piecewise linear in a parameter that its arguments are piecewise linear in, or ""."""
+    if node.op == "output" or getattr(node.target, "__name__", "") == "getitem":
+        return ""
+    operation = operation_name(node).removeprefix("aten.").partition(".")[0]
+    rule = LINEAR_OPERATIONS.get(operation, Linear())
+    dependent = {key for key, value in bind_arguments(node).items() if name in _parameters(value, linear)}
+    where = f" ({line})" if (line := locate(node)) else ""
+    if dependent - {*rule.terms, *rule.factors}:
+        return f"{operation} is not piecewise linear in {name}{where}"
+    if len(dependent & {*rule.factors}) > 1:
+        return f"{operation}: {name} is in more than one factor{where}"
+    return ""
+
+
+def _parameters(value: Any, linear: dict[fx.Node, frozenset[str]]) -> frozenset[str]:
+    if isinstance(value, fx.Node):
+        return linear[value]
+    if isinstance(value, (list, tuple)):
+        return frozenset().union(*(_parameters(item, linear) for item in value))
+    return frozenset()

@@ -1,0 +1,127 @@
+"""The check of curvature on nets whose analysis or derivatives are known to be wrong, and on nets that are right."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from atoll.curvature.check import check_gauss_newton, check_gradient, check_hessian
+from atoll.curvature.risk import EmpiricalRisk
+from atoll.losses import TRADES, Standard
+
+
+class TanhOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.tanh()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (1 - x.tanh().square())
+
+
+class WrongTwice(torch.autograd.Function):
+    """tanh with the right gradient, whose own derivative is that of the identity."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (1 - x.detach().tanh().square())
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign() + x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+class Apply(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class StandardizedLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        weight = nn.functional.batch_norm(self.weight[None], None, None, training=True)[0]
+        return nn.functional.linear(x, weight, self.bias)
+
+
+def dense(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), *layers, nn.Linear(8, 3))
+
+
+def tied() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(8, 3))
+
+
+def unused() -> nn.Module:
+    net = dense(nn.ReLU())
+    net.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    return net
+
+
+# net; what Gauss-Newton, double backward and gradient pass: None if the check cannot tell
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[bool | None, bool | None, bool | None]]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(8, 3)), (True, True, True)),
+    "ReLU": (lambda: dense(nn.ReLU(), nn.Linear(8, 8), nn.ReLU()), (True, True, True)),
+    "batch norm": (lambda: dense(nn.BatchNorm1d(8), nn.ReLU()), (True, True, True)),
+    "unused parameter": (unused, (True, True, True)),
+    "GELU": (lambda: dense(nn.GELU()), (False, True, True)),
+    "layer norm": (lambda: dense(nn.LayerNorm(8), nn.ReLU()), (False, True, True)),
+    "instance norm": (
+        lambda: dense(nn.Unflatten(1, (2, 4)), nn.InstanceNorm1d(2, affine=True), nn.Flatten(), nn.ReLU()),
+        (False, True, True),
+    ),
+    "standardized weights": (
+        lambda: nn.Sequential(StandardizedLinear(8, 8), nn.ReLU(), nn.Linear(8, 3)),
+        (False, True, True),
+    ),
+    "weight norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 3)),
+        (False, True, True),
+    ),
+    "tied layers": (tied, (False, True, True)),
+    "differentiable once": (lambda: dense(Apply(TanhOnce.apply)), (False, False, True)),
+    "wrong second derivative": (lambda: dense(Apply(WrongTwice.apply)), (False, False, True)),
+    "straight-through gradient": (lambda: dense(Apply(StraightThrough.apply)), (None, None, False)),
+    "float32 inside": (lambda: dense(Apply(lambda x: x.float().tanh().to(x.dtype))), (None, None, None)),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", NETS)
+def test_wrong_derivatives_are_noticed_and_right_ones_pass(name: str, seed: int) -> None:
+    make, expected = NETS[name]
+    torch.manual_seed(seed)
+    model = make().eval()
+    x, y = torch.rand(12, 8), torch.arange(12) % 3
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    for risk in (
+        EmpiricalRisk(model, Standard(), x, y),
+        EmpiricalRisk(model, TRADES(), x, y, (x + 0.1 * torch.randn_like(x)).clamp(0, 1)),
+    ):
+        checks = [check(risk, seed=seed) for check in (check_gauss_newton, check_hessian, check_gradient)]
+        for check, wanted in zip(checks, expected, strict=True):
+            assert check.passed == wanted or (name == "straight-through gradient" and check.passed is not True), check
+            assert ("agrees" in check.message) == (check.passed is True)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
