@@ -148,7 +148,7 @@ def test_commands_work(command: str, capsys: pytest.CaptureFixture[str]) -> None
     elif options.verb == "ls":
         assert options.kind in {"recipes", *(registry(kind).title for kind in REGISTRIES)}
     else:
-        settings = settings_from(options, verb.SETTINGS)  # checks the values
+        settings = settings_from(options, **verb.arguments.keywords)  # checks the values
         assert [str(folder) for folder in options.runs] == ["RUN"]
         if hasattr(settings, "attacks"):
             assert parse_attacks(settings.attacks, ThreatModel("l2", 0.1))
