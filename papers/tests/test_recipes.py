@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from atoll.certify import NearestCentroid
+from atoll.certify.measure import CertifySettings, MeasureCertify
+from atoll.measure import Context
+from atoll.models import CentroidNet
 from atoll.runs.recipe import Recipe, build_recipe, variants
+from atoll.runs.train import build_model, build_trainer
+from atoll.subject import Subject
 
 PAPER_GRIDS = ("rat", "rat-eta", "wci", "trh-cifar", "trh-imagenet", "trh-imagenet-lambda1", "gloro", "gloro-ablation")
 CIFAR, IMAGENET = 50_000, 1_281_167  # training images
@@ -142,3 +150,39 @@ def test_gloro_rows_with_another_initialization_or_activation_differ_in_nothing_
         ),
     ):
         assert build_recipe(other).tree == build_recipe(row, override).tree != build_recipe(row).tree
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("moons-centroid-encoder", "moons-gloro"), ("digits-centroid-encoder", "digits-gloro")]
+)
+def test_centroid_nets_have_the_encoder_of_a_gloro_net(name: str, other: str) -> None:
+    model, gloro = (build_model(build_recipe(recipe)) for recipe in (name, other))
+    assert isinstance(model, CentroidNet)
+    assert repr(model.body) == repr(gloro.body)
+    assert model.head.centroids.shape[2] == gloro.head.in_features
+
+
+def test_global_and_local_radius_with_an_encoder_on_a_fine_grid(tmp_path: Path) -> None:
+    trainer = build_trainer(build_recipe("moons-centroid-encoder", "trainer.epochs=5", "trainer.evaluate_every=9"))
+    trainer.fit()
+    subject = Subject(trainer.model.eval(), trainer.data, trainer.threat)
+    settings = CertifySettings(eta=0.5, attack=False, points=50).resolve(subject)
+    fields = MeasureCertify().measure(subject, settings, Context(folder=tmp_path))
+    guarantees, lipschitz = fields["centroids"], fields["lipschitz"]
+    assert {file.name for file in tmp_path.iterdir()} == {
+        *("certificates.safetensors", "curve.png", "prototypes.safetensors")  # points in the plane are no images
+    }
+    assert 0 < guarantees.global_radius == pytest.approx(0.5 * guarantees.separation / lipschitz)
+    net = trainer.model.double()
+    assert isinstance(net, CentroidNet)
+    side = torch.linspace(-1.5, 2.5, 101, dtype=torch.float64)
+    assert side[1] - side[0] < guarantees.local_radius  # fine enough
+    grid = torch.cartesian_prod(side, side)
+    accepted = NearestCentroid.proven(net, eta=0.5).accepts(grid)
+    prediction = net(grid).argmax(1)
+    zero, one = (grid[accepted & (prediction == label)] for label in (0, 1))
+    apart = float(torch.cdist(zero, one).min())
+    assert guarantees.global_radius <= apart < 1.5 * guarantees.separation / lipschitz  # the published radius is false
+    for label, points in enumerate((zero, one)):
+        away = float(torch.cdist(points, grid[prediction != label]).min())
+        assert guarantees.local_radius <= away
