@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 
 from atoll.certify import NearestCentroid
 from atoll.certify.measure import CertifySettings, MeasureCertify
+from atoll.data import MemorySplit
+from atoll.errors import CheckpointError, DataError
 from atoll.measure import Context
 from atoll.models import CentroidNet
 from atoll.runs.recipe import Recipe, build_recipe, variants
 from atoll.runs.train import build_model, build_trainer
 from atoll.subject import Subject
+from atoll_papers.cost import Noise
 
 PAPER_GRIDS = ("rat", "rat-eta", "wci", "trh-cifar", "trh-imagenet", "trh-imagenet-lambda1", "gloro", "gloro-ablation")
 CIFAR, IMAGENET = 50_000, 1_281_167  # training images
@@ -111,6 +115,34 @@ def test_methods_of_trh(row: str) -> None:
         images = CIFAR if cifar else IMAGENET
         assert round(recipe.schedule.warmup * (images // recipe.trainer.batch_size)) == 500
         assert recipe.trainer.batch_size == (768 if cifar else 64)
+
+
+@pytest.mark.parametrize(
+    ("row", "file"),
+    [
+        ("trh-cifar/cifar10-vit_b16-at-base", "cifar10-ddpm.npz"),
+        ("trh-cifar/cifar100-vit_b16-at-base", "cifar100-ddpm.npz"),
+        ("trh-cifar/cifar10-vit_b16-at-trh", "ViT-B_16.npz"),
+        ("trh-cifar/cifar10-vit_l16-trades-base", "ViT-L_16.npz"),
+        ("trh-cifar/cifar100-hybrid_l16-at-swa", "Hybrid-L_16.npz"),
+        ("trh-imagenet/linf-vit_b16-at-base", "ViT-B_16.npz"),
+        ("trh-imagenet/l2-vit_l16-at-awpt", "ViT-L_16.npz"),
+        ("trh-imagenet/l2-hybrid_l16-trades-s2o", "Hybrid-L_16.npz"),
+        ("trh-imagenet-lambda1/l2", "ViT-L_16.npz"),
+    ],
+)
+def test_rows_of_trh_do_not_start_without_their_files(
+    row: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where none of them is
+    recipe = build_recipe(row, *("model.width=16", "model.depth=1", "model.heads=2"))
+    if "ddpm" in file:
+        recipe.data._own = MemorySplit(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2).long())
+        with pytest.raises(DataError, match=f"{file}: no such file"):
+            len(recipe.data.train)
+    else:
+        with pytest.raises(CheckpointError, match=file):
+            build_model(replace(recipe, data=Noise((3, 32, 32), 2)))
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
