@@ -148,7 +148,7 @@ def test_commands_work(command: str, capsys: pytest.CaptureFixture[str]) -> None
     elif options.verb == "ls":
         assert options.kind in {"recipes", *(registry(kind).title for kind in REGISTRIES)}
     else:
-        settings = settings_from(options, verb.SETTINGS)  # checks the values
+        settings = settings_from(options, **verb.arguments.keywords)  # checks the values
         assert [str(folder) for folder in options.runs] == ["RUN"]
         if hasattr(settings, "attacks"):
             assert parse_attacks(settings.attacks, ThreatModel("l2", 0.1))
@@ -156,11 +156,11 @@ def test_commands_work(command: str, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("paper", ITEMS)
 def test_the_page_has_the_items_of_each_paper_and_no_others(paper: str) -> None:
-    found: dict[str, set[str]] = {}
+    listed: dict[str, set[str]] = {}
     for item, *_ in tables()[paper]:
         for kind, numbers in ITEM.findall(item):
-            found.setdefault(kind, set()).update(expand(numbers))
-    assert found == {kind: set(expand(numbers)) for kind, numbers in ITEMS[paper].items()}
+            listed.setdefault(kind, set()).update(expand(numbers))
+    assert listed == {kind: set(expand(numbers)) for kind, numbers in ITEMS[paper].items()}
 
 
 def test_every_study_is_on_the_page() -> None:

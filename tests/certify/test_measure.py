@@ -19,6 +19,7 @@ from atoll.certify.evaluate import CertificateCheck
 from atoll.certify.gloro import PairwiseLipschitz
 from atoll.certify.lipschitz import LayerBound
 from atoll.certify.measure import (
+    CentroidGuarantees,
     CertifyResult,
     CertifySettings,
     EmpiricalAccuracy,
@@ -96,6 +97,10 @@ results = st.builds(
     empirical=st.lists(
         st.builds(EmpiricalAccuracy, eps=numbers, attacks=names, accuracy=accuracies), max_size=2
     ).map(tuple),
+    centroids=st.none() | st.builds(
+        CentroidGuarantees, separation=numbers, global_radius=numbers, local_radius=numbers, coverage=accuracies,
+        prototypes=st.lists(numbers, max_size=2).map(tuple),
+    ),
 )  # fmt: skip
 
 
@@ -109,6 +114,14 @@ def test_settings_come_back_from_json(given):
 @given(result=results)
 def test_results_come_back_from_json(result):
     assert CertifyResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+@settings(max_examples=5)
+@given(result=results)
+def test_results_from_before_the_guarantees_of_centroid_nets_load(result):
+    tree = json.loads(json.dumps(result.to_json()))
+    del tree["centroids"]
+    assert CertifyResult.from_json(tree) == dataclasses.replace(result, centroids=None)
 
 
 @settings(max_examples=5)

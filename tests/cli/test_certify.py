@@ -1,7 +1,9 @@
 """``atoll certify`` as a user runs it."""
 
 import json
+from itertools import combinations
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -111,6 +113,42 @@ def test_rejection_of_other_data(centroid_run, capsys):
         assert (shares["noise", 0.0] == 30) == (eta > 0)  # noise is far from all centroids
     assert main(["certify", str(centroid_run.folder), *words, "--eta", "0.3"]) == 0
     assert "rejected %" in capsys.readouterr().out
+
+
+def test_a_centroid_net_has_guarantees_for_all_inputs_and_prototypes(centroid_run, capsys):
+    words = ("--no-attack", "--points", "40", "--eta", "0.2")
+    assert main(["certify", str(centroid_run.folder), *words]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    result = certify(capsys, centroid_run.folder, *words)
+    model = centroid_run.model().double()
+    # d_min, the radii and the accepted points from their definitions; K is 1 without an encoder.
+    centroids = model.head.centroids.detach().numpy()
+    distances = [np.linalg.norm(one - two) for a, b in combinations(centroids, 2) for one in a for two in b]
+    assert result.centroids.separation == pytest.approx(min(distances))
+    assert result.centroids.global_radius == pytest.approx(0.2 * min(distances))
+    assert result.centroids.local_radius == pytest.approx(0.1 * min(distances))
+    x = centroid_run.data.tensors("test", 40)[0].flatten(1).double().numpy()
+    nearest = np.linalg.norm(x[:, None, None] - centroids, axis=3).min(2)
+    first, second = np.sort(nearest, axis=1)[:, :2].T
+    accepted = int((second - first >= 0.2 * (first + second)).sum())
+    assert 0 < accepted < 40
+    assert (result.centroids.coverage.correct, result.centroids.coverage.total) == (accepted, 40)
+    for number in (min(distances), 0.2 * min(distances), 0.1 * min(distances)):
+        assert f"{number:.4g}" in text
+    assert f"eta 0.2 accepts {100 * accepted / 40:.2f} %" in text
+    # Without an encoder a prototype is the nearest centroid itself, as far as it is a valid input.
+    (stored,) = (r for r in centroid_run.results("certify") if r.settings == result.settings)
+    assert stored == result
+    tensors = load_file(stored.folder / "prototypes.safetensors")
+    every = centroids.reshape(-1, 64)
+    rows = np.linalg.norm(x[:6, None] - every, axis=2).argmin(1)
+    np.testing.assert_allclose(tensors["prototype"].flatten(1).numpy(), every[rows].clip(0, 1))
+    moved = np.linalg.norm(every[rows].clip(0, 1) - every[rows], axis=1)
+    np.testing.assert_allclose(result.centroids.prototypes, moved, atol=1e-12)
+    assert (stored.folder / "prototypes.png").read_bytes()[:4] == b"\x89PNG"
+    # Without an eta layer nothing is rejected, and no radius holds for all inputs.
+    plain = certify(capsys, centroid_run.folder, "--no-attack", "--points", "40").centroids
+    assert (plain.global_radius, plain.local_radius, plain.coverage.correct) == (0, 0, 40)
 
 
 @pytest.mark.slow

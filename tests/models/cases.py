@@ -58,6 +58,13 @@ MODELS = [
     Case("liresnet", LiResNet, (3, 8, 8), {"depth": 2, "width": 4, "features": 8}),
     Case("resnet", LiResNet, (1, 9, 8), {"depth": 2, "width": 4, "features": 8, "block": "conventional"}),
     Case("liresnet-plain", LiResNet, (3, 64, 64), {"depth": 1, "width": 2, "features": 4, "block": "plain"}),
+    Case(
+        "liresnet-published",
+        LiResNet,
+        (3, 8, 8),
+        {"depth": 2, "width": 4, "features": 7, "neck_activation": False, "initialization": "published"},
+    ),
+    Case("resnet-relu", LiResNet, (1, 8, 8), {"depth": 1, "width": 3, "block": "conventional", "activation": "relu"}),
     Case("centroid", CentroidNet, (5,), {"per_class": 4}),
     Case(
         "centroid-encoder",

@@ -264,6 +264,8 @@ BAD_OPTIONS: list[tuple[type[Classifier], tuple[int, ...], dict[str, Any], str]]
     (LiResNet, (3, 6, 8), {}, "at least 7"),
     (LiResNet, (3, 8, 8), {"width": 7}, "even widths"),
     (LiResNet, (3, 8, 8), {"depth": 0}, "depth"),
+    (LiResNet, (3, 8, 8), {"width": 4, "features": 7}, "even widths"),
+    (LiResNet, (3, 8, 8), {"initialization": "zero"}, "initialization: expected one of default, orthogonal, published"),
     (LiResNet, (3, 8, 8), {"block": "dense"}, "block: expected one of linear, conventional, plain"),
     (PreActResNet, (3, 7, 8), {}, "at least 8"),
     (PreActResNet, (3, 8, 8), {"depth": 50}, "depth: expected one of 18, 34"),

@@ -110,8 +110,7 @@ class NearestCentroid:
         # What has to be reached in feature space for a radius, and a little more.
         distances = [self._distance(z, top, [r * gain * (1 + 1e-9) + e for r in self.radii]) for z, top, e in parts]
         radius = ((torch.cat(distances) - error) / gain).clamp_min(0) * (1 - 1e-12)
-        accepted = self.eta(logits).argmax(1) == prediction
-        return Certificate(prediction, radius.where(accepted, 0.0))
+        return Certificate(prediction, radius.where(self._accepted(logits), 0.0))
 
     def _distance(self, z: Tensor, top: Tensor, goals: Sequence[Tensor]) -> Tensor:
         """How far features are from those of any other class, at least."""
@@ -158,6 +157,16 @@ class NearestCentroid:
             rows = rows[(better >= goal[rows, None]).all(1) & below[rows].any(1)]
 
     # --- the guarantees of an eta-layer ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def accepts(self, x: Tensor) -> Tensor:
+        """Whether the eta-layer accepts each input (thesis, Definition 22); the radius there may still be 0."""
+        with evaluation_mode(self.model):
+            return self._accepted(self.model(x.to(self.model.head.centroids.dtype)))
+
+    def _accepted(self, logits: Tensor) -> Tensor:
+        accepted: Tensor = self.eta(logits).argmax(1) == logits.argmax(1)
+        return accepted
 
     @property
     def separation(self) -> float:

@@ -190,6 +190,23 @@ def rejected(
     return certify(certifier, split, batch_size=batch_size, device=device).rejected(eps)
 
 
+def coverage(
+    certifier: NearestCentroid, split: Split, *, batch_size: int = 256, device: torch.device | str = "cpu"
+) -> Accuracy:
+    """The share of points that the eta-layer of a Centroid Net accepts; under torchrun each process takes a part.
+
+    >>> net = CentroidNet((1,), 2, per_class=1)
+    >>> _ = net.head.centroids.data.copy_(torch.tensor([[[0.0]], [[1.0]]]))
+    >>> points = MemorySplit(torch.tensor([[0.1], [0.45], [0.9]]), torch.zeros(3).long())
+    >>> coverage(NearestCentroid.proven(net, eta=0.2), points).correct
+    2
+    """
+    mine, count = torch.arange(len(split))[rank() :: world_size()], torch.zeros((), dtype=torch.long)
+    for batch in batches(split, torch.split(mine, batch_size), device=device):
+        count += certifier.accepts(batch.x).sum().cpu()
+    return Accuracy(int(all_sum(count)), len(split))
+
+
 def noise(shape: tuple[int, ...], count: int, *, seed: object = 0) -> MemorySplit:
     """Inputs with independent uniform numbers in [0, 1]; all labels are 0.
 

@@ -12,6 +12,7 @@ from safetensors.torch import save
 from torch import nn
 
 from atoll.attacks.measure import AttackSettings, MeasureAttack
+from atoll.certify.centroids import NearestCentroid
 from atoll.certify.certificate import Proof
 from atoll.certify.evaluate import (
     CertificateCheck,
@@ -19,6 +20,7 @@ from atoll.certify.evaluate import (
     attack_certified,
     certifier_for,
     certify,
+    coverage,
     empirical,
     noise,
     parse_attacks_for,
@@ -27,6 +29,7 @@ from atoll.certify.evaluate import (
 )
 from atoll.certify.lipschitz import LayerBound
 from atoll.certify.norms import BUDGET
+from atoll.certify.prototypes import prototypes
 from atoll.certify.smoothing import ResumableCertifier, Smoothed
 from atoll.config import build_part, parse_yaml
 from atoll.data.base import Data, Split, SubSplit, to_float
@@ -34,10 +37,12 @@ from atoll.distributed import is_main
 from atoll.errors import InputError
 from atoll.files import write_atomic
 from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, execution, select, split_digest
-from atoll.plots import plot_certified
+from atoll.plots import plot_certified, plot_prototypes
 from atoll.stats import Accuracy
 from atoll.subject import Subject
 from atoll.threat import ThreatModel
+
+PROTOTYPES = 6  # points whose prototypes are stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +136,25 @@ class Rejection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CentroidGuarantees:
+    r"""What a Centroid Net with an eta layer guarantees for all inputs (thesis, Theorems 8 and 9, corrected).
+
+    Args:
+        separation: :math:`d_{\min}`, the smallest distance between centroids of different classes.
+        global_radius: :math:`\eta\,d_{\min} / K`: inputs this close are never accepted in different classes.
+        local_radius: :math:`\eta\,d_{\min} / (2K)`: within it the class of an accepted input does not change.
+        coverage: share of the points that the eta layer accepts.
+        prototypes: of the first points: how far the features of each prototype (Definition 23) are from the centroid.
+    """
+
+    separation: float
+    global_radius: float
+    local_radius: float
+    coverage: Accuracy
+    prototypes: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class CertifyResult(Result):
     """Clean, verified and empirical accuracy.
 
@@ -145,6 +169,7 @@ class CertifyResult(Result):
         relative_cost: time of certifying relative to predicting.
         check: the attack on certified points at their radius.
         empirical: accuracy under attack at each radius.
+        centroids: guarantees of a Centroid Net for all inputs, None for other models.
     """
 
     kind: ClassVar[str] = "certify"
@@ -159,6 +184,7 @@ class CertifyResult(Result):
     relative_cost: float | None = None
     check: CertificateCheck | None = None
     empirical: tuple[EmpiricalAccuracy, ...] = ()
+    centroids: CentroidGuarantees | None = None
 
     @property
     def is_probabilistic(self) -> bool:
@@ -247,7 +273,31 @@ def _prove(
         ),
         "relative_cost": relative_cost(certifier, certified, x.to(next(certified.parameters()).dtype)),
     }
+    if isinstance(certifier, NearestCentroid):
+        fields["centroids"] = _guarantees(certifier, split, settings, context)
     return fields | _attack(subject, certifier, split, certification, settings, context) if settings.attack else fields
+
+
+def _guarantees(
+    certifier: NearestCentroid, split: Split, settings: CertifySettings, context: Context
+) -> CentroidGuarantees:
+    """What holds for all inputs, and the prototypes of the first points, which are saved with a picture of images."""
+    first = torch.arange(min(PROTOTYPES, len(split)))
+    x = to_float(split.fetch(first)).to(context.device, certifier.model.head.centroids.dtype)
+    result = prototypes(certifier.model, x)
+    if context.folder is not None and is_main():
+        tensors = {"x": x, "prototype": result.inputs, "centroid": result.centroid, "distance": result.distance}
+        write_atomic(context.folder / "prototypes.safetensors", save({k: v.contiguous() for k, v in tensors.items()}))
+        if x.dim() == 4:
+            figure = plot_prototypes(x, result.inputs, x[:, None][:, :0])
+            figure.savefig(context.folder / "prototypes.png", dpi=120)
+    return CentroidGuarantees(
+        separation=certifier.separation,
+        global_radius=certifier.global_radius,
+        local_radius=certifier.local_radius,
+        coverage=coverage(certifier, split, batch_size=settings.batch_size, device=context.device),
+        prototypes=tuple(result.distance.tolist()),
+    )
 
 
 def _attack(

@@ -11,6 +11,9 @@ The command attacks certified points at their radius and fails if a prediction c
 --smooth certifies any model by randomized smoothing: it predicts the class that the model assigns most often under
 Gaussian noise.  Each of these certificates is false with probability alpha at most, so they are not attacked.
 
+For a Centroid Net the command also reports the radii that hold for all inputs, the share of points that the eta layer
+accepts, and prototypes of the first points.
+
 --reject reports how much of other data is rejected: inputs for which nothing is certified at eps.
 
 Results are stored in RUN/results.  Rerun the same command to resume.
@@ -53,6 +56,16 @@ def _lines(result: CertifyResult) -> list[str]:
         )
     if result.relative_cost is not None:
         lines.append(f"certifying takes {result.relative_cost:.2f} times as long as predicting")
+    if (centroids := result.centroids) is not None:
+        share, interval = percent_interval(centroids.coverage)
+        lines += [
+            f"centroids of different classes are at least {centroids.separation:.4g} apart",
+            f"eta {settings.eta:g} accepts {share} % of the points ({interval}): the coverage",
+            f"inputs within {centroids.global_radius:.4g} of each other are never accepted in different classes",
+            f"the class of an accepted input does not change within {centroids.local_radius:.4g}",
+            f"prototypes of the first {len(centroids.prototypes)} points have features within"
+            f" {max(centroids.prototypes):.4g} of their centroids",
+        ]
     if (check := result.check) is not None:
         lines.append(
             f"{check.attacked:,} of {check.certified:,} certified points were attacked at their radius"

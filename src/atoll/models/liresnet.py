@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.errors import check_range
-from atoll.models.activations import MinMax, expect_pairs
+from atoll.models.activations import ACTIVATIONS, Activation, expect_pairs
 from atoll.models.base import MODELS, Classifier, Initialization, choose, expect_image, initialize
 
 Block = Literal["linear", "conventional", "plain"]
@@ -84,21 +84,25 @@ class UnitLinear(nn.Linear):
         return F.linear(x, self.unit_weight, self.bias)
 
 
-def _block(kind: Block, width: int, depth: int) -> nn.Module:
+def _block(kind: Block, width: int, depth: int, activation: nn.Module) -> nn.Module:
     if kind == "linear":
         return LinearResidual(width, depth)
     if kind == "plain":
         return nn.Conv2d(width, width, 3, padding=1)
     # The factor starts at zero, which the thesis finds to work best (C.2).
-    inner = [nn.Conv2d(width, width, 3, padding=1), MinMax(), nn.Conv2d(width, width, 3, padding=1)]
+    inner = [nn.Conv2d(width, width, 3, padding=1), activation, nn.Conv2d(width, width, 3, padding=1)]
     return Residual(nn.Sequential(*inner, ChannelScale(width, 0.0)))
 
 
 @MODELS.register()
 class LiResNet(Classifier):
-    """Stem, ``depth`` blocks each followed by MinMax, neck, normalized head (thesis, C.1.2): LiResNet LxW.
+    r"""Stem, ``depth`` blocks each followed by MinMax, neck, normalized head (thesis, C.1.2): LiResNet LxW.
 
     The stem makes maps of 16x16 of images of 32 (5x5, stride 2), 64 (7x7, stride 4) and 224 pixels (14x14, stride 14).
+
+    The Lipschitz bound grows with every layer, so training depends on where it starts.  ``published`` is how the
+    authors of the thesis start: residual kernels from :math:`N(0, 1/(9W)^2)`, so that a block is close to the identity,
+    other layers orthogonal, biases 0.
 
     Args:
         depth: blocks.
@@ -106,7 +110,9 @@ class LiResNet(Classifier):
         features: width of the dense layer of the neck (thesis: 4096 for ImageNet).
         block: ``linear`` (LiResNet), ``conventional`` (``x + beta conv(MinMax(conv(x)))``) or ``plain`` (one
             convolution, the thesis's ConvNet).
-        initialization: of convolutions and dense layers.
+        activation: after stem, blocks and neck, and inside conventional blocks.
+        neck_activation: whether one follows the dense layer of the neck; the thesis has it after the convolution only.
+        initialization: of convolutions and dense layers: ``default`` (PyTorch's), ``orthogonal`` or ``published``.
 
     >>> LiResNet((3, 32, 32), 10, depth=6, width=128).num_parameters
     9831690
@@ -121,23 +127,30 @@ class LiResNet(Classifier):
         width: int = 256,
         features: int = 2048,
         block: Block = "linear",
-        initialization: Initialization = "default",
+        activation: Activation = "minmax",
+        neck_activation: bool = True,
+        initialization: Initialization | Literal["published"] = "default",
         **options: Any,
     ) -> None:
         # Below eight pixels the stem leaves less than the neck's kernel.
         channels, height, side = expect_image(input_shape, type(self).__name__, at_least=7)
         check_range("[1, inf)", depth=depth, width=width, features=features)
-        expect_pairs("minmax", width, features)
+        nonlinearity = choose(ACTIVATIONS, activation, "activation")
+        expect_pairs(activation, width, *[features] * neck_activation)
         super().__init__(input_shape, num_classes, **options)
         choose({"linear": 0, "conventional": 0, "plain": 0}, block, "block")
+        choose({"default": 0, "orthogonal": 0, "published": 0}, initialization, "initialization")
         small = min(height, side)
         kernel, stride, padding = (5, 2, 2) if small < 64 else (7, 4, 3) if small < 224 else (14, 14, 0)
         height, side = ((n + 2 * padding - kernel) // stride + 1 for n in (height, side))
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, kernel, stride, padding), MinMax()]
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, kernel, stride, padding), nonlinearity()]
         for _ in range(depth):
-            layers += [_block(block, width, depth), MinMax()]
-        layers += [nn.Conv2d(width, 2 * width, 4, 4), MinMax(), nn.Flatten()]
-        layers += [nn.Linear(2 * width * (height // 4) * (side // 4), features), MinMax()]
-        self.body = nn.Sequential(*layers)
+            layers += [_block(block, width, depth, nonlinearity()), nonlinearity()]
+        layers += [nn.Conv2d(width, 2 * width, 4, 4), nonlinearity(), nn.Flatten()]
+        layers += [nn.Linear(2 * width * (height // 4) * (side // 4), features)]
+        self.body = nn.Sequential(*layers, *[nonlinearity()] * neck_activation)
         self.head = UnitLinear(features, num_classes)
-        initialize(self, initialization)
+        initialize(self, "orthogonal" if initialization == "published" else initialization)
+        for module in self.modules() if initialization == "published" else ():
+            if isinstance(module, LinearResidual):
+                nn.init.normal_(module.conv.weight, std=1 / (9 * width))

@@ -29,7 +29,7 @@ NOTICED = 1.05  # times the cost of the base that cannot be ignored
 def noisy(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], points: int) -> Trainer:
     """A recipe's trainer on random images, before its first step."""
     # The labels are also random; at an ordinary rate, exact Taylor terms diverge within a few steps.
-    built = build_recipe(recipe, *overrides, "optimizer.lr=1e-5")
+    built = build_recipe(recipe, *overrides, "optimizer.lr=1e-5", "pretrained=null")
     trainer = build_trainer(replace(built, data=Noise(shape, points)))
     for method in trainer.methods:
         method.setup(trainer)
