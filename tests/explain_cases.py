@@ -1,4 +1,4 @@
-"""A small trained net with batch norm, whose predictions on its test images differ; checks of search strategies."""
+"""Small nets whose attributions or boundaries are known, and checks of search strategies."""
 
 import copy
 import math
@@ -42,6 +42,26 @@ def linear():
     with torch.random.fork_rng():
         torch.manual_seed(5)
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4)).double()
+
+
+class SmoothedReLU(torch.nn.Module):
+    """The mean of ReLU(W(x + noise)) under Gaussian noise, in closed form: the smoothed model of a one-layer net."""
+
+    def __init__(self, w, sigma):
+        super().__init__()
+        self.w, self.scale = torch.nn.Parameter(w), sigma * w.norm(dim=1)
+
+    def forward(self, x):
+        u = x @ self.w.T
+        density = torch.exp(-((u / self.scale) ** 2) / 2) / math.sqrt(2 * math.pi)
+        return u * torch.special.ndtr(u / self.scale) + self.scale * density
+
+
+def one_layer(seed):
+    """Random weights of a one-layer net with four classes, and 50 points of six numbers."""
+    draw = torch.Generator().manual_seed(seed)
+    w, x = (torch.randn(rows, 6, generator=draw, dtype=torch.float64) for rows in (4, 50))
+    return w, x
 
 
 def check_both_sides(strategy, budget):

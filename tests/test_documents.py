@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import markdown
 import pytest
 
 import atoll
@@ -25,6 +26,7 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
 DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Files in CONTRIBUTING.md: the registry and the class of each.
 SAMPLES = {
@@ -186,9 +188,21 @@ def test_tests_named_by_the_promises_exist():
 
 
 def test_files_named_in_the_documentation_exist():
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-    paths = {path for page in pages for path in re.findall(r"`((?:src|tests|papers|docs)/[\w./-]+)`", page.read_text())}
+    paths = {path for page in PAGES for path in re.findall(r"`((?:src|tests|papers|docs)/[\w./-]+)`", page.read_text())}
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_render_as_they_are_written(page):
+    """A blank line ends a table, and a cell too many is dropped, both without a warning."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    tables = [block.splitlines() for block in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)]
+    for lines in tables:
+        assert re.fullmatch(r"[|:\- ]+", lines[1]), lines[0]
+        assert len({re.sub(r"`[^`]*`|\\\|", "", line).count("|") for line in lines}) == 1, lines[0]
+    html = markdown.markdown(text, extensions=["tables"])
+    assert html.count("<table>") == len(tables)
+    assert html.count("<tr>") == sum(len(lines) - 1 for lines in tables)
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)

@@ -162,6 +162,7 @@ def test_every_setting_counts_but_the_batch_size():
     assert {name for change in CHANGES for name in change} == names
     same = [{"batch_size": 2}, {"methods": ("Saliency", "bsm", "SM")}]
     assert {digest_of(subject, quick(**change)) for change in same} == {digests[0]}
+    assert quick(methods=("BoundaryNormal", "bnm", "IG")).resolve(subject).methods == ("BNM", "IG")
 
 
 class Boxes(TinyData):

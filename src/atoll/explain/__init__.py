@@ -3,6 +3,7 @@
 from atoll.explain.attributions import (
     STANDARD,
     BoundaryIntegratedGradients,
+    BoundaryNormal,
     BoundarySaliency,
     InputXGradient,
     IntegratedGradients,
@@ -19,6 +20,7 @@ from atoll.explain.sanity import sanity_check
 __all__ = [
     "STANDARD",
     "BoundaryIntegratedGradients",
+    "BoundaryNormal",
     "BoundaryPoints",
     "BoundarySaliency",
     "InputXGradient",

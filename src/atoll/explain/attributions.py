@@ -15,6 +15,7 @@ from atoll.attacks.base import check_labels
 from atoll.attacks.evaluate import automatic_batch_size
 from atoll.errors import InputError, check_range
 from atoll.explain.boundary import BoundaryPoints, boundary_search
+from atoll.losses.objectives import margin
 from atoll.modules import evaluation_mode
 from atoll.registry import Registry
 from atoll.rng import PointRNG
@@ -24,6 +25,7 @@ Target = int | Sequence[int] | Tensor | None
 
 ATTRIBUTIONS = Registry("attribution", "attributions", "atoll.explain.attributions.PointAttribution", "atoll.explain")
 STANDARD = ("SM", "IxG", "IG", "SG", "BSM", "BIG")  # the columns of the tables, in order
+NAMES = (*STANDARD, "BNM")  # all of Atoll's, by their short names
 STEPS = 20  # thesis, B.3
 
 
@@ -148,6 +150,11 @@ class SmoothGrad(PointAttribution):
 
     .. math:: \frac 1 n \sum_i \nabla f_y(x + \delta_i), \quad \delta_i \sim N(0, \sigma^2 I)
 
+    That is the saliency map of the smoothed model, whose logits are the mean logits under the same noise.  It changes
+    slowly where the noise is large: for a one-layer net ReLU(Wx) and infinitely many draws (thesis, theorem 1)
+
+    .. math:: \|A(x) - A(x')\| \le \|w_y\| \big(2 \Phi(\|x - x'\| / (2 \sigma)) - 1\big)
+
     Not Captum's ``NoiseTunnel``: that draws from the global generator, so its result would depend on the batch.  Here
     all inputs see the same noise, which depends on the seed alone: so the attribution is a function of the input, and
     as smooth as the gradient is.
@@ -157,6 +164,11 @@ class SmoothGrad(PointAttribution):
         sigma: standard deviation of the noise.
         samples: draws for each point.
         seed: of the noise.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[3.0, -1.0], [0.0, 1.0]]))
+    >>> SmoothGrad(model, sigma=0.5).attribute(torch.tensor([[0.6, 0.4]])).round(decimals=3)
+    tensor([[ 3., -1.]])
     """
 
     def __init__(self, model: nn.Module, *, sigma: float = 0.15, samples: int = 20, seed: object = 0) -> None:
@@ -177,7 +189,7 @@ class SmoothGrad(PointAttribution):
 
 
 class BoundaryAttribution(PointAttribution):
-    """Base of the two: paths start at the closest known points across the boundary.
+    """Base of those that start at the closest known points across the boundary.
 
     Args:
         model: the classifier.
@@ -204,6 +216,8 @@ class BoundarySaliency(BoundaryAttribution):
 
     .. math:: \nabla f_y(x_{adv})
 
+    This is not normal to the boundary (see the errata); ``BoundaryNormal`` is.
+
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, -1.0], [0.0, 1.0]]))
     >>> BoundarySaliency(model).attribute(torch.tensor([[0.6, 0.4]]))
@@ -212,6 +226,25 @@ class BoundarySaliency(BoundaryAttribution):
 
     def explain(self, x: Tensor, start: Tensor, target: Tensor, batch_size: int) -> Tensor:
         return mean_gradient(self.model, target, lambda point, _: start[point], x.new_ones(1), x, batch_size)
+
+
+@ATTRIBUTIONS.register("BNM")
+class BoundaryNormal(BoundaryAttribution):
+    r"""BNM: the normal of the boundary: the gradient of the margin at the closest known point across it.
+
+    .. math:: \nabla (f_y - \max_{i \ne y} f_i)(x_{adv})
+
+    For the predicted class y it points from the boundary to the input's side.  Adding one function to all logits does
+    not change it, as it changes no prediction; BSM changes.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[3.0, -1.0], [0.0, 1.0]]))
+    >>> BoundaryNormal(model).attribute(torch.tensor([[0.6, 0.4]]))
+    tensor([[ 3., -2.]])
+    """
+
+    def explain(self, x: Tensor, start: Tensor, target: Tensor, batch_size: int) -> Tensor:
+        return -mean_gradient(self.model, target, lambda point, _: start[point], x.new_ones(1), x, batch_size, margin)
 
 
 @ATTRIBUTIONS.register("BIG")
@@ -247,11 +280,16 @@ def attribution(name: str, model: nn.Module, **options: Any) -> PointAttribution
     return method
 
 
+def pick(logits: Tensor, target: Tensor) -> Tensor:
+    """Each row's logit of its target."""
+    return logits.gather(1, target[:, None]).squeeze(1)
+
+
 def logit(model: nn.Module, x: Tensor, target: Tensor, batch_size: int) -> Tensor:
     """The logit of each point's target."""
     with torch.no_grad():
         parts = zip(torch.split(x, batch_size), torch.split(target, batch_size), strict=True)
-        return torch.cat([model(part).gather(1, classes[:, None]).squeeze(1) for part, classes in parts])
+        return torch.cat([pick(model(part), classes) for part, classes in parts])
 
 
 def convergence_delta(
@@ -269,21 +307,22 @@ def mean_gradient(
     weights: Tensor,
     like: Tensor,
     batch_size: int,
+    score: Callable[[Tensor, Tensor], Tensor] = pick,
 ) -> Tensor:
     r"""The weighted mean of a logit's gradients at several places for each point.
 
     .. math:: \sum_k w_k \nabla f_y(\mathrm{place}_k)
 
     ``place`` takes numbers of points and numbers k; only ``batch_size`` places are in memory at a time.  ``like`` has
-    the shape of the inputs.
+    the shape of the inputs.  ``score`` takes logits and targets, for gradients of something other than the logit.
     """
     total, number = torch.zeros_like(like), torch.arange(len(target) * len(weights), device=like.device)
     for chunk in torch.split(number, batch_size):
         point, k = chunk // len(weights), chunk % len(weights)
         inputs = place(point, k).detach().requires_grad_()
         with torch.enable_grad():
-            value = model(inputs).gather(1, target[point, None])
-            (weighted,) = torch.autograd.grad(value, inputs, weights[k, None].to(value))
+            value = score(model(inputs), target[point])
+            (weighted,) = torch.autograd.grad(value, inputs, weights[k].to(value))
         total.index_add_(0, point, weighted)
     return total
 

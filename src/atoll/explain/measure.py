@@ -19,7 +19,7 @@ from atoll.data.boxes import boxes_of
 from atoll.data.decode import decode, image_size
 from atoll.distributed import is_main
 from atoll.errors import InputError, ResultError
-from atoll.explain.attributions import ATTRIBUTIONS, STANDARD
+from atoll.explain.attributions import ATTRIBUTIONS, NAMES, STANDARD
 from atoll.explain.explanation import AttributionMetrics, Explanation, explain
 from atoll.files import write_atomic
 from atoll.graph import tensors_digest
@@ -81,7 +81,7 @@ class ExplainSettings(Settings):
             raise InputError("methods: expected at least one attribution, got none")
 
     def resolve(self, subject: Subject) -> Self:
-        names = {ATTRIBUTIONS.resolve(name).cls: name for name in STANDARD}  # Saliency is SM
+        names = {ATTRIBUTIONS.resolve(name).cls: name for name in NAMES}  # Saliency is SM
         methods = dict.fromkeys(names.get(ATTRIBUTIONS.resolve(name).cls, name) for name in self.methods)
         return dataclasses.replace(self, methods=tuple(methods))
 
