@@ -139,7 +139,7 @@ def test_unknown_fields_are_ignored(stored):
 CHANGES = [
     {"split": "test"}, {"points": 7}, {"seed": 1}, {"loss": "Standard"}, {"loss": "TRADES"}, {"steps": 2},
     {"estimator": "exact"}, {"relative_error": 0.1}, {"max_probes": 3}, {"top": 1}, {"density": True}, {"gap": True},
-    {"landscape": "input"}, {"landscape": "weights"}, {"norm": "l2"}, {"eps": "0.2"},
+    {"proof": 2},    {"landscape": "input"}, {"landscape": "weights"}, {"norm": "l2"}, {"eps": "0.2"},
 ]  # fmt: skip
 
 

@@ -104,7 +104,10 @@ def hessian(risk: EmpiricalRisk, rows: Tensor | None = None, *, products: Hessia
                 sums += torch.stack([flatten(p) for p in products.sums(index, [risk.split(v) for v in vectors])])
                 continue
             parts = torch.autograd.grad(
-                gradient, risk.parameters, vectors, retain_graph=True, is_grads_batched=True, materialize_grads=True
+                gradient, risk.parameters, vectors, retain_graph=True, is_grads_batched=True, allow_unused=True
             )
-            sums += torch.cat([part.reshape(len(part_rows), -1) for part in parts], 1)
+            columns = torch.split(sums, [p.numel() for p in risk.parameters], 1)
+            for column, part in zip(columns, parts, strict=True):
+                if part is not None:  # None for a parameter that the loss does not depend on
+                    column += part.reshape(len(part_rows), -1)
     return all_sum(total) / len(risk)
