@@ -60,16 +60,20 @@ class Estimate:
 
     A mean of squares is ``skewed``: where it comes out too small, so does its standard error, and an interval of the
     same length on both sides would miss the truth above it too often.  Its upper end is taken on a logarithmic scale.
+    ``freedom`` is the number of degrees of freedom of the standard error, for Student's t; None if it is large.
 
     >>> [round(end, 3) for end in Estimate(2.0, 0.1).interval]
     [1.804, 2.196]
     >>> [round(end, 3) for end in Estimate(2.0, 0.1, skewed=True).interval]
     [1.804, 2.206]
+    >>> [round(end, 3) for end in Estimate(2.0, 0.1, freedom=4).interval]
+    [1.722, 2.278]
     """
 
     value: float
     standard_error: float = 0.0
     skewed: bool = False
+    freedom: float | None = None
 
     @staticmethod
     def mean_of(values: Tensor) -> Estimate:
@@ -88,10 +92,18 @@ class Estimate:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval."""
-        half = NORMAL_95 * self.standard_error
+        half = self._quantile * self.standard_error
         if self.skewed and 0 < half < 100 * self.value:  # beyond that the exponential overflows
             return self.value - half, self.value * math.exp(half / self.value)
         return self.value - half, self.value + half
+
+    @property
+    def _quantile(self) -> float:
+        if self.freedom is None:
+            return NORMAL_95
+        from scipy.special import stdtrit  # slow to import
+
+        return float(stdtrit(self.freedom, 0.975))
 
     @property
     def relative_error(self) -> float:
@@ -113,6 +125,6 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         numbers = {"value": self.value, "standard_error": self.standard_error, "skewed": self.skewed}
-        return {name: None if math.isnan(number) else number for name, number in numbers.items()} | {
-            "interval": [None if math.isnan(end) else end for end in self.interval]
-        }
+        plain = {name: None if math.isnan(number) else number for name, number in numbers.items()}
+        interval = [None if math.isnan(end) else end for end in self.interval]
+        return plain | {"freedom": self.freedom, "interval": interval}

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from atoll.curvature import EmpiricalRisk
+from atoll.graph.linearity import nonlinear_parameters
 from atoll.models import MLP, SmallConvNet, ViT
 from support import LOSSES, naive_loss
 
@@ -35,9 +36,17 @@ def make_risk(model: str = "mlp", loss: str = "at", points: int = 8, **options) 
             p.data += 0.2 * torch.randn_like(p)
         net(x)  # batch norm gets statistics that are not 0 and 1
     net.eval()
+    options.setdefault("nonlinear", nonlinear(model))
     return EmpiricalRisk(
         net, LOSSES[loss](), x, torch.arange(points) % 3, None if loss == "standard" else x_adv, **options
     )
+
+
+@cache
+def nonlinear(model: str) -> dict[str, str]:
+    """Captured once; it does not depend on weights."""
+    build, shape = MODELS[model]
+    return nonlinear_parameters(build().eval(), shape)
 
 
 def mean_loss(p: EmpiricalRisk):

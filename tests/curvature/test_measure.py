@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from atoll.curvature.gap import Gap
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings, loss_name, resolve_loss
-from atoll.curvature.pac_bayes import PACBayesBounds
-from atoll.curvature.wci import Layer
+from atoll.curvature.pac_bayes import PACBayesBounds, PACBayesProof
+from atoll.curvature.wci import Layer, LayerwiseBound
 from atoll.errors import AtollError, ResultError
 from atoll.losses import AT, TRADES, Standard
 from atoll.measure import Environment, load_result, measure
@@ -47,6 +47,7 @@ bounds = st.builds(
     PACBayesBounds, **fields | {"posterior": texts, "message": texts, "n": counts, "noisy": estimates,
                                 "clipped": estimates}
 )  # fmt: skip
+proofs = st.builds(PACBayesProof, texts, numbers, counts, counts, *[numbers] * 5, texts)
 all_settings = st.builds(
     CurvatureSettings,
     split=st.sampled_from(["train", "test"]),
@@ -73,6 +74,7 @@ results = st.builds(
     weight_norm=numbers,
     root_trace=numbers,
     negative=counts,
+    unresolved=st.lists(texts, max_size=2).map(tuple),
     layers=st.lists(layers, max_size=2).map(tuple),
     trace=st.none() | estimates,
     estimator=texts,
@@ -80,6 +82,8 @@ results = st.builds(
     probes=counts,
     eigenvalues=st.lists(numbers, max_size=3).map(tuple),
     pac_bayes=st.lists(bounds, max_size=2).map(tuple),
+    proofs=st.lists(proofs, max_size=2).map(tuple),
+    theorem=st.none() | st.builds(LayerwiseBound, numbers, st.dictionaries(texts, numbers), *[numbers] * 3),
     gap=st.none() | st.builds(Gap, estimates, estimates, estimates, estimates),
 )
 
@@ -135,7 +139,7 @@ def test_unknown_fields_are_ignored(stored):
 CHANGES = [
     {"split": "test"}, {"points": 7}, {"seed": 1}, {"loss": "Standard"}, {"loss": "TRADES"}, {"steps": 2},
     {"estimator": "exact"}, {"relative_error": 0.1}, {"max_probes": 3}, {"top": 1}, {"density": True}, {"gap": True},
-    {"landscape": "input"}, {"landscape": "weights"}, {"norm": "l2"}, {"eps": "0.2"},
+    {"proof": 2},    {"landscape": "input"}, {"landscape": "weights"}, {"norm": "l2"}, {"eps": "0.2"},
 ]  # fmt: skip
 
 

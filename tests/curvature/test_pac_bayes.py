@@ -5,22 +5,30 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import minimize
+from scipy.special import rel_entr
+from torch import nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
-from atoll.curvature import gibbs_risk, pac_bayes, traces
+from atoll.curvature import EmpiricalRisk, gibbs_risk, pac_bayes, traces
 from atoll.curvature.pac_bayes import (
     SIGMAS,
     TEMPERATURES,
     Posterior,
     catoni,
     catoni_constant,
+    kl_bound,
+    kl_inverse,
     linear_form,
     optimal_posterior,
+    pac_bayes_proof,
     square_root,
     verdict,
 )
 from atoll.errors import InputError
+from atoll.losses import Standard
 from curvature.cases import make_risk, truth, weights
 
 
@@ -132,7 +140,8 @@ def test_numbers_of_a_net():
     assert sphere.clip == pytest.approx(2 * math.log(3))
     assert sphere.sigma0 in SIGMAS
     assert sphere.lambda_ / n in TEMPERATURES
-    each = 0.05 / (len(SIGMAS) * len(TEMPERATURES))
+    one_prior = 0.05 / 3 / len(SIGMAS)
+    each = one_prior / len(TEMPERATURES)
     variance = sphere.sigma0**2 / (1 + sphere.sigma0**2 * sphere.lambda_ * exact / p.size)
     q = MultivariateNormal(weights(p), variance * torch.eye(p.size, dtype=torch.float64))
     prior = MultivariateNormal(torch.zeros_like(weights(p)), sphere.sigma0**2 * torch.eye(p.size, dtype=torch.float64))
@@ -141,22 +150,91 @@ def test_numbers_of_a_net():
     penalty = (sphere.kl + math.log(1 / each)) / sphere.lambda_ + sphere.lambda_ * sphere.clip**2 / (8 * n)
     assert sphere.catoni == pytest.approx(sphere.clipped.value + penalty)
     assert sphere.square_root == pytest.approx(
-        sphere.clipped.value + 4 * sphere.clip * math.sqrt((sphere.kl + math.log(2 * n / each)) / n)
+        sphere.clipped.value + 4 * sphere.clip * math.sqrt((sphere.kl + math.log(2 * n / one_prior)) / n)
     )
+    assert sphere.kl_inverse == kl_bound(sphere.clipped.value, sphere.kl, n=n, clip=sphere.clip, alpha=one_prior)
     constant = catoni_constant(lambda_=sphere.lambda_, n=n, clip=sphere.clip, alpha=each)
     assert sphere.linear == pytest.approx(
         linear_form(p.value(), norm, exact, sigma0=sphere.sigma0, beta=sphere.lambda_, constant=constant)
     )
     # Eight points prove nothing, and it says so; the diagonal posterior is never worse to second order.
-    assert sphere.message.startswith("vacuous")
-    assert diagonal.expansion + diagonal.kl / diagonal.lambda_ <= sphere.expansion + sphere.kl / sphere.lambda_ + 1e-9
+    assert "vacuous" in sphere.message
+    assert "not vacuous" not in sphere.message
+    assert all("no proof" in bounds.message for bounds in both)
+
+    def second_order(bounds):
+        return (
+            bounds.expansion
+            + bounds.kl / bounds.lambda_
+            + bounds.lambda_ * bounds.clip**2 / (8 * n)
+            + (math.log(1 / each) / bounds.lambda_)
+        )
+
+    assert second_order(diagonal) <= second_order(sphere) + 1e-9
+
+
+@settings(max_examples=200)
+@given(st.floats(0, 1), st.floats(1e-9, 5))
+def test_the_kl_inverse_is_the_largest_mean_within_the_limit(q, limit):
+    p = kl_inverse(q, limit)
+    assert q <= p <= 1
+
+    def kl(p):
+        return float(rel_entr(q, p) + rel_entr(1 - q, 1 - p))
+
+    assert p > 1 - 1e-9 or kl(p) == pytest.approx(limit, rel=1e-5, abs=1e-12)  # next to 1 floats are too coarse
+    assert kl(p) >= limit * (1 - 1e-9) - 1e-12 or p == 1  # never below: a bound must not be too small
+
+
+def test_the_kl_bound_is_the_tightest_of_the_three():
+    """The example of a small loss: Catoni at its best temperature against the kl-inverse."""
+    options = {"n": 1000, "clip": 1.0}
+    inverse = kl_bound(0.02, 20.0, alpha=0.05 / 13, **options)
+    best = min(catoni(0.02, 20.0, lambda_=1000 * t, alpha=0.05 / 169, **options) for t in TEMPERATURES)
+    assert inverse < best < square_root(0.02, 20.0, alpha=0.05 / 13, **options)
+    # Pinsker: kl^-1(q, c) <= q + sqrt(c / 2)
+    assert inverse <= 0.02 + math.sqrt((20 + math.log(2 * math.sqrt(1000) * 13 / 0.05)) / 2000)
+
+
+def test_proofs_hold_as_often_as_they_say():
+    """A logistic model on points whose labels are pure noise: its expected loss under the posterior is known."""
+    generator, failures = torch.Generator().manual_seed(0), 0
+    for seed in range(40):
+        net = nn.Linear(2, 2, bias=False).double().eval()
+        net.weight.data = torch.randn(2, 2, generator=generator, dtype=torch.float64)
+        x = torch.randn(40, 2, generator=generator, dtype=torch.float64)
+        y = torch.randint(2, (40,), generator=generator)
+        (proof,) = pac_bayes_proof(EmpiricalRisk(net, Standard(), x, y), 1.0, draws=20, alpha=0.2, seed=seed)
+        assert proof.draws == 20
+        # The truth: fresh points and the posterior itself, by Monte Carlo.
+        sigma0 = proof.sigma0
+        weights = net.weight.detach()
+        variance = next(
+            q.variances
+            for t in TEMPERATURES
+            if (q := optimal_posterior([1.0], [4], float(weights.square().sum()), sigma0=sigma0, beta=40 * t)).kl
+            == pytest.approx(proof.kl)
+        )
+        noise = torch.randn(4000, 2, 2, generator=generator, dtype=torch.float64) * variance.sqrt()
+        fresh = torch.randn(4000, 2, generator=generator, dtype=torch.float64)
+        logits = torch.einsum("nij,nj->ni", weights + noise, fresh)
+        losses = nn.functional.cross_entropy(logits, torch.randint(2, (4000,), generator=generator), reduction="none")
+        truth = losses.clamp(0, proof.clip)
+        failures += float(truth.mean() - 4 * truth.std() / math.sqrt(4000)) > proof.bound
+    assert failures <= 8  # 20 % of 40; in truth bounds fail much more rarely
+
+
+def test_what_cannot_be_proven_is_refused():
+    with pytest.raises(InputError, match="needs a loss without an attack, got AT"):
+        pac_bayes_proof(make_risk("mlp"), 1.0)
+    with pytest.raises(InputError, match="batch norm"):
+        pac_bayes_proof(make_risk("conv-bn", "standard"), 1.0)
 
 
 def test_messages():
     assert verdict(5.0, clip=4.6, guessing=2.3).startswith("vacuous")
     assert verdict(3.0, clip=4.6, guessing=2.3).startswith("next to vacuous")
     assert verdict(0.4, clip=4.6, guessing=2.3).startswith("not vacuous")
-    assert all("no proof" in verdict(bound, clip=4.6, guessing=2.3) for bound in (0.4, 3.0, 5.0))
 
 
 def test_nonsense_is_refused():

@@ -10,15 +10,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from atoll.attacks import PGD
-from atoll.curvature import EmpiricalRisk, hessian
-from atoll.curvature.risk import flatten, nonlinearity
+from atoll.curvature import EmpiricalRisk, HessianProducts, hessian
+from atoll.curvature.risk import flatten
 from atoll.errors import InputError
 from atoll.losses import AT, Standard
 from atoll.models import ViT
 from atoll.threat import ThreatModel
 from curvature import two_processes
 from curvature.cases import CASES, Fused, make_risk, mean_loss, truth, weights
-from models.cases import MODELS as ALL_MODELS
 
 
 @pytest.mark.parametrize(("model", "loss"), CASES)
@@ -31,7 +30,7 @@ def test_value_gradient_product_and_hessian_are_those_of_autograd(model, loss):
     matrix = truth(model, loss)
     assert p.value() == pytest.approx(value.item(), rel=1e-10)
     torch.testing.assert_close(flatten(p.gradient()), gradient, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(flatten(p.hvp(p.split(v))), matrix @ v, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(flatten(HessianProducts(p)(p.split(v))), matrix @ v, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(hessian(p), matrix, rtol=1e-8, atol=1e-9)
 
 
@@ -39,8 +38,8 @@ def test_nothing_is_left_changed_and_no_gradient_mode_is_no_obstacle():
     p = make_risk("conv-bn")
     before = {name: value.clone() for name, value in p.model.state_dict().items()}
     with torch.no_grad():
-        inside = flatten(p.hvp(p.parameters))
-    torch.testing.assert_close(inside, flatten(p.hvp(p.parameters)))
+        inside = flatten(HessianProducts(p)(p.parameters))
+    torch.testing.assert_close(inside, flatten(HessianProducts(p)(p.parameters)))
     assert inside.abs().max() > 0
     assert all(w.grad is None for w in p.parameters)
     assert all(torch.equal(value, before[name]) for name, value in p.model.state_dict().items())
@@ -58,7 +57,7 @@ def test_attacked_holds_the_inputs_of_the_attack():
 def test_fused_attention_is_differentiated_twice():
     x = torch.rand(4, 2)
     p = EmpiricalRisk(Fused().eval(), Standard(), x, torch.arange(4) % 3)
-    assert flatten(p.hvp(p.parameters)).isfinite().all()
+    assert flatten(HessianProducts(p)(p.parameters)).isfinite().all()
 
 
 def test_frozen_parameters_do_not_count():
@@ -118,16 +117,6 @@ def test_bad_points_are_refused():
     p.model.head.bias.data[0] = 0
     with pytest.raises(InputError, match="micro_batch"):
         EmpiricalRisk(p.model, AT(), p.x, p.y, p.x_adv, micro_batch=0)
-
-
-@pytest.mark.parametrize("case", ALL_MODELS, ids=str)
-def test_which_models_are_piecewise_linear(case):
-    smooth = {"6c2f-softplus": "Softplus", "small-bn-gelu": "Gelu"}
-    smooth |= {c.name: "NativeLayerNorm" for c in ALL_MODELS if c.name.startswith("vit")}
-    smooth |= {c.name: "VarMean" for c in ALL_MODELS if c.name.startswith("hybrid")}  # standardised weights
-    normed = ("liresnet", "resnet", "liresnet-plain", "centroid", "centroid-encoder")  # unit rows, or distances
-    smooth |= dict.fromkeys(normed, "LinalgVectorNorm")
-    assert nonlinearity(case.build().eval()(case.images())) == smooth.get(case.name)
 
 
 def test_a_large_net_has_no_dense_hessian():

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from atoll.attacks import PGD
 from atoll.curvature import (
     EmpiricalRisk,
+    HessianProducts,
     density,
     hessian,
     pac_bayes,
@@ -38,12 +39,12 @@ def measure() -> dict[str, torch.Tensor]:
         "adversarial": p.x_adv,
         "values": p.values(),
         "gradient": flatten(p.gradient()),
-        "product": flatten(p.hvp(p.parameters)),
+        "product": flatten(HessianProducts(p)(p.parameters)),
         "hessian": hessian(p),
         "gauss-newton": gauss_newton.values,
-        "gauss-newton, covariance": gauss_newton.covariance,
+        "gauss-newton, errors": gauss_newton.errors,
         "hutchinson": smooth.values,
-        "hutchinson, covariance": smooth.covariance,
+        "hutchinson, errors": smooth.errors,
         "diagonal": flatten(diagonal(p, probes=2, group=2)),
         "eigenvalues": torch.from_numpy(top_eigenvalues(p, 2, tolerance=1e-12).copy()),
         "density": torch.tensor(density(p, vectors=1, steps=3).moment(2)),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.graph.linearity import nonlinear_parameters
+from models.cases import MODELS
 
 
 class Square(torch.autograd.Function):
@@ -133,3 +134,17 @@ def bends(model: nn.Module, parameter: nn.Parameter, x: Tensor, weights: Tensor)
 def test_reasons_name_operation_and_place() -> None:
     reasons = nonlinear_parameters(dense(nn.Tanh()).eval(), (8,))
     assert reasons["0.weight"] == "tanh is not piecewise linear in 0.weight (module 1, Tanh)"
+
+
+@pytest.mark.parametrize("case", MODELS, ids=str)
+def test_which_models_are_piecewise_linear(case):
+    smooth = {"6c2f-softplus": "softplus", "small-bn-gelu": "gelu"}
+    smooth |= {c.name: "native_layer_norm" for c in MODELS if c.name.startswith("vit")}
+    model = case.build().eval()
+    reasons = nonlinear_parameters(model, tuple(case.images().shape[1:]))
+    if case.name in smooth:
+        assert smooth[case.name] in {reason.partition(" ")[0] for reason in reasons.values()}
+    elif case.name.startswith(("hybrid", "liresnet", "resnet", "centroid")):  # standardized weights, norms, distances
+        assert reasons
+    else:
+        assert not reasons

@@ -96,7 +96,7 @@ def test_the_rule_by_hand(monkeypatch, tmp_path):
     given = iter([80.0, 320.0, 600.0, 1.0])
 
     def measure(self, trainer):
-        return wci_from({"w": 1.0}, Traces(("w",), torch.tensor([next(given) ** 2]), torch.zeros(1, 1), "exact"))
+        return wci_from({"w": 1.0}, Traces(("w",), torch.tensor([[[next(given) ** 2]]]), "exact", exact=True))
 
     monkeypatch.setattr(MeasureWCI, "measure", measure)
     path = tmp_path / "metrics.jsonl"

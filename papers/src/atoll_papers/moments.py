@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from atoll.curvature.ggn import block_factor, net_nonlinearity
+from atoll.curvature.check import check_linearity
+from atoll.curvature.ggn import block_factor
+from atoll.curvature.hessian import hessian
 from atoll.curvature.risk import EmpiricalRisk
-from atoll.curvature.trace import hessian
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def moments(problem: EmpiricalRisk) -> dict[str, Moments]:
     """
     sizes = [p.numel() for p in problem.parameters]
     spans = torch.split(torch.arange(problem.size), sizes)
-    skipped = sizes.index(max(sizes)) if len(sizes) > 1 and net_nonlinearity(problem) is None else None
+    skipped = sizes.index(max(sizes)) if len(sizes) > 1 and check_linearity(problem).passed else None
     computed = [k for k in range(len(sizes)) if k != skipped]
     matrix = hessian(problem, torch.cat([spans[k] for k in computed])).double()
     rows = dict(zip(computed, torch.split(matrix, [sizes[k] for k in computed]), strict=True))

@@ -42,14 +42,28 @@ def _lines(result: CurvatureResult) -> list[str]:
     ]
     if result.negative:
         lines.append(f"{result.negative} traces were negative and count as zero")
+    if result.unresolved:
+        lines.append(
+            f"not resolved: the traces of {', '.join(result.unresolved)} may be zero; their share of the index is"
+            " uncertain (raise --max-probes)"
+        )
+    if result.theorem is not None:
+        theorem = result.theorem
+        lines.append(
+            f"bound on the gap (WCI, Theorem 2.5): KL {theorem.divergence:.4g} + variability {theorem.variability:.4g}"
+            f" + constant {theorem.constant:.4g} at lambda {theorem.lambda_:.4g}"
+        )
     if result.eigenvalues:
         lines.append(f"largest eigenvalues {', '.join(f'{value:.4g}' for value in result.eigenvalues)}")
     for bound in result.pac_bayes:
         lines.append(
             f"PAC-Bayes, {bound.posterior} posterior: loss {bound.risk:.4g}; with noise {bound.expansion:.4g} to second"
             f" order, {bound.noisy} by Monte Carlo; KL {bound.kl:.4g}; bounds: linear {bound.linear:.4g}, Catoni"
-            f" {bound.catoni:.4g}, square root {bound.square_root:.4g}; {bound.message}"
+            f" {bound.catoni:.4g}, kl-inverse {bound.kl_inverse:.4g}, square root {bound.square_root:.4g};"
+            f" {bound.message}"
         )
+    for proof in result.proofs:
+        lines.append(f"PAC-Bayes proof, {proof.posterior} posterior, {proof.draws} draws: {proof.message}")
     if result.gap is not None:
         lines.append(f"robust gap, test minus train: error {result.gap.error}, loss {result.gap.loss}")
     return [*lines, f"numbers and pictures: {result.folder}"]

@@ -1,12 +1,13 @@
 """How flat a model is: Hessian traces, Weight-Curvature Index, spectrum, landscapes, PAC-Bayes bounds."""
 
 from atoll.curvature.gap import Gap, robust_gap
+from atoll.curvature.hessian import HessianProducts, hessian
 from atoll.curvature.landscape import Landscape, input_landscape, weight_landscape
-from atoll.curvature.pac_bayes import PACBayesBounds, gibbs_risk, pac_bayes
+from atoll.curvature.pac_bayes import PACBayesBounds, PACBayesProof, gibbs_risk, pac_bayes, pac_bayes_proof
 from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.spectrum import Density, density, top_eigenvalues
-from atoll.curvature.trace import Estimator, Traces, hessian, traces
-from atoll.curvature.wci import WCI, wci
+from atoll.curvature.trace import Estimator, Traces, traces
+from atoll.curvature.wci import WCI, LayerwiseBound, layerwise_bound, wci
 from atoll.stats import Estimate
 
 __all__ = [
@@ -16,14 +17,19 @@ __all__ = [
     "Estimate",
     "Estimator",
     "Gap",
+    "HessianProducts",
     "Landscape",
+    "LayerwiseBound",
     "PACBayesBounds",
+    "PACBayesProof",
     "Traces",
     "density",
     "gibbs_risk",
     "hessian",
     "input_landscape",
+    "layerwise_bound",
     "pac_bayes",
+    "pac_bayes_proof",
     "robust_gap",
     "top_eigenvalues",
     "traces",

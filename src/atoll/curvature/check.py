@@ -27,6 +27,8 @@ from atoll.losses.base import Outputs
 from atoll.rng import generator
 
 POINTS = 4
+CANDIDATES = 16  # points to choose from
+_SMALL = 100_000  # parameters: the check of a smaller net takes no time to speak of
 STEPS = (1e-7, 1e-8, 1e-9)  # in units of the weights
 TOLERANCE = 1e-3
 _NOISE = 100 * torch.finfo(torch.float64).eps
@@ -58,7 +60,21 @@ def check_gauss_newton(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
     >>> print(check_gauss_newton(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).message)
     Gauss-Newton differs from differences of gradients at 0.weight
     """
-    return _guarded("Gauss-Newton", lambda: _gauss_newton_cases(_Double(risk), seed))
+    return _check("Gauss-Newton", _gauss_newton_cases, risk, seed, points=_points_per_parameter(risk))
+
+
+def check_linearity(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
+    """Whether Gauss-Newton gives the traces of the Hessian: by the operations of the graph and by differences.
+
+    >>> from atoll.losses import Standard
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.GELU(), torch.nn.Linear(8, 3)).eval()
+    >>> print(check_linearity(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).message)
+    gelu is not piecewise linear in 0.weight (module 1, GELU)
+    """
+    if reasons := [risk.nonlinear[name] for name in risk.names if name in risk.nonlinear]:
+        return Check(False, reasons[0])
+    check = check_gauss_newton(risk, seed=seed)
+    return Check(check.passed is not False, f"the net is piecewise linear in each parameter, and {check.message}")
 
 
 def check_hessian(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
@@ -69,7 +85,7 @@ def check_hessian(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
     >>> check_hessian(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).passed
     True
     """
-    return _guarded("the double backward pass", lambda: _hessian_cases(_Double(risk), seed))
+    return _check("the double backward pass", _hessian_cases, risk, seed, points=POINTS)
 
 
 def check_gradient(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
@@ -80,7 +96,7 @@ def check_gradient(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
     >>> check_gradient(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).passed
     True
     """
-    return _guarded("the gradient", lambda: _gradient_cases(_Double(risk), seed))
+    return _check("the gradient", _gradient_cases, risk, seed, points=_points_per_parameter(risk))
 
 
 @dataclass(frozen=True)
@@ -108,26 +124,51 @@ def _close(a: Tensor, b: Tensor, noise: float) -> bool:
     return bool((a - b).norm() <= TOLERANCE * torch.maximum(a.norm(), b.norm()) + noise)
 
 
-def _guarded(what: str, cases: Callable[[], Iterator[_Case]]) -> Check:
+def _check(
+    what: str, cases: Callable[[DoubleRisk, object], Iterator[_Case]], risk: EmpiricalRisk, seed: object, points: int
+) -> Check:
     try:
-        verdicts = {case.name: case.agrees() for case in cases()}
-    except (RuntimeError, NotImplementedError, TypeError) as error:  # no float64, or no second derivative
-        return Check(None, f"{what} could not be checked: {(str(error) or type(error).__name__).splitlines()[0]}")
-    wrong = [name for name, verdict in verdicts.items() if verdict is False]
-    if wrong:
-        return Check(False, f"{what} differs from differences of gradients at {wrong[0]}")
+        double = DoubleRisk(risk, _informative(risk, points))
+    except (RuntimeError, TypeError) as error:
+        return Check(None, f"{what} could not be checked: {_first_line(error)}")
+    try:
+        verdicts = {case.name: case.agrees() for case in cases(double, seed)}
+    except (RuntimeError, NotImplementedError) as error:
+        return Check(False, f"{what} fails: {_first_line(error)}")
+    if wrong := [name for name, verdict in verdicts.items() if verdict is False]:
+        return Check(False, f"{what} differs from differences{_OF[what]} at {wrong[0]}")
     if unsettled := [name for name, verdict in verdicts.items() if verdict is None]:
-        return Check(None, f"{what} could not be checked: differences of gradients do not settle at {unsettled[0]}")
-    return Check(True, f"{what} agrees with differences of gradients")
+        return Check(None, f"{what} could not be checked: differences{_OF[what]} do not settle at {unsettled[0]}")
+    return Check(True, f"{what} agrees with differences{_OF[what]}")
 
 
-class _Double:
-    """The summed loss of a few points as a function of weights in float64; the model itself stays as it is."""
+_OF = {"Gauss-Newton": " of gradients", "the double backward pass": " of gradients", "the gradient": " of the loss"}
 
-    def __init__(self, risk: EmpiricalRisk) -> None:
+
+def _points_per_parameter(risk: EmpiricalRisk) -> int:
+    """Points of a check that takes a gradient per parameter: fewer for large nets, a fraction of the measurement."""
+    return POINTS if risk.size <= _SMALL else max(1, min(POINTS, len(risk) // (8 * len(risk.names))))
+
+
+def _informative(risk: EmpiricalRisk, count: int) -> Tensor:
+    """The points with the largest second derivatives in logit space: at a saturated point everything agrees."""
+    size = min(CANDIDATES, len(risk))
+    index = torch.arange(size) * (len(risk) // size)
+    with torch.no_grad():
+        out, y = risk.outputs(index)
+    sizes = logit_hessian(risk.loss, out, y).flatten(1).norm(dim=1).nan_to_num(0, 0, 0)
+    return index[sizes.argsort(descending=True)[:count].cpu()]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+class DoubleRisk:
+    """The summed loss of some points as a function of weights in float64; the model itself stays as it is."""
+
+    def __init__(self, risk: EmpiricalRisk, index: Tensor) -> None:
         self.risk = risk
-        count = min(POINTS, len(risk))
-        index = torch.arange(count) * (len(risk) // count)
         self.x = risk.x[index].to(risk.device).double() if risk.loss.uses_clean else None
         self.x_adv = None if risk.x_adv is None else risk.x_adv[index].to(risk.device).double()
         self.y = risk.y[index].to(risk.device)
@@ -195,7 +236,7 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
 
 
-def _gauss_newton_cases(double: _Double, seed: object) -> Iterator[_Case]:
+def _gauss_newton_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
     risk = double.risk
     phi = logit_hessian(risk.loss, double.outputs([w.detach() for w in double.weights]), double.y)
     for k, (name, v) in enumerate(zip(risk.names, double.direction(seed), strict=True)):
@@ -216,7 +257,7 @@ def _gauss_newton_cases(double: _Double, seed: object) -> Iterator[_Case]:
         yield _Case(name, torch.zeros((), dtype=torch.float64, device=v.device), difference)
 
 
-def _hessian_cases(double: _Double, seed: object) -> Iterator[_Case]:
+def _hessian_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
     v = double.direction(seed)
     with torch.enable_grad(), elementary_operations():
         out = double.outputs(double.weights)
@@ -232,7 +273,7 @@ def _hessian_cases(double: _Double, seed: object) -> Iterator[_Case]:
         yield _Case(name, product[k], difference)
 
 
-def _gradient_cases(double: _Double, seed: object) -> Iterator[_Case]:
+def _gradient_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
     for k, (name, v) in enumerate(zip(double.risk.names, double.direction(seed), strict=True)):
         only: list[Tensor | None] = [None] * len(double.weights)
         only[k] = v

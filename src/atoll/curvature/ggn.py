@@ -2,7 +2,8 @@ r"""Traces of the generalized Gauss-Newton matrix, layer by layer, by ordinary b
 
 With the Jacobian J of a point's logits and the Hessian :math:`\Phi` of its loss in logit space, the matrix is the mean
 of :math:`J^T \Phi J` over the points (Schraudolph, "Fast curvature matrix-vector products for second-order gradient
-descent", 2002).  A layer's own block is the Hessian's if the logits are piecewise linear in it (``risk.nonlinearity``).
+descent", 2002).  A layer's own block is the Hessian's if the logits are piecewise linear in it
+(``atoll.graph.linearity``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from atoll.curvature.risk import EmpiricalRisk, Vector, derivative, flatten, nonlinearity, shared
+from atoll.curvature.risk import EmpiricalRisk, Vector, derivative, flatten, shared
 from atoll.distributed import all_sum
 from atoll.losses.base import Loss, Outputs
 from atoll.rng import PointRNG
@@ -78,12 +79,6 @@ def block_factor(risk: EmpiricalRisk, layer: int) -> tuple[Tensor, Tensor]:
         rows.append(eigenvalue.abs().sqrt() * product.double().flatten())
         signs.append(eigenvalue.sign())
     return torch.stack(rows), torch.stack(signs)
-
-
-@torch.enable_grad()
-def net_nonlinearity(risk: EmpiricalRisk) -> str | None:
-    """The operation because of which layers' blocks may not be the Hessian's; None if they are."""
-    return nonlinearity(all_logits(risk.outputs(torch.tensor([0]))[0]))
 
 
 def logit_hessian(loss: Loss, out: Outputs, y: Tensor) -> Tensor:

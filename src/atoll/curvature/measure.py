@@ -18,11 +18,11 @@ from atoll.config import build_part
 from atoll.curvature.gap import Gap, robust_gap
 from atoll.curvature.ggn import diagonal
 from atoll.curvature.landscape import Landscape, input_landscape, weight_landscape
-from atoll.curvature.pac_bayes import PACBayesBounds, pac_bayes
+from atoll.curvature.pac_bayes import PACBayesBounds, PACBayesProof, pac_bayes, pac_bayes_proof
 from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.spectrum import Density, density, top_eigenvalues
 from atoll.curvature.trace import Estimator, OnProgress
-from atoll.curvature.wci import WCI, Layer, wci
+from atoll.curvature.wci import WCI, Layer, LayerwiseBound, layerwise_bound, wci
 from atoll.data.base import Split, SubSplit, sample_rows, to_float
 from atoll.distributed import is_main
 from atoll.errors import InputError
@@ -64,6 +64,7 @@ class CurvatureSettings(Settings):
         top: number of largest eigenvalues.
         density: compute the density of all eigenvalues.
         gap: measure the robust generalization gap with the same attack.
+        proof: draws of random weights for a PAC-Bayes proof; 0 for none, needs a loss without an attack.
         landscape: compute the loss around the inputs or the weights.
         norm: norm of the threat (default: as trained).
         eps: radius, a number or a fraction like 8/255 (default: as trained).
@@ -80,12 +81,13 @@ class CurvatureSettings(Settings):
     top: int = 3
     density: bool = False
     gap: bool = False
+    proof: int = 0
     landscape: Literal["input", "weights"] | None = None
     norm: Norm | None = None
     eps: str | None = None
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, steps=1, top=0, max_probes=2)
+        self.at_least(points=1, steps=1, top=0, max_probes=2, proof=0)
         if not 0 < self.relative_error < math.inf:
             raise InputError(f"relative_error: expected more than 0, got {self.relative_error}")
 
@@ -113,17 +115,21 @@ class CurvatureResult(Result):
         weight_norm: of all weight matrices.
         root_trace: root of the sum of their traces.
         negative: number of traces that were estimated as negative and count as zero.
+        unresolved: weight matrices whose trace is not clearly positive, so that their share of the index is uncertain.
         layers: one entry per weight matrix.
         trace: of the whole Hessian.
         estimator: how traces were estimated.
         reason: why this way.
         probes: number of random vectors per group of points.
         eigenvalues: the largest ones.
-        pac_bayes: one entry per posterior.
+        pac_bayes: estimates of bounds, one entry per posterior.
+        proofs: proven bounds, one entry per posterior.
+        theorem: the terms of WCI's bound on the gap, at the layerwise variances that minimize it.
         gap: robust generalization gap.
     """
 
     kind: ClassVar[str] = "curvature"
+    version: ClassVar[int] = 2  # since 2: every number is checked, the index is corrected for its bias, alpha is shared
     settings: CurvatureSettings
     loss: str
     attacked: bool
@@ -133,6 +139,7 @@ class CurvatureResult(Result):
     weight_norm: float = math.nan
     root_trace: float = math.nan
     negative: int = 0
+    unresolved: tuple[str, ...] = ()
     layers: tuple[Layer, ...] = ()
     trace: Estimate | None = None
     estimator: str = ""
@@ -140,6 +147,8 @@ class CurvatureResult(Result):
     probes: int = 0
     eigenvalues: tuple[float, ...] = ()
     pac_bayes: tuple[PACBayesBounds, ...] = ()
+    proofs: tuple[PACBayesProof, ...] = ()
+    theorem: LayerwiseBound | None = None
     gap: Gap | None = None
 
     def landscape(self) -> Landscape | None:
@@ -193,12 +202,12 @@ class MeasureCurvature(Measurement):
             seed=settings.seed,
             on_progress=stage("traces"),
         )
-        fields = {
+        fields: dict[str, Any] = {
             "loss": loss_name(loss),
             "attacked": loss.objective is not None,
             "mean_loss": risk.value(),
             "wci": index.index,
-            **{name: getattr(index, name) for name in ("bound", "weight_norm", "root_trace", "negative")},
+            **{name: getattr(index, name) for name in ("bound", "weight_norm", "root_trace", "negative", "unresolved")},
             "layers": tuple(index.layers),
             "trace": index.traces.total,
             **{name: getattr(index.traces, name) for name in ("estimator", "reason", "probes")},
@@ -211,7 +220,12 @@ class MeasureCurvature(Measurement):
         # If Gauss-Newton was right for the traces, it is right for the diagonal.
         is_ggn = index.traces.estimator.endswith("gauss_newton")
         curvature = diagonal(risk, seed=settings.seed) if is_ggn else None
-        fields["pac_bayes"] = tuple(pac_bayes(risk, index.traces.total.value, curvature, seed=settings.seed))
+        trace = index.traces.total.value
+        fields["pac_bayes"] = tuple(pac_bayes(risk, trace, curvature, seed=settings.seed))
+        fields["theorem"] = layerwise_bound(index, n=len(risk), clip=fields["pac_bayes"][0].clip)
+        if settings.proof:
+            proofs = pac_bayes_proof(risk, trace, curvature, draws=settings.proof, seed=settings.seed)
+            fields["proofs"] = tuple(proofs)
         if settings.gap:
             stage("gap")
             train, test = (_tensors(_points(subject, split, settings)) for split in GAP_SPLITS)

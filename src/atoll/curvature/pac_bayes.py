@@ -7,12 +7,14 @@ Prior :math:`P = N(0, \sigma_0^2 I)`, posterior :math:`Q = N(\theta, \mathrm{dia
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from atoll.curvature.risk import EmpiricalRisk, Vector, flatten
 from atoll.errors import InputError, check_range
@@ -119,9 +121,45 @@ def square_root(risk: float, kl: float, *, n: int, clip: float, alpha: float) ->
     return risk + 4 * clip * math.sqrt((kl + math.log(2 * n / alpha)) / n)
 
 
+def kl_inverse(mean: float, limit: float) -> float:
+    r"""The largest p in [0, 1] whose divergence from q is at most c.
+
+    .. math:: \mathrm{kl}(q, p) = q \log\frac{q}{p} + (1 - q) \log\frac{1 - q}{1 - p}
+
+    Args:
+        mean: q, in [0, 1].
+        limit: c.
+
+    >>> round(kl_inverse(0.0, 0.1), 6), round(1 - math.exp(-0.1), 6)
+    (0.095163, 0.095163)
+    """
+    low, high = mean, 1.0
+    for _ in range(100):  # to the last bit; the upper end stays on the safe side
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        distance = mean * math.log(mean / middle) if mean else 0.0
+        distance += (1 - mean) * math.log((1 - mean) / (1 - middle)) if mean < 1 else 0.0
+        low, high = (middle, high) if distance <= limit else (low, middle)
+    return high
+
+
+def kl_bound(risk: float, kl: float, *, n: int, clip: float, alpha: float) -> float:
+    r"""The kl-inverse bound for a loss in [0, C] (Seeger, 2002; Maurer, 2004); it is never above the square-root form.
+
+    .. math:: C\, \mathrm{kl}^{-1}\Big(\frac{E_Q R}{C},\; \frac{\mathrm{KL} + \log(2 \sqrt n / \alpha)}{n}\Big)
+
+    It holds for all posteriors at once; to choose among m priors, divide ``alpha`` by m.
+
+    >>> round(kl_bound(0.02, 2.0, n=1000, clip=1.0, alpha=0.05), 4)
+    0.0451
+    """
+    return clip * kl_inverse(min(risk / clip, 1.0), (kl + math.log(2 * math.sqrt(n) / alpha)) / n)
+
+
 @dataclass(frozen=True)
 class PACBayesBounds:
-    """Bounds on the expected loss of a Gaussian posterior.
+    """Estimates of bounds on the expected loss of a Gaussian posterior; not proven (``PACBayesProof`` is).
 
     Args:
         posterior: ``spherical`` or ``diagonal``.
@@ -129,7 +167,7 @@ class PACBayesBounds:
         lambda_: the temperature.
         n: points.
         clip: the loss is cut off at this value for the bounds.
-        alpha: all bounds hold together with probability 1 - alpha.
+        alpha: all bounds hold together with probability 1 - alpha, if Monte Carlo means are taken for exact.
         risk: mean loss without noise.
         expansion: mean loss with noise, to second order.
         noisy: the same by Monte Carlo, with its standard error.
@@ -139,6 +177,7 @@ class PACBayesBounds:
         catoni: Catoni's bound.
         square_root: the square-root form.
         message: what the numbers mean.
+        kl_inverse: the kl-inverse bound.
     """
 
     posterior: str
@@ -155,6 +194,36 @@ class PACBayesBounds:
     linear: float
     catoni: float
     square_root: float
+    message: str
+    kl_inverse: float = math.nan
+
+
+@dataclass(frozen=True)
+class PACBayesProof:
+    """A proven bound on the expected loss of random weights: it holds with probability 1 - alpha over points and draws.
+
+    Args:
+        posterior: ``spherical`` or ``diagonal``.
+        sigma0: standard deviation of the prior.
+        n: points.
+        draws: of the weights.
+        clip: the loss is cut off at this value.
+        alpha: probability with which the proof may fail.
+        kl: from the prior to the posterior.
+        empirical: upper confidence limit of the mean clipped loss at the points.
+        bound: on the expected clipped loss.
+        message: what the number means.
+    """
+
+    posterior: str
+    sigma0: float
+    n: int
+    draws: int
+    clip: float
+    alpha: float
+    kl: float
+    empirical: float
+    bound: float
     message: str
 
 
@@ -198,8 +267,9 @@ def pac_bayes(
 ) -> list[PACBayesBounds]:
     """Bounds for the optimal spherical posterior and, given the Hessian's diagonal, for the optimal diagonal one.
 
-    Prior and temperature are chosen among ``SIGMAS`` and ``TEMPERATURES`` for the smallest bound to second order; a
-    union bound pays for the choice.  Each bound's ``message`` states what it does not prove.
+    Each posterior has its own prior and temperature, chosen among ``SIGMAS`` and ``TEMPERATURES`` for the smallest
+    Catoni bound to second order.  A third of ``alpha`` goes to each kind of bound, and a union bound pays for the
+    choice.
 
     Args:
         risk: the loss at training points.
@@ -210,35 +280,25 @@ def pac_bayes(
         pairs: Monte Carlo draws, in pairs.
         seed: of the draws.
     """
-    if not 0 < alpha < 1 or (clip is not None and not 0 < clip < math.inf):
-        raise InputError(f"alpha, clip: expected a probability and a finite number > 0, got {alpha}, {clip}")
-    guessing, n = math.log(_classes(risk)), len(risk)
-    clip = 2 * guessing if clip is None else clip
-    each = alpha / (len(SIGMAS) * len(TEMPERATURES))
-    values = risk.values()
+    guessing, clip = _scale(risk, clip, alpha)
+    n, values, squared_norm = len(risk), risk.values(), _squared_norm(risk)
     mean_loss, clipped_loss = float(values.mean()), float(values.clamp_max(clip).mean())
-    weights = flatten([p.detach() for p in risk.parameters]).double()
-    squared_norm = float(weights.square().sum())
-    spherical = partial(optimal_posterior, [trace], [risk.size], squared_norm)
-
-    def approximate(choice: tuple[float, float]) -> float:
-        sigma0, lambda_ = choice
-        q = spherical(sigma0=sigma0, beta=lambda_)
-        return catoni(clipped_loss + q.increase, q.kl, lambda_=lambda_, n=n, clip=clip, alpha=each)
-
-    sigma0, lambda_ = min(((s, t * n) for s in SIGMAS for t in TEMPERATURES), key=approximate)
-    posteriors = {"spherical": spherical(sigma0=sigma0, beta=lambda_)}
-    if diagonal is not None:
-        traces = flatten(diagonal).cpu()
-        sizes = torch.ones_like(traces)
-        posteriors["diagonal"] = optimal_posterior(traces, sizes, squared_norm, sigma0=sigma0, beta=lambda_)
+    one_prior = alpha / 3 / len(SIGMAS)
+    one_pair = one_prior / len(TEMPERATURES)
     bounds = []
-    for name, q in posteriors.items():
-        deviations = risk.split(q.variances.sqrt().expand(risk.size).to(risk.parameters[0]))
-        noisy, clipped = gibbs_risk(risk, deviations, pairs=pairs, clip=clip, seed=seed)
-        constant = catoni_constant(lambda_=lambda_, n=n, clip=clip, alpha=each)
-        bound = catoni(clipped.value, q.kl, lambda_=lambda_, n=n, clip=clip, alpha=each)
-        root = square_root(clipped.value, q.kl, n=n, clip=clip, alpha=each)
+    for name, optimal in _posteriors(risk, trace, diagonal, squared_norm).items():
+
+        def approximate(choice: tuple[float, float], optimal: Callable[..., Posterior] = optimal) -> float:
+            q = optimal(sigma0=choice[0], beta=choice[1])
+            return catoni(clipped_loss + q.increase, q.kl, lambda_=choice[1], n=n, clip=clip, alpha=one_pair)
+
+        sigma0, lambda_ = min(((s, t * n) for s in SIGMAS for t in TEMPERATURES), key=approximate)
+        q = optimal(sigma0=sigma0, beta=lambda_)
+        noisy, clipped = gibbs_risk(risk, _deviations(risk, q), pairs=pairs, clip=clip, seed=seed)
+        constant = catoni_constant(lambda_=lambda_, n=n, clip=clip, alpha=one_pair)
+        bound = catoni(clipped.value, q.kl, lambda_=lambda_, n=n, clip=clip, alpha=one_pair)
+        inverse = kl_bound(clipped.value, q.kl, n=n, clip=clip, alpha=one_prior)
+        root = square_root(clipped.value, q.kl, n=n, clip=clip, alpha=one_prior)
         bounds.append(
             PACBayesBounds(
                 posterior=name,
@@ -255,31 +315,116 @@ def pac_bayes(
                 linear=linear_form(mean_loss, squared_norm, trace, sigma0=sigma0, beta=lambda_, constant=constant),
                 catoni=bound,
                 square_root=root,
-                message=verdict(min(bound, root), clip=clip, guessing=guessing),
+                kl_inverse=inverse,
+                # A reader must not take for a guarantee what holds for these perturbations only.
+                message=f"{verdict(min(bound, inverse, root), clip=clip, guessing=guessing)} (an estimate, no proof:"
+                " perturbations are held fixed, the Monte Carlo mean is taken for exact)",
             )
         )
     return bounds
 
 
-def verdict(bound: float, *, clip: float, guessing: float) -> str:
-    """What a bound on a loss in [0, clip] means, and that it is not a proof.
+def pac_bayes_proof(
+    risk: EmpiricalRisk,
+    trace: float,
+    diagonal: Vector | None = None,
+    *,
+    draws: int = 200,
+    clip: float | None = None,
+    alpha: float = 0.05,
+    seed: object = 0,
+) -> list[PACBayesProof]:
+    r"""A proven bound on the expected loss of random weights, for losses without an attack.
 
-    >>> text, _, caveat = verdict(5.0, clip=4.6, guessing=2.3).partition(" (")
-    >>> text
+    Half of ``alpha`` pays for the kl-inverse bound over all priors, half for the mean over independent draws of the
+    weights: with m draws it is at most :math:`\mathrm{kl}^{-1}(\text{mean}, \log(1 / \alpha') / m)` (Langford and
+    Caruana, "(Not) bounding the true error", 2001).  Only the draws and the points are random; which posterior is taken
+    may depend on anything, so the traces need no proof.
+
+    Args:
+        risk: the loss at independent points, such as training points; it must not have an attack, because worst
+            perturbations change with the weights.
+        trace, diagonal: of the Hessian; they choose the posterior.
+        draws: of the weights.
+        clip: where the loss is cut off; twice that of guessing, 2 log K, if None.
+        alpha: probability with which the proof may fail.
+        seed: of the draws.
+
+    >>> from atoll.losses import Standard
+    >>> net = torch.nn.Linear(2, 2, bias=False).eval()
+    >>> risk = EmpiricalRisk(net, Standard(), torch.rand(500, 2), torch.arange(500) % 2)
+    >>> (proof,) = pac_bayes_proof(risk, 1.0, draws=50)
+    >>> risk.value() < proof.bound < 1.4
+    True
+    """
+    if risk.loss.objective is not None:
+        raise InputError(f"loss: a PAC-Bayes proof needs a loss without an attack, got {type(risk.loss).__name__}")
+    if any(isinstance(m, _BatchNorm) and m.track_running_stats for m in risk.model.modules()):
+        raise InputError("model: a PAC-Bayes proof does not cover statistics of batch norm, which depend on the data")
+    check_range("[1, inf)", draws=draws)
+    guessing, clip = _scale(risk, clip, alpha)
+    n, loss = len(risk), float(risk.values().clamp_max(clip).mean())
+    options: dict[str, Any] = {"n": n, "clip": clip, "alpha": alpha / 2 / len(SIGMAS)}
+    posteriors = _posteriors(risk, trace, diagonal, _squared_norm(risk))
+    proofs = []
+    for name, optimal in posteriors.items():
+        candidates = [optimal(sigma0=sigma0, beta=t * n) for sigma0 in SIGMAS for t in TEMPERATURES]
+        q = min(candidates, key=lambda q: kl_bound(loss + q.increase, q.kl, **options))
+        deviations, means = _deviations(risk, q), []
+        for number in range(draws):
+            draw = generator(seed, "proof", name, number, device=risk.device)
+            noise = [torch.empty_like(d).normal_(generator=draw) * d for d in deviations]
+            means.append(float(risk.values_at((1, noise)).clamp(0, clip).mean()))
+        share = alpha / 2 / len(posteriors)
+        empirical = clip * kl_inverse(sum(means) / draws / clip, math.log(1 / share) / draws)
+        bound = kl_bound(empirical, q.kl, **options)
+        message = f"{verdict(bound, clip=clip, guessing=guessing)} (proven for random weights, with 1 - alpha)"
+        proofs.append(PACBayesProof(name, q.sigma0, n, draws, clip, alpha, q.kl, empirical, bound, message))
+    return proofs
+
+
+def _scale(risk: EmpiricalRisk, clip: float | None, alpha: float) -> tuple[float, float]:
+    """The loss of guessing, and where losses are cut off."""
+    if not 0 < alpha < 1 or (clip is not None and not 0 < clip < math.inf):
+        raise InputError(f"alpha, clip: expected a probability and a finite number > 0, got {alpha}, {clip}")
+    guessing = math.log(_classes(risk))
+    return guessing, 2 * guessing if clip is None else clip
+
+
+def _squared_norm(risk: EmpiricalRisk) -> float:
+    return float(flatten([p.detach() for p in risk.parameters]).double().square().sum())
+
+
+def _posteriors(
+    risk: EmpiricalRisk, trace: float, diagonal: Vector | None, squared_norm: float
+) -> dict[str, Callable[..., Posterior]]:
+    """Optimal posteriors by name, as functions of prior and temperature."""
+    posteriors: dict[str, Callable[..., Posterior]] = {}
+    posteriors["spherical"] = partial(optimal_posterior, [trace], [risk.size], squared_norm)
+    if diagonal is not None:
+        traces = flatten(diagonal).cpu()
+        posteriors["diagonal"] = partial(optimal_posterior, traces, torch.ones_like(traces), squared_norm)
+    return posteriors
+
+
+def _deviations(risk: EmpiricalRisk, posterior: Posterior) -> Vector:
+    """Standard deviation of every weight."""
+    return risk.split(posterior.variances.sqrt().expand(risk.size).to(risk.parameters[0]))
+
+
+def verdict(bound: float, *, clip: float, guessing: float) -> str:
+    """What a bound on a loss in [0, clip] means.
+
+    >>> verdict(5.0, clip=4.6, guessing=2.3)
     'vacuous: 5 is more than 4.6, which the clipped loss cannot exceed anyway'
-    >>> caveat
-    'an estimate, no proof: perturbations are held fixed, the Monte Carlo mean is taken for exact)'
-    >>> verdict(0.5, clip=4.6, guessing=2.3).partition(" (")[0]
+    >>> verdict(0.5, clip=4.6, guessing=2.3)
     'not vacuous: the expected loss is at most 0.5, guessing costs 2.3'
     """
     if bound >= clip:
-        text = f"vacuous: {bound:.3g} is more than {clip:.3g}, which the clipped loss cannot exceed anyway"
-    elif bound >= guessing:
-        text = f"next to vacuous: {bound:.3g} is more than {guessing:.3g}, the loss of guessing"
-    else:
-        text = f"not vacuous: the expected loss is at most {bound:.3g}, guessing costs {guessing:.3g}"
-    # A reader must not take for a guarantee what holds for these perturbations only.
-    return f"{text} (an estimate, no proof: perturbations are held fixed, the Monte Carlo mean is taken for exact)"
+        return f"vacuous: {bound:.3g} is more than {clip:.3g}, which the clipped loss cannot exceed anyway"
+    if bound >= guessing:
+        return f"next to vacuous: {bound:.3g} is more than {guessing:.3g}, the loss of guessing"
+    return f"not vacuous: the expected loss is at most {bound:.3g}, guessing costs {guessing:.3g}"
 
 
 def _classes(risk: EmpiricalRisk) -> int:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atoll.attacks.base import Attack, check_labels
 from atoll.data.base import in_order
+from atoll.derivatives import elementary_operations
 from atoll.distributed import all_sum, rank, world_size
-from atoll.errors import InputError, check_range
+from atoll.errors import CaptureError, InputError, check_range
+from atoll.graph.linearity import nonlinear_parameters
 from atoll.losses.base import Loss, Outputs
 from atoll.modules import preserve_parameters
 
@@ -23,25 +23,9 @@ Vector = list[Tensor]  # one tensor per parameter
 
 _TOLERANCE = 1e-4  # of the largest output: rounding differs by less from one batch size to another, dropout by far more
 
-# Operations that are linear, or linear in pieces, in all their inputs together.
-_LINEAR = frozenset([
-    "AccumulateGrad", "Add", "Sub", "Neg", "Sum", "Mean", "Cat", "Stack", "View", "UnsafeView", "Reshape",
-    "ReshapeAlias", "Alias", "Permute", "Transpose", "T", "Expand", "Squeeze", "Unsqueeze", "Select", "Slice", "Split",
-    "SplitWithSizes", "Unbind", "Narrow", "Index", "IndexSelect", "Gather", "Repeat", "Clone", "ToCopy", "AsStrided",
-    "Flip", "Roll", "ConstantPadNd", "ReflectionPad2D", "ReplicationPad2D", "AvgPool1D", "AvgPool2D",
-    "AdaptiveAvgPool1D", "AdaptiveAvgPool2D", "MaxPool1DWithIndices", "MaxPool2DWithIndices", "AdaptiveMaxPool2D",
-    "UpsampleNearest2D", "Relu", "LeakyRelu", "Hardtanh", "Threshold", "Abs", "Maximum", "Minimum", "Amax", "Max",
-    "Clamp", "ClampMin", "ClampMax", "Where", "_SortPairs",
-])  # fmt: skip
-# Operations that are linear in each of their inputs while the others are held.
-_MULTILINEAR = frozenset([
-    "Mul", "Mm", "Mv", "Dot", "Bmm", "Addmm", "Addmv", "Baddbmm", "Linear", "Convolution", "NativeBatchNorm",
-    "CudnnBatchNorm",
-])  # fmt: skip
-
 
 class EmpiricalRisk:
-    r"""The robust loss of a model at fixed points, with its gradient and products with its Hessian:
+    r"""The robust loss of a model at fixed points, with its gradient:
 
     .. math:: R(\theta) = \frac1N \sum_n \ell\big(g_\theta(x_n), g_\theta(x'_n), y_n\big).
 
@@ -56,6 +40,7 @@ class EmpiricalRisk:
         y: labels.
         x_adv: adversarial inputs, for losses with an attack (``EmpiricalRisk.attacked`` makes them).
         micro_batch: points in one pass.
+        nonlinear: what ``nonlinear_parameters`` says about the model, if that is known already.
 
     >>> from atoll.losses import Standard
     >>> model = nn.Linear(2, 2, bias=False).eval()
@@ -63,12 +48,18 @@ class EmpiricalRisk:
     >>> risk = EmpiricalRisk(model, Standard(), torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
     >>> round(risk.value(), 4), risk.gradient()[0].tolist()
     (0.6931, [[-0.5, 0.0], [0.5, 0.0]])
-    >>> risk.hvp([torch.eye(2)])[0].tolist()
-    [[0.25, 0.0], [-0.25, 0.0]]
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, x_adv: Tensor | None = None, *, micro_batch: int = 32
+        self,
+        model: nn.Module,
+        loss: Loss,
+        x: Tensor,
+        y: Tensor,
+        x_adv: Tensor | None = None,
+        *,
+        micro_batch: int = 32,
+        nonlinear: Mapping[str, str] | None = None,
     ) -> None:
         if not len(x) or len(x) != len(y):
             raise InputError(f"expected points with one label each, got {len(x)} points and {len(y)} labels")
@@ -85,6 +76,8 @@ class EmpiricalRisk:
         self.x, self.y, self.x_adv = x, y, x_adv
         self.names = tuple(named)
         self.parameters = list(named.values())
+        if nonlinear is not None:
+            self.nonlinear = nonlinear
         check_deterministic(model, self._to_model(x[:16]))
         with torch.no_grad():
             check_labels(model(self._to_model(x[:1])), y)
@@ -100,6 +93,7 @@ class EmpiricalRisk:
         *,
         seed: object = 0,
         micro_batch: int = 32,
+        nonlinear: Mapping[str, str] | None = None,
     ) -> EmpiricalRisk:
         """The risk at the adversarial inputs that ``attack`` finds now; it maximizes ``loss.objective``."""
         like = next(model.parameters())
@@ -107,10 +101,19 @@ class EmpiricalRisk:
         for index in shared(len(x), micro_batch):
             here = index.to(like.device)
             x_adv[index] = attack(model, x[index].to(like), y[index].to(like.device), seed=seed, index=here).to(x)
-        return cls(model, loss, x, y, all_sum(x_adv.to(like.device)).to(x), micro_batch=micro_batch)
+        x_adv = all_sum(x_adv.to(like.device)).to(x)
+        return cls(model, loss, x, y, x_adv, micro_batch=micro_batch, nonlinear=nonlinear)
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @cached_property
+    def nonlinear(self) -> Mapping[str, str]:
+        """Parameters that the logits may not be piecewise linear in, with reasons; all if the model has no graph."""
+        try:
+            return nonlinear_parameters(self.model, tuple(self.x.shape[1:]))
+        except CaptureError as error:
+            return dict.fromkeys(self.names, str(error))
 
     @property
     def matrices(self) -> tuple[str, ...]:
@@ -129,8 +132,7 @@ class EmpiricalRisk:
     def outputs(self, index: Tensor) -> tuple[Outputs, Tensor]:
         """Clean and adversarial logits of some points, as far as the loss asks for them, and labels."""
         both = (self.x if self.loss.uses_clean else None, self.x_adv)
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
-            logits, adv_logits = (None if x is None else self.model(self._to_model(x[index])) for x in both)
+        logits, adv_logits = (None if x is None else self.model(self._to_model(x[index])) for x in both)
         return Outputs(logits=logits, adv_logits=adv_logits), self.y[index].to(self.device)
 
     def losses(self, index: Tensor) -> Tensor:
@@ -161,15 +163,12 @@ class EmpiricalRisk:
     @torch.enable_grad()
     def gradient_graph(self, index: Tensor, *, create_graph: bool = True) -> Vector:
         """Gradient of the summed loss of some points, to be differentiated again."""
-        return derivative([self.losses(index).sum()], self.parameters, create_graph=create_graph)
+        with elementary_operations() if create_graph else nullcontext():
+            return derivative([self.losses(index).sum()], self.parameters, create_graph=create_graph)
 
     def gradient(self) -> Vector:
         """Gradient of the mean loss."""
         return self._mean(lambda index: self.gradient_graph(index, create_graph=False))
-
-    def hvp(self, vector: Sequence[Tensor]) -> Vector:
-        """Hessian-vector product: the Hessian of the mean loss times a vector."""
-        return self._mean(lambda index: derivative(self.gradient_graph(index), self.parameters, vector))
 
     def split(self, flat: Tensor) -> Vector:
         """One long vector as one tensor per parameter."""
@@ -271,46 +270,3 @@ def _close(a: Tensor, b: Tensor, rows: int) -> bool:
 
 def _title(name: str, module: nn.Module) -> str:
     return f"{name} ({type(module).__name__})" if name else type(module).__name__
-
-
-def nonlinearity(logits: Tensor) -> str | None:
-    r"""The operation because of which the logits may not be piecewise linear in each parameter; None if they are.
-
-    Walks the graph of a forward pass, so it sees functions as well as modules.  If the logits g are piecewise linear in
-    a parameter w, then :math:`\partial^2 g / \partial w^2 = 0` and for any loss of the logits
-
-    .. math:: \nabla^2_w\, \ell(g(w)) = J_w^T\, \nabla^2_g \ell\, J_w.
-
-    Products are linear in a parameter as long as it does not stand on both sides, as in attention or in a layer
-    that is used twice.
-
-    >>> import torch
-    >>> layers = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    >>> x = torch.ones(1, 2)
-    >>> print(nonlinearity(layers[1](layers[0](x).relu())), nonlinearity(layers[1](layers[0](x).tanh())))
-    None Tanh
-    >>> nonlinearity(layers[0](layers[0](x).relu()))
-    'Addmm'
-    """
-    below: dict[Any, frozenset[int]] = {}  # the parameters that a node depends on
-    stack: list[Any] = [] if logits.grad_fn is None else [logits.grad_fn]
-    while stack:
-        node = stack[-1]
-        sources = [source for source, _ in node.next_functions if source is not None]
-        if waiting := [source for source in sources if source not in below]:
-            stack += waiting
-            continue
-        stack.pop()
-        name = re.sub(r"^.*::|Backward\d*$", "", node.name())
-        parts = [below[source] for source in sources]
-        together = frozenset().union(*parts)
-        if name in _MULTILINEAR:
-            if sum(map(len, parts)) > len(together):
-                return name
-        elif name == "Div":  # by a constant
-            if node.next_functions[1][0] is not None:
-                return name
-        elif name not in _LINEAR:
-            return name
-        below[node] = together | {id(node)} if name == "AccumulateGrad" else together
-    return None

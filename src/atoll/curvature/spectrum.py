@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.curvature.hessian import HessianProducts
 from atoll.curvature.risk import EmpiricalRisk, flatten
 from atoll.data.decode import read_npz
 from atoll.errors import AtollError, DataError, InputError
@@ -38,11 +39,11 @@ def top_eigenvalues(risk: EmpiricalRisk, count: int = 5, *, tolerance: float = 1
 
     if not 1 <= count < risk.size:
         raise InputError(f"count: expected between 1 and {risk.size - 1} eigenvalues, got {count}")
-    like = risk.parameters[0].detach()
+    like, multiply = risk.parameters[0].detach(), HessianProducts(risk, seed=seed)
 
     def product(v: NDArray[np.floating]) -> NDArray[np.floating]:
         vector = torch.from_numpy(np.array(v).ravel()).to(like)
-        return flatten(risk.hvp(risk.split(vector))).cpu().numpy()
+        return flatten(multiply(risk.split(vector))).cpu().numpy()
 
     operator = LinearOperator((risk.size, risk.size), matvec=product, dtype=like.cpu().numpy().dtype)
     start = torch.randn(risk.size, generator=generator(seed, "eigenvalues"), dtype=like.dtype).numpy()
@@ -130,22 +131,24 @@ def density(risk: EmpiricalRisk, *, vectors: int = 4, steps: int = 40, seed: obj
         raise InputError(f"vectors, steps: expected at least 1, got {vectors}, {steps}")
     steps = min(steps, risk.size)
     eigenvalues, weights = np.zeros((vectors, steps)), np.zeros((vectors, steps))
+    products = HessianProducts(risk, seed=seed)
     for number in range(vectors):
         draw = generator(seed, "density", number)
-        nodes, share = _quadrature(risk, torch.randn(risk.size, generator=draw), steps)
+        nodes, share = _quadrature(products, torch.randn(risk.size, generator=draw), steps)
         # A spectrum of few values ends early; what is left over has no weight.
         eigenvalues[number], weights[number, : len(share)] = np.pad(nodes, (0, steps - len(nodes)), mode="edge"), share
     return Density(eigenvalues, weights)
 
 
-def _quadrature(risk: EmpiricalRisk, start: Tensor, steps: int) -> tuple[Array, Array]:
+def _quadrature(products: HessianProducts, start: Tensor, steps: int) -> tuple[Array, Array]:
     """Eigenvalues and weights of the tridiagonal matrix of a Lanczos run."""
     from scipy.linalg import eigh_tridiagonal
 
+    risk = products.risk
     v = start.to(risk.parameters[0])
     basis, diagonal, beside = [v / v.norm()], [], []
     for step in range(steps):
-        w = flatten(risk.hvp(risk.split(basis[-1])))
+        w = flatten(products(risk.split(basis[-1])))
         diagonal.append(float(w @ basis[-1]))
         for _ in range(2):  # once is not enough in floating point
             for earlier in basis:

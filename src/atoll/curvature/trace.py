@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from atoll.curvature.ggn import exact_gauss_newton, ggn_trace_samples, net_nonlinearity
-from atoll.curvature.risk import EmpiricalRisk, derivative, flatten, shared
+from atoll.curvature.check import Check, check_linearity
+from atoll.curvature.ggn import exact_gauss_newton, ggn_trace_samples
+from atoll.curvature.hessian import HessianProducts, hessian
+from atoll.curvature.risk import EmpiricalRisk, shared
 from atoll.data.base import in_order
 from atoll.distributed import all_sum, rank, world_size
 from atoll.errors import InputError, check_range
@@ -21,8 +24,6 @@ from atoll.stats import Estimate
 Estimator = Literal["auto", "hutchinson", "gauss_newton", "exact"]
 OnProgress = Callable[[int, int], None]  # how much is done, and of how much as far as is known
 
-LIMIT = 20_000  # parameters: in float32 the matrix takes 1.6 GB then
-_ROWS = 32  # at a time
 _FREEDOM = 60  # degrees of freedom of a standard error: with fewer, intervals of skewed numbers miss too often
 
 
@@ -30,25 +31,56 @@ _FREEDOM = 60  # degrees of freedom of a standard error: with fewer, intervals o
 class Traces:
     """The trace of the Hessian with respect to each parameter, and how far it can be trusted.
 
-    ``covariance`` is that of the estimates, ``(layers, layers)``, and zero if they are exact; ``reason`` says why this
-    estimator was used, ``probes`` how many random vectors each group of points got.
+    Args:
+        names: of the parameters.
+        samples: ``(groups, probes, parameters)``; a group's part of the traces as each of its random vectors gives it.
+        estimator: which one was used.
+        reason: why, and what the check of it says.
+        exact: whether the numbers have no error; there is then one probe.
     """
 
     names: tuple[str, ...]
-    values: Tensor
-    covariance: Tensor
+    samples: Tensor
     estimator: str
     reason: str = "as asked"
-    probes: int = 0
+    exact: bool = False
+
+    @property
+    def values(self) -> Tensor:
+        """The traces."""
+        return self.samples.mean(1).sum(0)
+
+    @property
+    def errors(self) -> Tensor:
+        """Their standard errors."""
+        return self._variances(self.samples).sum(0).sqrt()
+
+    @property
+    def probes(self) -> int:
+        """Random vectors for each group of points."""
+        return 0 if self.exact else self.samples.shape[1]
 
     def __getitem__(self, name: str) -> Estimate:
-        i = self.names.index(name)
-        return Estimate(float(self.values[i]), float(self.covariance[i, i].clamp_min(0).sqrt()), skewed=True)
+        return self.estimate(torch.nn.functional.one_hot(torch.tensor(self.names.index(name)), len(self.names)))
 
     @property
     def total(self) -> Estimate:
         """The trace of the whole Hessian."""
-        return Estimate(float(self.values.sum()), float(self.covariance.sum().clamp_min(0).sqrt()), skewed=True)
+        return self.estimate(torch.ones(len(self.names)))
+
+    def estimate(self, weights: Tensor) -> Estimate:
+        """A weighted sum of the traces, with Welch's degrees of freedom: groups have errors of different size."""
+        sums = self.samples @ weights.to(self.samples)
+        value = float(sums.mean(1).sum())
+        variances = self._variances(sums)
+        if not variances.any():
+            return Estimate(value)
+        freedom = variances.sum() ** 2 / (variances.square() / (sums.shape[1] - 1)).sum()
+        return Estimate(value, float(variances.sum().sqrt()), skewed=True, freedom=float(freedom))
+
+    def _variances(self, samples: Tensor) -> Tensor:
+        """Of each group's mean over its vectors."""
+        return torch.zeros_like(samples[:, 0]) if self.exact else samples.var(1) / samples.shape[1]
 
 
 def traces(
@@ -101,26 +133,25 @@ def traces(
     >>> result.estimator, abs(result.total.value - 2 / 3) < 3 * 0.01
     ('gauss_newton', True)
     """
-    if estimator not in ("auto", "exact", *_SAMPLERS):
-        raise InputError(f"estimator: expected auto, exact, {' or '.join(_SAMPLERS)}, got {estimator!r}")
+    if estimator not in ("auto", "exact", "gauss_newton", "hutchinson"):
+        raise InputError(f"estimator: expected auto, exact, gauss_newton or hutchinson, got {estimator!r}")
     if not 0 < relative_error < math.inf or max_probes < 2:
         raise InputError(
             f"relative_error, max_probes: expected more than 0 and at least 2, got {relative_error}, {max_probes}"
         )
     check_range("[1, inf)", group=group)
-    nonlinear = net_nonlinearity(risk)
-    reason = f"{nonlinear} is not piecewise linear" if nonlinear else "the net is piecewise linear in each parameter"
+    linear = Check(False, "as asked") if estimator == "hutchinson" else check_linearity(risk, seed=seed)
     if estimator == "exact":
-        values = _exact(risk, nonlinear is None, on_progress)
-        name = "exact_hessian" if nonlinear else "exact_gauss_newton"
-        return Traces(risk.names, values, values.new_zeros(len(values), len(values)), name, reason)
-    if estimator == "auto":
-        estimator = "hutchinson" if nonlinear else "gauss_newton"
-    elif estimator == "gauss_newton" and nonlinear:
-        reason += ", so these are not the Hessian's own traces"
+        return _exact(risk, linear, on_progress, seed)
+    sampler: Callable[[EmpiricalRisk, Tensor, Sequence[int], object], Tensor]
+    if linear.passed or estimator == "gauss_newton":
+        name, sampler, reason = "gauss_newton", ggn_trace_samples, linear.message
+        if not linear.passed:
+            reason += ", so these are not the Hessian's own traces"
     else:
-        reason = "as asked"
-    group = group or _group_size(estimator, len(risk), relative_error)
+        products = HessianProducts(risk, seed=seed)
+        name, sampler, reason = "hutchinson", partial(_hutchinson, products), f"{linear.message}; {products.message}"
+    group = group or _group_size(name, len(risk), relative_error)
     groups = in_order(len(risk), group)
     samples = torch.zeros(len(groups), 0, len(risk.names), dtype=torch.float64, device=risk.device)
     probes = min(max_probes, max(2, 1 + math.ceil(_FREEDOM / len(groups))))
@@ -128,13 +159,13 @@ def traces(
         done = samples.shape[1]
         new = samples.new_zeros(len(groups), probes - done, len(risk.names))
         for number in range(rank(), len(groups), world_size()):
-            new[number] = _SAMPLERS[estimator](risk, groups[number], range(done, probes), seed)
+            new[number] = sampler(risk, groups[number], range(done, probes), seed) / len(risk)
             if on_progress:
                 on_progress(len(groups) * done + (number + 1) * (probes - done), len(groups) * probes)
         samples = torch.cat([samples, all_sum(new)], 1)
         if not samples.isfinite().all():
             raise InputError("the loss or its derivatives are not finite at these weights and points")
-        result = _summary(risk, samples.cpu(), estimator, reason)
+        result = Traces(risk.names, samples.cpu(), name, reason)
         error = goal(result).relative_error
         if error <= relative_error or probes == max_probes:
             return result
@@ -152,26 +183,22 @@ def _group_size(estimator: str, points: int, relative_error: float) -> int:
     return 8 if estimator == "hutchinson" else max(1, min(8, round(20 * points * relative_error**2)))
 
 
-def _summary(risk: EmpiricalRisk, samples: Tensor, estimator: str, reason: str) -> Traces:
-    """Mean over the vectors of each group, summed over groups; the variance is that within the groups."""
-    probes = samples.shape[1]
-    centered = samples - samples.mean(1, keepdim=True)
-    covariance = torch.einsum("gpk,gpl->kl", centered, centered) / (probes * (probes - 1) * len(risk) ** 2)
-    values = samples.mean(1).sum(0) / len(risk)
-    return Traces(risk.names, values, covariance, estimator, reason, probes)
-
-
-def _exact(risk: EmpiricalRisk, linear: bool, on_progress: OnProgress | None) -> Tensor:
+def _exact(risk: EmpiricalRisk, linear: Check, on_progress: OnProgress | None, seed: object) -> Traces:
     """Traces without error: by the Gauss-Newton matrix of a piecewise linear net, else by the dense Hessian."""
-    if not linear:
-        return torch.stack([part.sum() for part in risk.split(hessian(risk).diagonal().double())]).cpu()
-    values = torch.zeros(len(risk.names), dtype=torch.float64, device=risk.device)
-    points = shared(len(risk), 1)
-    for done, index in enumerate(points, 1):
-        values += exact_gauss_newton(risk, index)
-        if on_progress:
-            on_progress(done, len(points))
-    return all_sum(values).cpu() / len(risk)
+    if linear.passed:
+        values = torch.zeros(len(risk.names), dtype=torch.float64, device=risk.device)
+        points = shared(len(risk), 1)
+        for done, index in enumerate(points, 1):
+            values += exact_gauss_newton(risk, index)
+            if on_progress:
+                on_progress(done, len(points))
+        values = all_sum(values).cpu() / len(risk)
+        return Traces(risk.names, values[None, None], "exact_gauss_newton", linear.message, exact=True)
+    products = HessianProducts(risk, seed=seed)
+    diagonal = hessian(risk, products=products).diagonal().double()
+    values = torch.stack([part.sum() for part in risk.split(diagonal)]).cpu()
+    reason = f"{linear.message}; {products.message}"
+    return Traces(risk.names, values[None, None], "exact_hessian", reason, exact=True)
 
 
 def hutchinson(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Tensor:
@@ -192,40 +219,16 @@ def hutchinson(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: 
     >>> sorted(set(hutchinson(risk, torch.tensor([0]), range(20), 0).flatten().tolist()))  # trace 1/2, ± 1/2
     [0.0, 1.0]
     """
-    gradient = risk.gradient_graph(index)
-    samples = []
-    for probe in probes:
-        draw = generator(seed, "hutchinson", probe, int(index[0]), device=risk.device)
-        v = [torch.empty_like(p).bernoulli_(0.5, generator=draw).mul_(2).sub_(1) for p in risk.parameters]
-        product = derivative(gradient, risk.parameters, v, retain_graph=True)
-        samples.append(torch.stack([(a * b).sum() for a, b in zip(v, product, strict=True)]))
+    return _hutchinson(HessianProducts(risk, seed=seed), risk, index, probes, seed)
+
+
+def _hutchinson(
+    products: HessianProducts, risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object
+) -> Tensor:
+    draws = (generator(seed, "hutchinson", probe, int(index[0]), device=risk.device) for probe in probes)
+    vectors = [
+        [torch.empty_like(p).bernoulli_(0.5, generator=draw).mul_(2).sub_(1) for p in risk.parameters] for draw in draws
+    ]
+    pairs = zip(vectors, products.sums(index, vectors), strict=True)
+    samples = [torch.stack([(a * b).sum() for a, b in zip(v, product, strict=True)]) for v, product in pairs]
     return torch.stack(samples).double()
-
-
-def hessian(risk: EmpiricalRisk, rows: Tensor | None = None) -> Tensor:
-    """All second derivatives of the mean loss, ``(parameters, parameters)``, or some rows: a product for each row.
-
-    >>> from atoll.losses import Standard
-    >>> model = torch.nn.Linear(1, 2, bias=False).eval()
-    >>> _ = model.weight.data.zero_()
-    >>> hessian(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0]))).tolist()
-    [[0.25, -0.25], [-0.25, 0.25]]
-    >>> hessian(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0])), torch.tensor([1])).tolist()
-    [[-0.25, 0.25]]
-    """
-    if risk.size > LIMIT:
-        raise InputError(f"model: a dense Hessian is for at most {LIMIT:,} parameters, this net has {risk.size:,}")
-    rows = torch.arange(risk.size) if rows is None else rows
-    total = torch.zeros(len(rows), risk.size, dtype=risk.parameters[0].dtype, device=risk.device)
-    for index in shared(len(risk), risk.micro_batch):
-        gradient = flatten(risk.gradient_graph(index))
-        for part_rows, sums in zip(torch.split(rows.to(risk.device), _ROWS), torch.split(total, _ROWS), strict=True):
-            vectors = torch.nn.functional.one_hot(part_rows, risk.size).to(gradient.dtype)
-            parts = torch.autograd.grad(
-                gradient, risk.parameters, vectors, retain_graph=True, is_grads_batched=True, materialize_grads=True
-            )
-            sums += torch.cat([part.reshape(len(part_rows), -1) for part in parts], 1)
-    return all_sum(total) / len(risk)
-
-
-_SAMPLERS = {"hutchinson": hutchinson, "gauss_newton": ggn_trace_samples}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.trace import Estimator, OnProgress, Traces, traces
 from atoll.errors import InputError
 from atoll.stats import Estimate
+
+RESOLVED = 3.0  # standard errors: a trace that is larger counts as known to be positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +39,8 @@ class WCI:
               \le \sqrt{\sum_k \|W_k\|_F^2} \sqrt{\sum_k \max(\mathrm{Tr}\, H_k, 0)}
 
     The factors of the bound (the paper's Eq. 6) are ``weight_norm`` and ``root_trace``.  The paper leaves open what to
-    do with negative traces; they count as zero, and ``negative`` is their number.
+    do with negative traces; they count as zero, and ``negative`` is their number.  ``unresolved`` lists matrices whose
+    trace is not clearly positive with these random vectors; their share of the index is uncertain.
     """
 
     index: Estimate
@@ -44,7 +48,13 @@ class WCI:
     weight_norm: float
     root_trace: float
     negative: int
+    unresolved: tuple[str, ...]
     traces: Traces
+
+    @property
+    def plug_in(self) -> float:
+        """The index of the traces as they were estimated, without the correction of its bias."""
+        return sum(layer.norm * math.sqrt(max(layer.trace.value, 0.0)) for layer in self.layers)
 
     @property
     def bound(self) -> float:
@@ -101,24 +111,97 @@ def wci(
 def wci_from(norms: Mapping[str, float], estimates: Traces) -> WCI:
     r"""The index from norms of weight matrices and traces.
 
-    Its variance is that of its linearization, :math:`d^T C d` with :math:`d_k = \|W_k\| / (2 \sqrt{T_k})`.  If a
-    trace is smaller than its own standard error, the error replaces it, because the square root is too steep there.
+    The root of a noisy trace is too small on average, by :math:`\mathrm{Var}(T) / 8 T^{3/2}` to second order, which is
+    added again.  The error is that of the linearization, with slopes :math:`\|W_k\| / 2 \sqrt{T_k}`.  Both fail for a
+    trace that is not ``RESOLVED`` times its standard error: its term is then the root itself, and its error, as large
+    as the interval of the trace allows, is added to the others'.
 
-    >>> both = Traces(("a", "b"), torch.tensor([4.0, -1.0]), torch.zeros(2, 2), "exact")
+    >>> both = Traces(("a", "b"), torch.tensor([[[4.0, -1.0]]]), "exact", exact=True)
     >>> result = wci_from({"a": 3.0, "b": 1.0}, both)
     >>> result.index.value, result.negative
     (6.0, 1)
     """
     norm = torch.tensor(list(norms.values()), dtype=torch.float64)
     rows = [estimates.names.index(name) for name in norms]
-    values, covariance = estimates.values[rows].double(), estimates.covariance[rows][:, rows].double()
-    terms = norm * values.clamp_min(0).sqrt()
-    known = torch.maximum(values, covariance.diagonal().clamp_min(0).sqrt())
-    slope = torch.where(known > 0, norm / (2 * known.clamp_min(torch.finfo(known.dtype).tiny).sqrt()), 0)
-    index = Estimate(float(terms.sum()), float((slope @ covariance @ slope).clamp_min(0).sqrt()), skewed=True)
+    values, errors = estimates.values[rows].double(), estimates.errors[rows].double()
+    root = values.clamp_min(0).sqrt()
+    resolved = values > RESOLVED * errors
+    safe = torch.where(resolved, values, 1.0)
+    terms = norm * torch.where(resolved, root + errors.square() / (8 * safe**1.5), root)
+    slopes = torch.zeros(len(estimates.names), dtype=torch.float64)
+    slopes[rows] = torch.where(resolved, norm / (2 * safe.sqrt()), 0.0)
+    linear = estimates.estimate(slopes)
+    # An interval of the trace, as an interval of its root.
+    reach = norm * ((values.clamp_min(0) + 2 * errors).sqrt() - root) / 2
+    error = linear.standard_error + float(reach[~resolved].sum())
+    index = Estimate(float(terms.sum()), error, skewed=True, freedom=linear.freedom)
     layers = tuple(
         Layer(name, size, estimates[name], float(term), float(term) / index.value if index.value else 0.0)
         for (name, size), term in zip(norms.items(), terms, strict=True)
     )
     root_trace = float(values.clamp_min(0).sum().sqrt())
-    return WCI(index, layers, float(norm.norm()), root_trace, int((values < 0).sum()), estimates)
+    unresolved = tuple(
+        name for name, known in zip(norms, (resolved | (errors == 0)).tolist(), strict=True) if not known
+    )
+    return WCI(index, layers, float(norm.norm()), root_trace, int((values < 0).sum()), unresolved, estimates)
+
+
+@dataclass(frozen=True)
+class LayerwiseBound:
+    r"""The terms of the paper's bound on the robust generalization gap (Lemma 2.2), to second order.
+
+    Each weight matrix has noise of its own variance, which its prior shares.  The sum of ``divergence`` and
+    ``variability`` is smallest, :math:`\mathrm{WCI} / \sqrt\lambda`, at the variances of Theorem 2.5,
+
+    .. math:: \sigma_k^2 = \frac{\|W_k\|}{\sqrt{\lambda\, \mathrm{Tr}\, H_k}}.
+
+    These numbers are no proof: the expansion leaves out higher orders, the prior depends on the data, and the remaining
+    term of the lemma, the perturbation discrepancy, is a mean over the unknown distribution.
+
+    Args:
+        lambda_: temperature.
+        deviations: standard deviation of the noise, by weight matrix with a positive trace.
+        divergence: KL / lambda, up to the constants that do not depend on the weights.
+        variability: what the noise adds to the mean loss.
+        constant: lambda C^2 / (8 n) + log(1 / alpha) / lambda.
+    """
+
+    lambda_: float
+    deviations: dict[str, float]
+    divergence: float
+    variability: float
+    constant: float
+
+
+def layerwise_bound(index: WCI, *, n: int, clip: float, alpha: float = 0.05) -> LayerwiseBound:
+    r"""The terms of Lemma 2.2 at the variances of Theorem 2.5 and the temperature that makes their sum smallest.
+
+    Their sum is :math:`\mathrm{WCI} / \sqrt\lambda + \lambda C^2 / 8 n + \log(1 / \alpha) / \lambda`.
+
+    Args:
+        index: norms and traces of the weight matrices.
+        n: points.
+        clip: C, the largest value of the loss.
+        alpha: probability with which the bound of the lemma may fail.
+
+    >>> index = wci_from({"a": 3.0}, Traces(("a",), torch.tensor([[[4.0]]]), "exact", exact=True))
+    >>> bound = layerwise_bound(index, n=100, clip=2.0)
+    >>> sum_of_both = bound.divergence + bound.variability
+    >>> math.isclose(sum_of_both, 6 / math.sqrt(bound.lambda_)), math.isclose(bound.divergence, bound.variability)
+    (True, True)
+    """
+
+    def total(lambda_: float) -> float:
+        return index.plug_in / math.sqrt(lambda_) + lambda_ * clip**2 / (8 * n) + math.log(1 / alpha) / lambda_
+
+    lambda_ = min((n * 2.0 ** (k / 8) for k in range(-80, 81)), key=total)
+    layers = [layer for layer in index.layers if layer.trace.value > 0 and layer.norm]
+    variances = [layer.norm / math.sqrt(lambda_ * layer.trace.value) for layer in layers]
+    both = list(zip(layers, variances, strict=True))
+    return LayerwiseBound(
+        lambda_,
+        {layer.name: math.sqrt(variance) for layer, variance in both},
+        divergence=sum(layer.norm**2 / (2 * lambda_ * variance) for layer, variance in both),
+        variability=sum(layer.trace.value * variance / 2 for layer, variance in both),
+        constant=lambda_ * clip**2 / (8 * n) + math.log(1 / alpha) / lambda_,
+    )

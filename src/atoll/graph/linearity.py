@@ -18,7 +18,7 @@ from atoll.graph.nodes import bind_arguments, live_nodes, locate, operation_name
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearIn:
     """Where an operation is piecewise linear.
 
     Args:
@@ -30,12 +30,12 @@ class Linear:
     factors: tuple[str, ...] = ()
 
 
-_ONE = Linear(("self",))
-_TWO = Linear(("self", "other"))
-_AFFINE = Linear(("bias",), ("input", "weight"))
+_ONE = LinearIn(("self",))
+_TWO = LinearIn(("self", "other"))
+_AFFINE = LinearIn(("bias",), ("input", "weight"))
 
 # Overloads (default, Tensor, Scalar, ...) share a row.  In arguments that a row does not name, nothing is linear.
-LINEAR_OPERATIONS: dict[str, Linear] = {
+LINEAR_OPERATIONS: dict[str, LinearIn] = {
     **dict.fromkeys(
         [
             "_adaptive_avg_pool2d", "_to_copy", "_unsafe_view", "abs", "adaptive_avg_pool1d", "adaptive_max_pool2d",
@@ -53,23 +53,23 @@ LINEAR_OPERATIONS: dict[str, Linear] = {
     # Constant in pieces.
     **dict.fromkeys(["argmax", "argmin", "ceil", "floor", "logical_not", "round", "sign"], _ONE),
     **dict.fromkeys(["eq", "ge", "gt", "le", "logical_and", "logical_or", "lt", "ne"], _TWO),
-    **dict.fromkeys(["cat", "stack"], Linear(("tensors",))),
-    **dict.fromkeys(["matmul", "mul"], Linear(factors=("self", "other"))),
-    **dict.fromkeys(["bmm", "mm"], Linear(factors=("self", "mat2"))),
-    **dict.fromkeys(["upsample_bicubic2d", "upsample_bilinear2d", "upsample_nearest2d"], Linear(("self", "input"))),
+    **dict.fromkeys(["cat", "stack"], LinearIn(("tensors",))),
+    **dict.fromkeys(["matmul", "mul"], LinearIn(factors=("self", "other"))),
+    **dict.fromkeys(["bmm", "mm"], LinearIn(factors=("self", "mat2"))),
+    **dict.fromkeys(["upsample_bicubic2d", "upsample_bilinear2d", "upsample_nearest2d"], LinearIn(("self", "input"))),
     "_native_batch_norm_legit_no_training": _AFFINE,
-    "_prelu_kernel": Linear(factors=("self", "weight")),
-    "addmm": Linear(("self",), ("mat1", "mat2")),
-    "baddbmm": Linear(("self",), ("batch1", "batch2")),
+    "_prelu_kernel": LinearIn(factors=("self", "weight")),
+    "addmm": LinearIn(("self",), ("mat1", "mat2")),
+    "baddbmm": LinearIn(("self",), ("batch1", "batch2")),
     "convolution": _AFFINE,
     "div": _ONE,
     "linear": _AFFINE,
-    "native_group_norm": Linear(("bias",), ("weight",)),
-    "native_layer_norm": Linear(("bias",), ("weight",)),
-    "copy": Linear(("self", "src")),
-    "rms_norm": Linear(factors=("weight",)),
-    "scaled_dot_product_attention": Linear(("value",)),
-    "where": Linear(("condition", "self", "other")),
+    "native_group_norm": LinearIn(("bias",), ("weight",)),
+    "native_layer_norm": LinearIn(("bias",), ("weight",)),
+    "copy": LinearIn(("self", "src")),
+    "rms_norm": LinearIn(factors=("weight",)),
+    "scaled_dot_product_attention": LinearIn(("value",)),
+    "where": LinearIn(("condition", "self", "other")),
 }  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def _reason(node: fx.Node, name: str, linear: dict[fx.Node, frozenset[str]]) -> 
     if node.op == "output" or getattr(node.target, "__name__", "") == "getitem":
         return ""
     operation = operation_name(node).removeprefix("aten.").partition(".")[0]
-    rule = LINEAR_OPERATIONS.get(operation, Linear())
+    rule = LINEAR_OPERATIONS.get(operation, LinearIn())
     dependent = {key for key, value in bind_arguments(node).items() if name in _parameters(value, linear)}
     where = f" ({line})" if (line := locate(node)) else ""
     if dependent - {*rule.terms, *rule.factors}:

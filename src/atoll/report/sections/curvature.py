@@ -26,7 +26,10 @@ NAMED = ("loss", "norm", "eps")
 DEPENDS_ON = (*POINTS, ("loss",), ("threat",), ("attack",), ("methods",))  # of the index during training
 MOST = 50_000  # numbers of one array to draw
 OVER = {"weights": "over the weights, along two random directions", "input": "over the inputs (cross-entropy)"}
-BOUNDS = {"risk": "loss", "kl": "KL", "linear": "linear", "catoni": "Catoni", "square_root": "square root"}
+BOUNDS = {
+    "risk": "loss", "kl": "KL", "linear": "linear", "catoni": "Catoni", "kl_inverse": "kl-inverse",
+    "square_root": "square root",
+}  # fmt: skip
 
 
 def _describe(result: CurvatureResult) -> str:
@@ -36,7 +39,7 @@ def _describe(result: CurvatureResult) -> str:
 
 def _index_ignores(result: CurvatureResult) -> Collection[str]:
     """Settings that the index does not depend on: other outputs, and the attack of a loss that uses none."""
-    return ("top", "density", "gap", "landscape", *(() if result.attacked else ("norm", "eps", "steps")))
+    return ("top", "density", "gap", "proof", "landscape", *(() if result.attacked else ("norm", "eps", "steps")))
 
 
 _compare = partial(compare, kind=CurvatureResult, describe=_describe, named=NAMED)
@@ -148,6 +151,11 @@ def _cells(result: CurvatureResult) -> dict[str, str | TableCell]:
     }
     if result.negative:
         cells["negative traces, counted as zero"] = f"{result.negative:,}"
+    if result.unresolved:
+        cells["traces that may be zero"] = plain(", ".join(result.unresolved))
+    if result.theorem is not None:
+        terms = digits(result.theorem.divergence), digits(result.theorem.variability), digits(result.theorem.constant)
+        cells["bound on the gap (WCI, Theorem 2.5)"] = "KL {} + variability {} + constant {}".format(*terms)
     if result.eigenvalues:
         cells["largest eigenvalues"] = ", ".join(map(digits, result.eigenvalues[:20]))
     if result.gap is not None:
@@ -172,4 +180,6 @@ def _bounds(result: CurvatureResult) -> dict[str, str | TableCell]:
     for bounds in result.pac_bayes:
         cells[plain(bounds.posterior)] = plain(bounds.message)
         cells |= {f"{plain(bounds.posterior)}: {name}": digits(getattr(bounds, key)) for key, name in BOUNDS.items()}
+    for proof in result.proofs:
+        cells[f"{plain(proof.posterior)}: proof"] = plain(proof.message)
     return cells

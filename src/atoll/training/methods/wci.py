@@ -44,6 +44,7 @@ class MeasureWCI(Method):
     points: int = 512
     probes: int = 2
     gap: bool = False
+    nonlinear: Mapping[str, str] | None = field(default=None, init=False)  # the same for all weights of a model
 
     def __post_init__(self) -> None:
         check_range("[0, 1)", start=self.start)
@@ -79,10 +80,12 @@ class MeasureWCI(Method):
         """The index of the model as it is."""
         (x, y), seed = self.sample(trainer, "train"), (trainer.seed, "wci")
         with evaluation_mode(trainer.model):
+            known: dict[str, Any] = {"nonlinear": self.nonlinear}
             if trainer.attack is None:
-                risk = EmpiricalRisk(trainer.model, trainer.loss, x, y)
+                risk = EmpiricalRisk(trainer.model, trainer.loss, x, y, **known)
             else:
-                risk = EmpiricalRisk.attacked(trainer.model, trainer.loss, x, y, trainer.attack, seed=seed)
+                risk = EmpiricalRisk.attacked(trainer.model, trainer.loss, x, y, trainer.attack, seed=seed, **known)
+            self.nonlinear = risk.nonlinear
             return wci(risk, max_probes=self.probes, seed=seed)
 
     def sample(self, trainer: Trainer, split: str) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,113 @@
+"""Products with the Hessian, checked where they are made, and the dense matrix of small nets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from atoll.curvature.check import DoubleRisk, check_gradient, check_hessian
+from atoll.curvature.risk import EmpiricalRisk, Vector, derivative, flatten, shared
+from atoll.distributed import all_sum
+from atoll.errors import InputError
+
+LIMIT = 20_000  # parameters: in float32 the matrix takes 1.6 GB then
+_ROWS = 32  # at a time
+_STEP = 1e-6  # of a difference, in units of the weights
+
+
+class HessianProducts:
+    """Products of the Hessian of the mean loss with vectors.
+
+    Takes the double backward pass if it agrees with differences of gradients (``atoll.curvature.check``).  If it does
+    not, as with operations that can be differentiated only once, takes those differences, in float64.
+
+    Args:
+        risk: the loss as a function of the weights.
+        seed: of the check.
+
+    Raises:
+        InputError: the gradient is not the derivative of the loss, so there is no Hessian to speak of.
+
+    >>> from atoll.losses import Standard
+    >>> model = torch.nn.Linear(2, 2, bias=False).eval()
+    >>> _ = model.weight.data.zero_()
+    >>> products = HessianProducts(EmpiricalRisk(model, Standard(), torch.tensor([[1.0, 0.0]]), torch.tensor([0])))
+    >>> products([torch.eye(2)])[0].tolist(), products.message
+    ([[0.25, 0.0], [-0.25, 0.0]], 'the double backward pass agrees with differences of gradients')
+    """
+
+    def __init__(self, risk: EmpiricalRisk, *, seed: object = 0) -> None:
+        check = check_hessian(risk, seed=seed)
+        self.risk, self.by_differences, self.message = risk, check.passed is False, check.message
+        if self.by_differences:
+            gradient = check_gradient(risk, seed=seed)
+            if not gradient.passed:
+                raise InputError(f"model: its curvature cannot be measured, because {gradient.message}")
+            self.message = f"differences of gradients, because {check.message}"
+
+    def __call__(self, vector: Sequence[Tensor]) -> Vector:
+        """The product with the Hessian of the mean loss."""
+        risk = self.risk
+        total = torch.zeros(risk.size, dtype=risk.parameters[0].dtype, device=risk.device)
+        for index in shared(len(risk), risk.micro_batch):
+            total += flatten(self.sums(index, [vector])[0])
+        return risk.split(all_sum(total) / len(risk))
+
+    def sums(self, index: Tensor, vectors: Sequence[Sequence[Tensor]]) -> list[Vector]:
+        """Products with the Hessian of the summed loss of some points; the vectors share the first passes."""
+        risk = self.risk
+        if self.by_differences:
+            double = DoubleRisk(risk, index)
+            return [[p.to(w) for p, w in zip(_difference(double, v), risk.parameters, strict=True)] for v in vectors]
+        gradient = risk.gradient_graph(index)
+        return [derivative(gradient, risk.parameters, v, retain_graph=True) for v in vectors]
+
+
+def _difference(double: DoubleRisk, vector: Sequence[Tensor]) -> Vector:
+    v = [part.double() for part in vector]
+    length = float(flatten(v).norm())
+    if not length:
+        return [torch.zeros_like(part) for part in v]
+    step = _STEP * max(float(flatten(double.weights).norm()), 1e-3) / length
+    after, before = (double.moved(v, sign * step)[1] for sign in (1, -1))
+    return [(a - b) / (2 * step) for a, b in zip(after, before, strict=True)]
+
+
+def hessian(risk: EmpiricalRisk, rows: Tensor | None = None, *, products: HessianProducts | None = None) -> Tensor:
+    """All second derivatives of the mean loss, ``(parameters, parameters)``, or some rows: a product for each row.
+
+    Args:
+        risk: the loss as a function of the weights.
+        rows: which rows; all if None.
+        products: how to multiply; made and checked here if None.
+
+    >>> from atoll.losses import Standard
+    >>> model = torch.nn.Linear(1, 2, bias=False).eval()
+    >>> _ = model.weight.data.zero_()
+    >>> hessian(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0]))).tolist()
+    [[0.25, -0.25], [-0.25, 0.25]]
+    >>> hessian(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0])), torch.tensor([1])).tolist()
+    [[-0.25, 0.25]]
+    """
+    if risk.size > LIMIT:
+        raise InputError(f"model: a dense Hessian is for at most {LIMIT:,} parameters, this net has {risk.size:,}")
+    products = products or HessianProducts(risk)
+    rows = torch.arange(risk.size) if rows is None else rows
+    total = torch.zeros(len(rows), risk.size, dtype=risk.parameters[0].dtype, device=risk.device)
+    for index in shared(len(risk), risk.micro_batch):
+        gradient = None if products.by_differences else flatten(risk.gradient_graph(index))
+        for part_rows, sums in zip(torch.split(rows.to(risk.device), _ROWS), torch.split(total, _ROWS), strict=True):
+            vectors = torch.nn.functional.one_hot(part_rows, risk.size).to(total.dtype)
+            if gradient is None:
+                sums += torch.stack([flatten(p) for p in products.sums(index, [risk.split(v) for v in vectors])])
+                continue
+            parts = torch.autograd.grad(
+                gradient, risk.parameters, vectors, retain_graph=True, is_grads_batched=True, allow_unused=True
+            )
+            columns = torch.split(sums, [p.numel() for p in risk.parameters], 1)
+            for column, part in zip(columns, parts, strict=True):
+                if part is not None:  # None for a parameter that the loss does not depend on
+                    column += part.reshape(len(part_rows), -1)
+    return all_sum(total) / len(risk)
