@@ -48,9 +48,9 @@ class Check:
 
 
 def check_gauss_newton(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
-    r"""Whether every parameter's Gauss-Newton block is the Hessian's: :math:`(J v)^T \Phi\, J v` against differences.
+    r"""Whether every parameter's Gauss-Newton block is the Hessian's: :math:`J^T \Phi\, J v` against differences.
 
-    One gradient per parameter, whose forward pass also gives J v.
+    One gradient per parameter, whose forward pass also gives J v, and one more backward pass.
 
     >>> from atoll.losses import Standard
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
@@ -238,7 +238,9 @@ def _double(tensor: Tensor) -> Tensor:
 
 def _gauss_newton_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
     risk = double.risk
-    phi = logit_hessian(risk.loss, double.outputs([w.detach() for w in double.weights]), double.y)
+    with torch.enable_grad():
+        out = double.outputs(double.weights)
+    base, phi = all_logits(out), logit_hessian(risk.loss, out, double.y)
     for k, (name, v) in enumerate(zip(risk.names, double.direction(seed), strict=True)):
         only: list[Tensor | None] = [None] * len(risk.names)
         only[k] = v
@@ -248,13 +250,17 @@ def _gauss_newton_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
         ) -> tuple[Tensor, float]:
             _, gradient, logits = double.moved(only, step)
             slope = (logits - double.logits) / step
-            gauss_newton = torch.einsum("ni,nij,nj->", slope, phi, slope)
-            # The claim depends on the step as well, so their difference is compared with zero.
-            hessian = ((gradient[k] - double.gradient[k]) * v).sum() / step
-            size = torch.maximum(gauss_newton.abs(), hessian.abs())
-            return gauss_newton - hessian, double.noise(v, step) + TOLERANCE * float(size)
+            u = torch.einsum("nij,nj->ni", phi, slope)
+            (product,) = derivative([base], [double.weights[k]], [u], retain_graph=True)
+            hessian = (gradient[k] - double.gradient[k]) / step
+            # If J is not the derivative of the logits (straight-through), the gradient is wrong in the same way.
+            along = ((product * v).sum() - (u * slope).sum()) / v.norm()
+            size = torch.maximum(product.norm(), hessian.norm())
+            # The claim depends on the step as well, so the deviation is compared with zero.
+            deviation = torch.cat([(product - hessian).flatten(), along[None]])
+            return deviation, double.noise(torch.ones(()), step) + TOLERANCE * float(size)
 
-        yield _Case(name, torch.zeros((), dtype=torch.float64, device=v.device), difference)
+        yield _Case(name, torch.zeros(v.numel() + 1, dtype=v.dtype, device=v.device), difference)
 
 
 def _hessian_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
