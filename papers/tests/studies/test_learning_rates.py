@@ -14,7 +14,8 @@ from wci_cases import rates
     [
         ({"rule, τ = 100": 2.0, "rule, τ = 10": 2.0}, 0.0, ["supported", "supported"]),
         ({"rule, τ = 100": 2.0, "rule, τ = 10": 2.0}, 3.0, ["contradicted", "supported"]),  # early stopping is better
-        ({"rule, τ = 100": 2.0}, 0.0, ["contradicted", "contradicted"]),
+        ({"rule, τ = 100": 2.0}, 0.0, ["inconclusive", "contradicted"]),
+        ({"cosine": 2.0}, 0.0, ["contradicted", "supported"]),
     ],
 )
 def test_the_rule(gains: dict[str, float], best: float, expected: list[str]) -> None:

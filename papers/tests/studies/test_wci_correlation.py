@@ -10,17 +10,28 @@ from scipy import stats
 
 from atoll.studies import Cell
 from atoll.studies.base import Numbers
-from atoll_papers.studies.wci_correlation import BETWEEN, CHANGES, LAST, WCICorrelation, correlations
+from atoll_papers.studies.wci_correlation import (
+    BETWEEN,
+    CHANGES,
+    LAST,
+    WCICorrelation,
+    better_than_factors,
+    correlations,
+    explained_at_the_end,
+)
 from study_cases import make_results, outcomes
-from wci_cases import apart, only_time, together
+from wci_cases import apart, only_time, opposite, product, together
 
 
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [
-        (together, ["supported", "supported", "supported", "supported"]),
-        (only_time, ["supported", "contradicted", "supported", "contradicted"]),
-        (apart, ["contradicted", "contradicted", "contradicted", "contradicted"]),
+        # In the first three, WCI is the root of the trace and the norm constant, so WCI explains as much as the trace.
+        (together, ["supported", "supported", "contradicted", "contradicted"] * 2),
+        (only_time, ["supported", "inconclusive", "contradicted", "contradicted"] * 2),
+        (apart, ["contradicted", "inconclusive", "contradicted", "contradicted"] * 2),
+        (opposite, ["contradicted", "contradicted", "contradicted", "contradicted"] * 2),
+        (product, ["supported", "supported", "supported", "inconclusive"] * 2),  # twelve runs are too few at the end
     ],
 )
 def test_claims(numbers: Callable[[Cell], Numbers], expected: list[str]) -> None:
@@ -40,6 +51,19 @@ def test_correlations_are_those_of_the_pairs_they_name() -> None:
     last = [(n["curves"]["wci"][-1], n["curves"]["gap_error"][-1]) for n in results.numbers.values()]
     assert fits[LAST].n == len(last) == 12
     assert fits[LAST].r == pytest.approx(stats.pearsonr(*zip(*last, strict=True)).statistic)
+
+
+def test_enough_runs_tell_wci_from_its_factors_at_the_end() -> None:
+    draw = np.random.default_rng(0)
+    norm, root = np.exp(0.3 * draw.normal(size=(2, 60, 5)))
+    runs = np.stack([norm * root, norm, root, norm * root + 0.1 * draw.normal(size=(60, 5))], 1)
+    assert [claim.outcome for claim in better_than_factors(runs, "robust error")] == ["supported", "supported"]
+    assert explained_at_the_end(runs, 1) == pytest.approx(
+        stats.pearsonr(runs[:, 1, -1], runs[:, -1, -1]).statistic ** 2
+    )
+    by_norm = runs.copy()
+    by_norm[:, -1] = norm  # the gap follows the norm alone
+    assert [claim.outcome for claim in better_than_factors(by_norm, "robust error")] == ["contradicted", "contradicted"]
 
 
 def test_a_run_that_ended_early_is_left_out() -> None:

@@ -117,7 +117,7 @@ class GloRoTable(RecipeStudy[GloRoComparison]):
         )
         if results.scale == "cpu" and more.outcome == "contradicted":
             # With a sixth of the data, a higher VRA supports the claim, but a lower one says nothing.
-            more = replace(more, outcome="not testable", message=f"{more.message}, which was trained on more data")
+            more = replace(more, outcome="inconclusive", message=f"{more.message}; the limit had more training data")
         blocks = "LiResNets with EMMA have a higher VRA than ConvNets with TRADES"
         return [
             more,
