@@ -165,6 +165,10 @@ class Study(ABC):
         """Overrides of a cell's recipe, for those that depend on other runs, such as initial weights."""
         return cell.overrides
 
+    def required(self, cell: Cell, scale: Scale) -> Mapping[str, str]:
+        """Overrides that the user has to give, by key, and what they name: what the paper has and Atoll does not."""
+        return {}
+
     @abstractmethod
     def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
         """The numbers of a cell, from its finished run and the runs it depends on, by name."""
