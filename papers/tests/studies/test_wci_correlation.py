@@ -57,13 +57,24 @@ def test_enough_runs_tell_wci_from_its_factors_at_the_end() -> None:
     draw = np.random.default_rng(0)
     norm, root = np.exp(0.3 * draw.normal(size=(2, 60, 5)))
     runs = np.stack([norm * root, norm, root, norm * root + 0.1 * draw.normal(size=(60, 5))], 1)
-    assert [claim.outcome for claim in better_than_factors(runs, "robust error")] == ["supported", "supported"]
+    claims = better_than_factors(runs, list(runs[:, None, :, -1:]), "robust error")
+    assert [claim.outcome for claim in claims] == ["supported", "supported"]
     assert explained_at_the_end(runs, 1) == pytest.approx(
         stats.pearsonr(runs[:, 1, -1], runs[:, -1, -1]).statistic ** 2
     )
     by_norm = runs.copy()
     by_norm[:, -1] = norm  # the gap follows the norm alone
-    assert [claim.outcome for claim in better_than_factors(by_norm, "robust error")] == ["contradicted", "contradicted"]
+    claims = better_than_factors(by_norm, list(by_norm[:, None, :, -1:]), "robust error")
+    assert [claim.outcome for claim in claims] == ["contradicted", "contradicted"]
+
+
+def test_runs_with_the_same_seed_are_not_independent() -> None:
+    """The jackknife leaves out a seed with all its runs: copies of runs do not make the interval shorter."""
+    draw = np.random.default_rng(1)
+    runs = list(draw.normal(size=(8, 1, 4, 1)))
+    copies = [np.concatenate([run, run, run]) for run in runs]
+    one, three = (better_than_factors(np.empty((0, 4, 0)), seeds, "error")[1] for seeds in (runs, copies))
+    assert one.smallest_effect == pytest.approx(three.smallest_effect)
 
 
 def test_a_run_that_ended_early_is_left_out() -> None:

@@ -45,23 +45,32 @@ class WCICorrelation(Study):
         return curves(run)
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        return {f"Gap in {title} against WCI": _table(correlations(results, gap)) for gap, title in GAPS.items()} | {
-            f"Share of the variance of the gap in {title} that one number explains (R²)": Table(
-                [Column("over the epochs of a run"), Column("over the last epochs of all runs")],
-                {
-                    predictor: [_mean(explained_over_epochs(runs, k)), _whole(explained_at_the_end, runs, k)]
-                    for runs in [all_runs(results, gap)]
-                    for k, predictor in enumerate(PREDICTORS.values())
-                },
-            )
+        against = {f"Gap in {title} against WCI": _table(correlations(results, gap)) for gap, title in GAPS.items()}
+        return against | {
+            f"Share of the variance of the gap in {title} that one number explains (R²)": self.predictors(results, gap)
             for gap, title in GAPS.items()
         }
+
+    def predictors(self, results: StudyResults, gap: str) -> Table:
+        """R² of WCI and of its factors."""
+        runs, ends = stacked(results, "piecewise", *PREDICTORS, gap), _whole(last_epochs(results, gap))
+        rows: dict[str, list[Value]] = {}
+        for k, name in enumerate(PREDICTORS.values()):
+            over_epochs = explained_over_epochs(runs, k)
+            rows[name] = [
+                Estimate.mean_of(torch.tensor(over_epochs, dtype=torch.float64)) if over_epochs else None,
+                Estimate(explained_at_the_end(ends, k)) if len(ends) >= 3 else None,
+            ]
+        return Table([Column("over the epochs of a run"), Column("over the last epochs of all runs")], rows)
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         return [
             claim
             for gap, title in GAPS.items()
-            for claim in (*tracking(results, gap, title), *better_than_factors(all_runs(results, gap), title))
+            for claim in (
+                *tracking(results, gap, title),
+                *better_than_factors(stacked(results, "piecewise", *PREDICTORS, gap), last_epochs(results, gap), title),
+            )
         ]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
@@ -99,7 +108,7 @@ class WCICorrelation(Study):
             "Over the epochs of the piecewise runs, as in the paper. WCI and the gap both rise during training, and"
             " neighboring epochs are alike, so r is large and p small for any two numbers that do. Time alone cannot"
             " explain the last three rows. Only in the last row is every pair a run of its own; all other intervals in"
-            " the tables are too narrow. Claims have intervals over runs: by the jackknife of Fisher's z for the last"
+            " the tables are too narrow. Claims have intervals over seeds: by the jackknife of Fisher's z for the last"
             " three rows, and of R² for the last epochs.",
         ]
 
@@ -111,14 +120,27 @@ def correlations(results: StudyResults, gap: str) -> dict[str, Fit]:
     if len(both) and both.shape[-1] >= 3:
         over_time = analyze(*({f"seed {k}": list(row) for k, row in enumerate(part)} for part in both.swapaxes(0, 1)))
         fits |= {**over_time.seeds, POOLED: over_time.pooled}
-    cases = {CHANGES: both, BETWEEN: both, LAST: all_runs(results, gap)[:, [0, -1], -1:]}
+    cases = {CHANGES: both, BETWEEN: both, LAST: _whole(last_epochs(results, gap))[:, [0, -1]]}
     return fits | {name: one for name, of in BEYOND_TIME.items() if (one := of(cases[name])) is not None}
 
 
-def all_runs(results: StudyResults, gap: str) -> Array:
-    """Predictors and gap of the runs of all schedules, ``(runs, [predictors, gap], epochs)``."""
-    each = [one for row in results.rows if (one := stacked(results, row, *PREDICTORS, gap)).size]
-    return np.concatenate(each) if each else np.empty((0, len(PREDICTORS) + 1, 0))
+def last_epochs(results: StudyResults, gap: str) -> list[Array]:
+    """Predictors and gap at the end of the runs of all schedules, ``(runs, [predictors, gap], 1)`` for each seed.
+
+    Runs with the same seed share everything random but the schedule, so only seeds are independent.
+    """
+    by_seed: dict[int, list[list[list[float]]]] = {}
+    for row in results.rows:
+        curves = {cell.seed: n["curves"] for cell, n in results.numbers.items() if cell.row == row}
+        longest = max((len(curve["epoch"]) for curve in curves.values()), default=0)
+        for seed, curve in curves.items():
+            if len(curve["epoch"]) == longest:
+                by_seed.setdefault(seed, []).append([curve[name][-1:] for name in (*PREDICTORS, gap)])
+    return [np.array(runs, dtype=np.float64) for runs in by_seed.values()]
+
+
+def _whole(seeds: Sequence[Array]) -> Array:
+    return np.concatenate(seeds) if seeds else np.empty((0, len(PREDICTORS) + 1, 1))
 
 
 def _pairs(both: Array) -> Fit | None:
@@ -143,20 +165,23 @@ def tracking(results: StudyResults, gap: str, title: str) -> list[Claim]:
     seeds = [one for name, one in correlations(results, gap).items() if name.startswith("seed ")]
     good = sum(one.r > 0 and one.p < SIGNIFICANT for one in seeds)
     ends = f"r from {min(s.r for s in seeds):.2f} to {max(s.r for s in seeds):.2f}" if seeds else ""
-    both, runs = stacked(results, "piecewise", "wci", gap), all_runs(results, gap)[:, [0, -1], -1:]
-    cases = {CHANGES: both, BETWEEN: both, LAST: runs}
+    both = list(stacked(results, "piecewise", "wci", gap)[:, None])
+    cases = {CHANGES: both, BETWEEN: both, LAST: [runs[:, [0, -1]] for runs in last_epochs(results, gap)]}
     values = {name: _pseudo(lambda some, of=of: _z(of(some)), cases[name]) for name, of in BEYOND_TIME.items()}  # type: ignore[misc]
     return [claim_share(over_time, good, len(seeds), ends), claim_above(beyond, values)]
 
 
-def better_than_factors(runs: Array, title: str) -> list[Claim]:
-    """Whether WCI explains more of the gap than either of its factors alone, paired by run."""
+def better_than_factors(runs: Array, ends: Sequence[Array], title: str) -> list[Claim]:
+    """Whether WCI explains more of the gap than either of its factors alone, paired by seed.
+
+    ``runs`` is ``(seeds, [predictors, gap], epochs)``, ``ends`` the last epochs of all runs of each seed.
+    """
     wci, *others = range(len(PREDICTORS))
     names = {f"WCI against {name}": k for name, k in zip(list(PREDICTORS.values())[1:], others, strict=True)}
     epochs = {k: explained_over_epochs(runs, k) for k in (wci, *others)}
     over_epochs = {name: [a - b for a, b in zip(epochs[wci], epochs[k], strict=True)] for name, k in names.items()}
     at_the_end = {
-        name: _pseudo(lambda some, k=k: explained_at_the_end(some, wci) - explained_at_the_end(some, k), runs)  # type: ignore[misc]
+        name: _pseudo(lambda some, k=k: explained_at_the_end(some, wci) - explained_at_the_end(some, k), ends)  # type: ignore[misc]
         for name, k in names.items()
     }
     claim = f"WCI explains more of the gap in {title} than the weight norm or the trace alone (R²)"
@@ -181,25 +206,17 @@ def explained_over_epochs(runs: Array, predictor: int) -> list[float]:
 
 
 def explained_at_the_end(runs: Array, predictor: int) -> float:
-    """R² over the last epochs of all runs."""
+    """R² over the last epochs of runs."""
     return explained(runs[:, predictor, -1], runs[:, -1, -1])
 
 
-def _pseudo(statistic: Callable[[Array], float], runs: Array) -> list[float]:
-    """The jackknife over runs, which takes four of them: each correlation has at least three."""
-    return pseudo_values(lambda some: statistic(np.stack(some)), list(runs)) if len(runs) >= 4 else []
+def _pseudo(statistic: Callable[[Array], float], seeds: Sequence[Array]) -> list[float]:
+    """The jackknife over seeds, each with all of its runs; it takes four seeds, so that three always remain."""
+    return pseudo_values(lambda some: statistic(np.concatenate(some)), seeds) if len(seeds) >= 4 else []
 
 
 def _z(one: Fit | None) -> float:
     return math.nan if one is None else math.atanh(max(-LARGEST, min(one.r, LARGEST)))
-
-
-def _mean(values: list[float]) -> Estimate | None:
-    return Estimate.mean_of(torch.tensor(values, dtype=torch.float64)) if values else None
-
-
-def _whole(statistic: Callable[[Array, int], float], runs: Array, predictor: int) -> Estimate | None:
-    return Estimate(statistic(runs, predictor)) if len(runs) >= 3 else None
 
 
 def _table(fits: Mapping[str, Fit]) -> Table:
