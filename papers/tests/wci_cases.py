@@ -75,7 +75,8 @@ def factors(cell: Cell, norm: tuple[float, float], root: tuple[float, float]) ->
 
 def rates(cell: Cell, gains: dict[str, float], best: float = 0.0) -> Numbers:
     robust = 70 + cell.seed + gains.get(cell.row, 0.0) + 0.05 * noise(cell, 3)[0]
-    values = only_time(cell) | {"last PGD-20": robust, "best PGD-20": robust + best, "last clean": 95.0}
+    values = only_time(cell) | {"last robust": robust, "best robust": robust + best, "last clean": 95.0}
+    values |= {"last AutoAttack": robust - 5, "best AutoAttack": robust + best - 5}
     return values | {f"last {name}": series[-1] for name, series in values["curves"].items()}
 
 

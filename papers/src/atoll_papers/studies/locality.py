@@ -193,7 +193,9 @@ class LocalityAccuracy(LocalityStudy):
 
     name = "locality-accuracy"
     title = "Locality and accuracy of standard networks"
-    reference = "Thesis, figure 3.2 (with published ImageNet networks; here networks are trained on cluttered canvases)"
+    reference = (
+        "Thesis, figure 3.2 (published networks of ImageNet there; cluttered canvases of MNIST here, at all scales)"
+    )
     losses = ("standard",)
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
@@ -247,7 +249,9 @@ class LocalityRobustness(LocalityStudy):
 
     name = "locality-robustness"
     title = "Locality: standard and robust networks"
-    reference = "Thesis, figures 3.4 and 3.5 (with published ImageNet networks; here they are trained on canvases)"
+    reference = (
+        "Thesis, figures 3.4 and 3.5 (networks of ImageNet there; cluttered canvases of MNIST here, at all scales)"
+    )
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         names = [f"{method} {score}" for method in METHODS for score in SCORES]
@@ -277,7 +281,7 @@ class AttributionDistance(LocalityStudy):
 
     name = "attribution-distance"
     title = "SM-BSM and IG-BIG: standard and robust networks"
-    reference = "Thesis, table 3.1 (with ResNet50 on CIFAR-10 and ImageNet; here networks are trained on canvases)"
+    reference = "Thesis, table 3.1 (ResNet50 on CIFAR-10 and ImageNet there; canvases of MNIST here, at all scales)"
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         names = (*DISTANCES, *RELATIVE)
