@@ -57,7 +57,8 @@ class Epochs(Observer):
             model.load_state_dict(weights(self.trainer.model))
             estimate = self.trainer.lipschitz
             certifier = None if estimate is None else heuristic_certifier(self.trainer.model, estimate)
-            self.certifiers.append(GloRo(model, certifier.constants) if certifier else runner_up(model, 3))
+            radius = {"threat_switching": GloRo(model, certifier.constants)} if certifier else {}
+            self.certifiers.append({"runner_up_switching": runner_up(model, 3), **radius})
 
 
 @pytest.mark.parametrize("loss", ["standard", *CERTIFIED])
@@ -66,13 +67,17 @@ def test_training_records_it_without_changing(loss, monkeypatch):
     epochs = Epochs()
     trainer = tiny_trainer(loss, methods=["measure-threats"], observers=[epochs], validation_steps=0, test_steps=0)
     trainer.fit()
-    assert "threat_switching" not in epochs.records[0]
+    assert not [name for name in epochs.records[0] if name.endswith("switching")]
     x, _ = sample(trainer.data.train, 20, trainer.seed, "threats")
     for number in (1, 2):
         before, after = epochs.certifiers[number - 1 : number + 1]
-        assert epochs.records[number]["threat_switching"] == share_changed(
-            *(threatening(each, x) for each in (before, after))
-        )
+        recorded = {name: value for name, value in epochs.records[number].items() if name.endswith("switching")}
+        assert recorded == {
+            name: share_changed(threatening(before[name], x), threatening(after[name], x)) for name in before
+        }
+        for certifiers in (before, after):  # the second-highest logit, without a certifier
+            second = certifiers["runner_up_switching"].model.eval()(x).topk(2).indices[:, 1]
+            assert (threatening(certifiers["runner_up_switching"], x) == second).all()
     plain = tiny_trainer(loss, validation_steps=0, test_steps=0)
     plain.fit()
     assert_identical(weights(trainer.model), weights(plain.model))

@@ -38,6 +38,19 @@ def together(cell: Cell) -> Numbers:
     return curves(list(index), list(0.01 * index + 0.001 * noise(cell, 1)))
 
 
+def product(cell: Cell) -> Numbers:
+    """The gap follows WCI, the product of two factors that have nothing in common."""
+    norm, root = (np.exp(0.3 * noise(cell, purpose)) for purpose in (4, 5))
+    index = norm * root
+    return curves(list(index), list(0.01 * index + 0.001 * noise(cell, 1)), list(norm))
+
+
+def opposite(cell: Cell) -> Numbers:
+    """The gap falls when WCI rises."""
+    index = 100 + 10 * noise(cell, 0)
+    return curves(list(index), list(5 - 0.01 * index + 0.001 * noise(cell, 1)))
+
+
 def only_time(cell: Cell) -> Numbers:
     """Both grow, and have nothing else in common."""
     ramp = np.arange(len(EPOCHS))
@@ -62,7 +75,8 @@ def factors(cell: Cell, norm: tuple[float, float], root: tuple[float, float]) ->
 
 def rates(cell: Cell, gains: dict[str, float], best: float = 0.0) -> Numbers:
     robust = 70 + cell.seed + gains.get(cell.row, 0.0) + 0.05 * noise(cell, 3)[0]
-    values = only_time(cell) | {"last PGD-20": robust, "best PGD-20": robust + best, "last clean": 95.0}
+    values = only_time(cell) | {"last robust": robust, "best robust": robust + best, "last clean": 95.0}
+    values |= {"last AutoAttack": robust - 5, "best AutoAttack": robust + best - 5}
     return values | {f"last {name}": series[-1] for name, series in values["curves"].items()}
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 
 from atoll.errors import AtollError, InputError
 from atoll.runs.recipe import read_recipe
@@ -55,7 +58,8 @@ def test_overrides_of_the_cell_apply_to_another_data_set() -> None:
 def test_overrides_for_some_rows(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "study"
     run_study(Toy(log), "smoke", folder, overrides=["[bc]:pretrained=mine/file", "trainer.epochs=5"])
-    assert "atoll study studies.toy.Toy --scale smoke trainer.epochs=5\n" in (folder / "README.md").read_text()
+    page = (folder / "README.md").read_text()
+    assert "    atoll study studies.toy.Toy --scale smoke '[bc]:pretrained=...' trainer.epochs=5\n" in page
     # Overrides of other rows do not change the definition of a row.
     run_study(Toy(log), "smoke", folder, overrides=["trainer.epochs=5"])
     assert sorted(seen(log)[7:]) == ["b-0", "b-1", "b-2", "c-0"]
@@ -142,6 +146,38 @@ def test_a_failure_is_reported_and_does_not_stop_other_cells(tmp_path: Path) -> 
     results, _ = run_study(Toy(log), "smoke", folder)
     assert not results.failed
     assert len(seen(log)) == 6 + 3
+
+
+def test_a_page_starts_with_what_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = datetime.now(UTC).date()
+    monkeypatch.setattr(engine, "launch", lambda processes, training: training())
+    run_study(
+        Toy(tmp_path / "log", fails=("b-1",)),
+        "smoke",
+        tmp_path / "study",
+        overrides=["pretrained=null", "data.root=mine", "a:model={class_path: MLP}"],
+        processes=2,
+    )
+    title, _, command, _, made, *_ = (tmp_path / "study" / "README.md").read_text().split("\n")
+    assert title == "# A toy"
+    expected = "--processes 2 pretrained=null data.root=... 'a:model={class_path: MLP}'"
+    assert command == f"    atoll study studies.toy.Toy --scale smoke {expected}"
+    date, _, rest = made.partition(", ")
+    assert before <= datetime.fromisoformat(date).date() <= datetime.now(UTC).date()
+    versions = f"atoll {version('atoll')}, torch {torch.__version__}"
+    assert rest == f"{versions}. Scale `smoke`, seeds 0, 1, 2, 1 of 7 cells failed."
+
+
+def test_what_the_user_has_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "required", lambda self, cell, scale: {"pretrained": "weights"} if cell.row == "b" else {})
+    log, folder = tmp_path / "log", tmp_path / "study"
+    for overrides in ([], ["a:pretrained=file"], ["trainer.epochs=1"]):
+        with pytest.raises(InputError, match="expected pretrained=FILE, weights, for row b at scale smoke, got none"):
+            run_study(Toy(log), "smoke", folder, overrides=overrides)
+    assert not log.exists()
+    for override in ("pretrained=null", "b:pretrained=file"):
+        results, _ = run_study(Toy(log), "smoke", folder, overrides=[override])
+        assert not results.failed
 
 
 def test_all_failed(tmp_path: Path) -> None:

@@ -72,7 +72,13 @@ def test_a_study_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(command) == 0
     output = json.loads(capsys.readouterr().out)
     assert output["claims"] == [
-        {"claim": "AT helps", "outcome": "not testable", "message": "at least two seeds of each row are needed"}
+        {
+            "claim": "AT helps",
+            "outcome": "not testable",
+            "message": "at least two seeds of each row are needed",
+            "smallest_effect": None,
+            "seeds_needed": None,
+        }
     ]
     assert times(cells / "standard-0") == before
     assert not (cells / "at-0.error.txt").exists()

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class MeasureThreats(Method):
-    """Records ``threat_switching``, the share of points whose threatening class differs from the epoch before.
+    """Records the share of points whose threatening class differs from the epoch before, by two definitions.
 
-    The threatening class limits the certified radius, with the constants that the loss estimates.  If the loss
-    estimates none, it is the class with the second-highest logit.  Training itself does not change.
+    ``runner_up_switching``: the class with the second-highest logit (the thesis's definition).  ``threat_switching``:
+    the class that limits the certified radius, with the constants that the loss estimates; only if it estimates some.
+    Training itself does not change.
 
     Args:
         points: number of random training points, without augmentation, the same in all epochs.
@@ -34,29 +35,30 @@ class MeasureThreats(Method):
         if points < 1:
             raise InputError(f"points: expected at least 1, got {points}")
         self.points = points
-        self.before: Tensor | None = None
+        self.before: dict[str, Tensor] = {}
 
     def after_epoch(self, trainer: Trainer, metrics: MutableMapping[str, float]) -> None:
         x, _ = sample(trainer.data.train, self.points, trainer.seed, "threats")
-        classes = threatening(self.certifier(trainer), x).cpu()
-        if self.before is not None:
-            metrics["threat_switching"] = share_changed(self.before, classes)
+        classes = {name: threatening(certifier, x).cpu() for name, certifier in self.certifiers(trainer).items()}
+        for name in classes.keys() & self.before.keys():
+            metrics[name] = share_changed(self.before[name], classes[name])
         self.before = classes
 
-    def certifier(self, trainer: Trainer) -> GloRo:
-        """With estimated constants of pairs of classes, if there are any."""
+    def certifiers(self, trainer: Trainer) -> dict[str, GloRo]:
+        """By metric: one that takes the runner-up, and one with estimated constants of pairs of classes, if any."""
+        certifiers = {"runner_up_switching": runner_up(trainer.model, trainer.data.num_classes)}
         if trainer.lipschitz is not None:
             assert isinstance(trainer.model, Classifier)
             certifier = heuristic_certifier(trainer.model, trainer.lipschitz)
             if isinstance(certifier, GloRo):
-                return certifier
-        return runner_up(trainer.model, trainer.data.num_classes)
+                certifiers["threat_switching"] = certifier
+        return certifiers
 
     def state_dict(self) -> dict[str, Any]:
         return {"before": self.before}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.before = state["before"]
+        self.before = dict(state["before"])
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ def mnist(ours: list[float], theirs: list[float]) -> StudyResults:
     [
         (mnist([70.0, 70.2, 70.1], [60.0, 60.3, 60.1]), ["supported", "supported"]),
         (mnist([60.0, 60.2, 60.1], [50.0, 50.3, 50.1]), ["supported", "contradicted"]),
-        (mnist([60.0, 70.0, 64.0], [59.0, 69.5, 62.0]), ["supported in part", "supported in part"]),
+        (mnist([60.0, 70.0, 64.0], [59.0, 69.5, 62.0]), ["inconclusive", "inconclusive"]),
         (mnist([50.0, 50.2, 50.1], [60.0, 60.3, 60.1]), ["contradicted", "contradicted"]),
         (mnist([70.0], [60.0]), ["not testable", "not testable"]),
         (mnist([], [60.0, 60.3]), ["not testable", "not testable"]),

@@ -18,12 +18,12 @@ STUDY = STUDIES["centroid-moons"]
 GLORO_ALONE = StudyResults("cpu", {Cell("gloro"): {"clean": 98.0, "vra": 94.0}}, {Cell("centroid"): "it failed"})
 
 
-def moons(gains: tuple[float, float, float], seeds: int = 3) -> StudyResults:
+def moons(gains: tuple[float, float, float], seeds: int = 3, test: float = 0.0) -> StudyResults:
     """The eta layer rejects this many points of % more of each kind of outliers."""
     cells: dict[Cell, Numbers] = {}
     for seed in range(seeds):
         numbers: Numbers = {"clean": 99.0, "vra": 95.0, "eta": 0.4, "apart": 0.2}
-        for name, gain in zip((TEST, *OUTLIERS), (0.0, *gains), strict=True):
+        for name, gain in zip((TEST, *OUTLIERS), (test, *gains), strict=True):
             values = (5.0, 5.0 + gain * (1 + 0.1 * seed), 6.0)
             numbers |= {f"{name}: {column}": value for column, value in zip(COLUMNS, values, strict=True)}
         cells[Cell("gloro", seed)] = {"clean": 98.0, "vra": 94.0}
@@ -35,7 +35,9 @@ def moons(gains: tuple[float, float, float], seeds: int = 3) -> StudyResults:
     ("results", "outcome"),
     [
         (moons((50.0, 80.0, 90.0)), "supported"),
-        (moons((-1.0, 80.0, 90.0)), "supported in part"),
+        (moons((-1.0, 80.0, 90.0)), "contradicted"),
+        (moons((50.0, 80.0, 90.0), test=2.0), "contradicted"),  # it rejects more test points
+        (moons((50.0, 80.0, 90.0), test=0.9), "inconclusive"),
         (moons((-1.0, -2.0, -3.0)), "contradicted"),
         (moons((50.0, 80.0, 90.0), seeds=1), "not testable"),
         (GLORO_ALONE, "not testable"),

@@ -33,7 +33,8 @@ def constants(standard: Sequence[float], gloro: Sequence[float], share: tuple[fl
     ("results", "expected"),
     [
         (constants([5e4, 6e4, 5e4], [2.0, 2.1, 2.2], (0.003, 0.8)), ["supported", "supported", "supported"]),
-        (constants([50, 60, 50], [2.0, 2.1, 2.2], (0.1, 0.8)), ["supported in part", "supported", "supported"]),
+        (constants([50, 60, 50], [2.0, 2.1, 2.2], (0.1, 0.8)), ["contradicted", "supported", "supported"]),
+        (constants([200, 900, 300], [2.0, 2.1, 2.2], (0.1, 0.8)), ["inconclusive", "supported", "supported"]),
         (constants([2.0, 2.1, 2.2], [2.1, 2.0, 2.3], (0.8, 0.5)), ["contradicted", "contradicted", "contradicted"]),
     ],
 )

@@ -14,6 +14,7 @@ from atoll.studies import Cell, StudyResults
 from atoll.studies.base import SCALES, Numbers, Scale
 from atoll.studies.engine import sort_cells
 from atoll_papers.studies.locality import LOSSES, SIZES
+from atoll_papers.studies.threat_switching import DEFINITIONS
 from study_cases import STUDIES, make_results, outcomes
 from wci_cases import factors, rates
 
@@ -29,7 +30,7 @@ COVERED = (
         "wci-correlation",
         "wci-parts",
     ),
-    *("lr-schedules", "rat-cost", "wci-cost"),
+    *("lr-schedules", "rat-cost", "rat-sigma", "wci-cost"),
 )
 LOCALITY = ("locality-robustness", "locality-accuracy", "attribution-distance")  # they share cells
 
@@ -113,8 +114,9 @@ def test_one_cell_proves_nothing(name: str, scale: Scale) -> None:
     study = STUDIES[name]
     cells = study.cells(scale)
     numbers = {"clean": 90.0, "VRA": 50.0, "ERA": 60.0, "upper": 3.0, "lower": 2.0, "local": 1.0}
-    numbers |= {"share": 66.7, "local share": 33.3, "mean": 10.0, "first half": 12.0}
-    series = {"epochs": [2, 3], "switching": [12.0, 8.0]}
+    numbers |= {"share": 66.7, "local share": 33.3, "parameters": 1000.0}
+    numbers |= {f"{title}: {name}": 10.0 for title in DEFINITIONS.values() for name in ("mean", "first half")}
+    series = {"epochs": [2, 3]} | {f"{title}: switching": [12.0, 8.0] for title in DEFINITIONS.values()}
     for only in (cells[0], cells[-1]):
         results = make_results(study, lambda cell: numbers | series, scale=scale, failed=lambda cell: cell != only)  # noqa: B023
         assert set(outcomes(study, results)) == {"not testable"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.studies import Cell, StudyResults
+from atoll_papers.studies.threat_switching import DEFINITIONS
 from study_cases import STUDIES, WIGGLE, outcomes
 
 
@@ -15,12 +16,14 @@ def test_claims(slope: float, expected: str) -> None:
         {
             Cell(f"{classes} classes", seed): {
                 "epochs": [2, 3],
-                "switching": [9.0, 8.0],
-                "mean": 30 + slope * classes + WIGGLE[seed],
-                "first half": 9.0,
+                **{f"{title}: switching": [9.0, 8.0] for title in DEFINITIONS.values()},
+                **{f"{title}: first half": 9.0 for title in DEFINITIONS.values()},
+                "second-highest logit: mean": 30 + slope * classes + WIGGLE[seed],
+                "class that limits the radius: mean": 30 - slope * classes + WIGGLE[seed],
             }
             for classes in (3, 5, 10)
             for seed in range(3)
         },
     )
-    assert outcomes(STUDIES["threat-switching"], results) == [expected]
+    other = {"supported": "contradicted", "contradicted": "supported"}[expected]
+    assert outcomes(STUDIES["threat-switching"], results) == [expected, other]

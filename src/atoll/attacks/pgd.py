@@ -145,3 +145,6 @@ class FGSM(PGD):
 # The names of the papers' tables: PGD-20, PGD-10, CW-20 and so on.
 ATTACKS.add_numbered("PGD", PGD, "steps", 20, step_size="published")
 ATTACKS.add_numbered("CW", PGD, "steps", 20, objective="margin", step_size="published")
+# Those of RAT's tables, for eps 0.031.
+ATTACKS.add_numbered("RAT-PGD", PGD, "steps", 20, step_size=0.003)
+ATTACKS.add_numbered("RAT-CW", PGD, "steps", 20, objective="margin", step_size=0.003)

@@ -3,12 +3,12 @@
 atoll study
 atoll study trh-two-moons --scale smoke
 atoll study trh-table --scale cpu --out runs/studies/trh
-atoll study trh-table --scale paper --engine ray --gpus 8 --processes 8
+atoll study trh-lambda pretrained=ViT-L_16.npz data.root=imagenet --scale paper --engine ray --gpus 8 --processes 8
 atoll study locality-accuracy --scale cpu --cells runs/studies/locality
 atoll study my_study.py:MyStudy
 
-Finished cells are stored. Run the same command again to resume. If a cell fails, the others continue, and the exit code
-is 1.
+If a paper has weights or images that are not included, --scale paper asks for them. Finished cells are stored. Run the
+same command again to resume. If a cell fails, the others continue, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atoll.studies.ray import RayEngine
 def arguments(parser: argparse.ArgumentParser) -> None:
     name = "name of the study, or file.py:Class (default: list all)"
     overrides = "overrides for every recipe of the study; PATTERN:key.sub=value is for rows that match"
-    scale = "seconds, minutes on two cores, or as published"
+    scale = "seconds, minutes on two cores, or as published, as far as the study's reference says"
     parser.add_argument("name", nargs="?", metavar="NAME", help=name)
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help=overrides)
     parser.add_argument("--scale", default="smoke", choices=SCALES, help=scale)

@@ -19,7 +19,7 @@ from atoll.studies.table import Table
 
 Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
-Outcome = Literal["supported", "supported in part", "contradicted", "not testable"]
+Outcome = Literal["supported", "contradicted", "inconclusive", "not testable"]
 Numbers = dict[str, Any]  # measurements of a cell as plain JSON
 
 
@@ -79,10 +79,11 @@ class StudyResults:
         return [numbers for cell, numbers in self.numbers.items() if cell.row == row]
 
     def values(self, row: str, name: str) -> list[float]:
-        """One number of a row, one value per seed; seeds without a value (None, NaN) are left out."""
-        return list(self._by_seed(row, name).values())
+        """One number of a row, one value per seed that has one."""
+        return list(self.by_seed(row, name).values())
 
-    def _by_seed(self, row: str, name: str) -> dict[int, float]:
+    def by_seed(self, row: str, name: str) -> dict[int, float]:
+        """One number of a row, by seed; seeds without a value (None, NaN) are left out."""
         values = {cell.seed: numbers.get(name) for cell, numbers in self.numbers.items() if cell.row == row}
         return {seed: value for seed, value in values.items() if value is not None and not math.isnan(value)}
 
@@ -98,13 +99,20 @@ class StudyResults:
         >>> results.paired("a", "b", "x"), results.paired("a", "b", "x", of=lambda x: x**2)
         ([2.0], [12.0])
         """
-        first, second = (self._by_seed(which, name) for which in (row, other))
+        first, second = (self.by_seed(which, name) for which in (row, other))
         return [of(first[seed]) - of(second[seed]) for seed in first if seed in second]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Whether the numbers of a study support a claim.
+    """Whether the numbers of a study support a claim; ``atoll.studies.claims`` decides.
+
+    Args:
+        claim: what is claimed.
+        outcome: ``not testable`` if numbers are missing.
+        message: the numbers behind the outcome.
+        smallest_effect: half the length of the longest interval; smaller effects could not be seen.
+        seeds_needed: number of seeds that would decide an inconclusive claim; None if more than 1000.
 
     >>> print(Claim("TrH raises robust accuracy", "supported", "by 2.1 points on average"))
     TrH raises robust accuracy: **supported**, by 2.1 points on average.
@@ -113,6 +121,8 @@ class Claim:
     claim: str
     outcome: Outcome
     message: str
+    smallest_effect: float | None = None
+    seeds_needed: int | None = None
 
     def __str__(self) -> str:
         return f"{self.claim}: **{self.outcome}**, {self.message}."
@@ -154,6 +164,10 @@ class Study(ABC):
     def overrides(self, cell: Cell, dependencies: Mapping[str, Run]) -> tuple[str, ...]:
         """Overrides of a cell's recipe, for those that depend on other runs, such as initial weights."""
         return cell.overrides
+
+    def required(self, cell: Cell, scale: Scale) -> Mapping[str, str]:
+        """Overrides that the user has to give, by key, and what they name: what the paper has and Atoll does not."""
+        return {}
 
     @abstractmethod
     def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:

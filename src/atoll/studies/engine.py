@@ -4,7 +4,7 @@ Files of a study::
 
     cells/NAME/          the run of a cell, with its numbers among its results; studies of a family may share them
     cells/NAME.json      the numbers of a cell that trains nothing
-    README.md            tables, figures, claims
+    README.md            what made it, tables, figures, claims
     *.csv  *.png         each table and figure; without a figure, one of the first table
     raw.json             all numbers, and what failed
 """
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import shlex
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -233,6 +235,8 @@ def run_study(
             raise InputError(f"{override}: {expected}, got {pattern!r}")
     where = None if cells_folder is None else Path(cells_folder)
     runner = CellRunner(study, scale, folder, tuple(overrides), where, processes)
+    for cell in cells:
+        check_required(study, scale, cell, runner.overrides_for(cell))
     outcomes: dict[Cell, CellOutcome] = {}
     for outcome in engine(runner, cells):
         outcomes[outcome.cell] = outcome
@@ -246,8 +250,19 @@ def run_study(
     report = study.report(results)
     tables = {title: add_failure_column(table, results) for title, table in report.tables.items()}
     report = replace(report, tables=tables)
-    write_study(study, results, report, folder, overrides)
+    write_study(study, results, report, folder, overrides, processes)
     return results, report
+
+
+def check_required(study: Study, scale: Scale, cell: Cell, overrides: Sequence[str]) -> None:
+    """Refuse to train something else than the paper because the user did not give what it takes."""
+    given = {override.partition("=")[0] for override in overrides}
+    for key, what in study.required(cell, scale).items():
+        if key not in given:
+            raise InputError(
+                f"study {study.name}: expected {key}=FILE, {what}, for row {cell.row} at scale {scale}, got none;"
+                f" use {key}=null to train without"
+            )
 
 
 def add_failure_column(table: Table, results: StudyResults) -> Table:
@@ -271,13 +286,16 @@ def add_failure_column(table: Table, results: StudyResults) -> Table:
 
 
 def write_study(
-    study: Study, results: StudyResults, report: StudyReport, folder: Path, overrides: Sequence[str] = ()
+    study: Study,
+    results: StudyResults,
+    report: StudyReport,
+    folder: Path,
+    overrides: Sequence[str] = (),
+    processes: int = 1,
 ) -> None:
     """README.md, a CSV per table, a PNG per figure, raw.json."""
-    shown = "".join(f" {o}" for o in overrides if not o.partition("=")[0].endswith(PRIVATE))
-    scale = f"Scale `{results.scale}`; mean ± standard error over seeds."
-    lines = [f"# {study.title}", "", f"{study.reference}. {scale}", ""]
-    lines += [f"    atoll study {study_name(study)} --scale {results.scale}{shown}", ""]
+    lines = [f"# {study.title}", "", *provenance(study, results, overrides, processes), ""]
+    lines += [f"{study.reference}. Mean ± standard error over seeds.", ""]
     for note in report.notes:
         lines += [note, ""]
     for number, (title, table) in enumerate(report.tables.items()):
@@ -305,6 +323,23 @@ def write_study(
             "environment": environment(),
         },
     )
+
+
+def provenance(study: Study, results: StudyResults, overrides: Sequence[str], processes: int) -> list[str]:
+    """What made a page: command, date, versions, scale, seeds, and how many cells failed."""
+    command = ["atoll", "study", study_name(study), "--scale", results.scale]
+    command += [] if processes == 1 else ["--processes", str(processes)]
+    for override in overrides:
+        key, _, value = override.partition("=")
+        command.append(f"{key}=..." if key.endswith(PRIVATE) and value != "null" else override)
+    used, cells = environment(), [*results.numbers, *results.failed]
+    seeds = ", ".join(map(str, sorted({cell.seed for cell in cells})))
+    return [
+        f"    {shlex.join(command)}",
+        "",
+        f"{datetime.now(UTC):%Y-%m-%d}, atoll {used['atoll']}, torch {used['torch']}. Scale `{results.scale}`, seeds"
+        f" {seeds}, {len(results.failed)} of {len(cells)} cells failed.",
+    ]
 
 
 def study_name(study: Study) -> str:

@@ -18,7 +18,7 @@ from atoll.models import Classifier
 from atoll.modules import evaluation_mode
 from atoll.runs.run import Run
 from atoll.studies.base import Cell, Claim, Numbers, Scale, StudyResults
-from atoll.studies.claims import TOO_FEW, Difference, claim_increase, claim_outcome
+from atoll.studies.claims import claim_above, claim_increase
 from atoll.studies.table import Column, Table
 from atoll.threat import ThreatModel
 from atoll_papers.pgd_cw_search import RADII, pgd_cw_search
@@ -31,7 +31,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     PIPELINES[3]: multi_start_fab,
 }
 HALVINGS = 10  # bisections after AutoPGD, as many as the search takes at its tolerance of 0.001
-LITTLE = 0.01  # share of the distance that counts as no improvement
+LITTLE = 1.0  # % of the distance, and points of %, that count as no improvement
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class BoundarySearch(RecipeStudy[BoundarySetting]):
 
     name = "boundary-search"
     title = "Searches for the closest decision boundary"
-    reference = "Thesis, table B.2 (which has a ResNet50 of ImageNet)"
+    reference = "Thesis, table B.2 (a ResNet50 of ImageNet there; small networks of MNIST here, at all scales)"
     settings = SETTINGS
 
     def measure_run(self, run: Run, cell: Cell, setting: BoundarySetting) -> Numbers:
@@ -140,23 +140,21 @@ def with_autopgd(model: Classifier, points: BoundaryPoints, *, steps: int) -> Te
 
 
 def adds_nothing(results: StudyResults) -> Claim:
-    """Whether AutoPGD finds no more points than PGDs and CW, and distances less than 1 % shorter."""
-    claim = "AutoPGD adds nothing to PGDs and CW"
-    before, after = (f"{name}: distance" for name in PIPELINES[1:3])
-    shorter = {
-        row: Difference.of([100 * (1 - n[after] / n[before]) for n in results.of(row) if n[before]]) for row in NETS
+    """Whether AutoPGD shortens distances by less than 1 % and finds boundary points for less than 1 % more inputs.
+
+    It starts from the points of PGDs and CW, so it cannot do worse, and one side of the equivalence test is enough.
+    """
+    distances = [f"{name}: distance" for name in PIPELINES[1:3]]
+    values = {
+        f"{row}, % shorter": [
+            100 * (1 - n[after] / n[before]) for n in results.of(row) for before, after in [distances] if n[before]
+        ]
+        for row in NETS
     }
     before, after = (f"{name}: success" for name in PIPELINES[1:3])
-    more = [n[after] - n[before] for row in NETS for n in results.of(row)]
-    if any(math.isinf(each.low) for each in shorter.values()):
-        return Claim(claim, "not testable", TOO_FEW)
-    message = (
-        "distances are shorter in % by "
-        + "; ".join(f"{row} {each}" for row, each in shorter.items())
-        + f"; at most {max(more):.1f} % more points succeed"
-    )
-    intervals = all(each.high < 100 * LITTLE for each in shorter.values()) and max(more) == 0
-    return Claim(claim, claim_outcome(intervals, all(e.value < 100 * LITTLE for e in shorter.values())), message)
+    values |= {f"{row}, % more points": [n[after] - n[before] for n in results.of(row)] for row in NETS}
+    claim = f"AutoPGD adds nothing to PGDs and CW (less than {LITTLE:g} %)"
+    return claim_above(claim, values, LITTLE, sign=-1)
 
 
 def _by_pipeline(results: StudyResults) -> StudyResults:

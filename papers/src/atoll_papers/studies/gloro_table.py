@@ -44,7 +44,7 @@ class GloRoComparison(Setting):
 _CIFAR10 = ("CIFAR-10, 6C2F, TRADES", "CIFAR-10, L6W128, EMMA", "CIFAR-10, L18W256, EMMA")
 _CIFAR100 = ("CIFAR-100, L6W128, EMMA", "CIFAR-100, L18W256, EMMA")
 _IMAGES = ("Tiny-ImageNet, L6W128, EMMA", "Tiny-ImageNet, L18W256, EMMA", "ImageNet, L18W588, EMMA")
-_MNIST = ("MNIST, 4C3F, TRADES", "MNIST, L2W16, EMMA", "MNIST, L8W16, EMMA")
+_MNIST = ("MNIST, 4C3F, TRADES", "MNIST, L2W16, EMMA", "MNIST, L8W16, EMMA", "MNIST, C2W20, TRADES")
 _DIGITS = ("Digits, ConvNet, TRADES", "Digits, L1W4, EMMA", "Digits, L2W4, EMMA")
 _PUBLISHED = {  # recipe, and VRA in the thesis
     _MNIST[0]: ("mnist-gloro", 62.8),
@@ -75,10 +75,11 @@ COMPARISONS: Mapping[Scale, GloRoComparison] = {
             _MNIST[0]: ("mnist-gloro", *SHORT),
             _MNIST[1]: (f"{GRID}/emma-liresnet-l2", *_SIXTH, "threat.eps=1.58"),
             _MNIST[2]: (f"{GRID}/emma-liresnet-l8", *_SIXTH, "threat.eps=1.58"),
+            _MNIST[3]: (f"{GRID}/trades-convnet-l2", *_SIXTH, "threat.eps=1.58", "model.width=20"),  # as large as L8W16
         },
         published={_MNIST[0]: _PUBLISHED[_MNIST[0]][1]},
         best_others={_MNIST[0]: 47.9},
-        blocks=[(_MNIST[2], _MNIST[0])],
+        blocks=[(_MNIST[2], _MNIST[3])],
         sizes=[(_MNIST[2], _MNIST[1])],
         **CERTIFIED["cpu"],
     ),
@@ -102,13 +103,16 @@ class GloRoTable(RecipeStudy[GloRoComparison]):
     settings = COMPARISONS
 
     def measure_run(self, run: Run, cell: Cell, setting: GloRoComparison) -> Numbers:
-        return certified_as_trained(run, points=setting.points, attacks=setting.attacks, check=setting.check)
+        numbers = certified_as_trained(run, points=setting.points, attacks=setting.attacks, check=setting.check)
+        return numbers | {"parameters": run.model("best").num_parameters}
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         measured = accuracy_table(results, "clean", "ERA", "VRA")
         published = {row: Estimate(vra) for row, vra in COMPARISONS[results.scale].published.items()}
-        rows = {row: [*means, published.get(row)] for row, means in measured.rows.items()}
-        return {"Accuracy in %": Table([*measured.columns, Column("VRA in the thesis", digits=1)], rows)}
+        sizes = {row: results.mean(row, "parameters") for row in results.rows}
+        rows = {row: [*means, published.get(row), sizes[row]] for row, means in measured.rows.items()}
+        columns = [*measured.columns, Column("VRA in the thesis", digits=1), Column("parameters", digits=0)]
+        return {"Accuracy in %": Table(columns, rows)}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         here = COMPARISONS[results.scale]
@@ -117,7 +121,7 @@ class GloRoTable(RecipeStudy[GloRoComparison]):
         )
         if results.scale == "cpu" and more.outcome == "contradicted":
             # With a sixth of the data, a higher VRA supports the claim, but a lower one says nothing.
-            more = replace(more, outcome="not testable", message=f"{more.message}, which was trained on more data")
+            more = replace(more, outcome="inconclusive", message=f"{more.message}; the limit had more training data")
         blocks = "LiResNets with EMMA have a higher VRA than ConvNets with TRADES"
         return [
             more,
@@ -132,5 +136,9 @@ class GloRoTable(RecipeStudy[GloRoComparison]):
             f" attacks within it (`{COMPARISONS[results.scale].attacks}`)."
         )
         if results.scale == "cpu":
-            text += " Here with 10,000 training points and few epochs; the thesis has all of MNIST and 300 epochs."
+            text += (
+                " Here with 10,000 training points and few epochs; the thesis has all of MNIST and 300 epochs. The"
+                " LiResNet L8W16 is compared with a ConvNet of two blocks and 20 channels (C2W20), which has about as"
+                " many parameters."
+            )
         return [text]

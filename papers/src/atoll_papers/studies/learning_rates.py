@@ -14,16 +14,24 @@ from atoll.stats import Estimate
 from atoll.studies.base import Cell, Claim, Numbers, Scale, Study, StudyResults
 from atoll.studies.claims import Difference, claim_equivalent, claim_increase
 from atoll.studies.table import Column, Table, Value
-from atoll_papers.studies.measure import accuracies, describe_evaluation, mean_table
+from atoll_papers.studies.measure import accuracies, describe_evaluation, describe_points, mean_table
 from atoll_papers.studies.wci_runs import TITLES, curves, describe_setting, legend, plot, plot_all, wci_cell
 
-POINTS: Mapping[Scale, int | None] = {"smoke": 20, "cpu": 4000, "paper": None}  # test images for PGD-20
+POINTS: Mapping[Scale, int | None] = {"smoke": 20, "cpu": 4000, "paper": None}  # test images for PGD
+PGD: Mapping[Scale, str] = {"smoke": "PGD-20", "cpu": "PGD-20", "paper": "PGD-10"}  # the paper's has 10 steps of 2/255
+# Points for AutoAttack, and its version.
+AUTOATTACK: Mapping[Scale, tuple[int | None, str]] = {
+    "smoke": (20, "fast"),
+    "cpu": (500, "fast"),
+    "paper": (None, "standard"),
+}
 LITTLE = 1.0  # point of accuracy
 WHICH: tuple[Which, ...] = ("last", "best")
 EARLY = "early stopping"
+CONTROL = "one drop"
 ACCURACY = {
-    "last PGD-20": Column("robust, last", "high"),
-    "best PGD-20": Column("robust, best on validation", "high"),
+    "last robust": Column("robust, last", "high"),
+    "best robust": Column("robust, best on validation", "high"),
     "last clean": Column("clean, last", "high"),
     "last gap_error": Column("gap in error, last", "low", 3),
 }
@@ -36,8 +44,8 @@ class LearningRates(Study):
         assert run is not None
         numbers = curves(run)
         for which in WHICH:
-            part = accuracies(run, which=which, points=POINTS[scale])
-            numbers |= {f"{which} {name}": value for name, value in part.items()}
+            part = accuracies(run, which=which, points=POINTS[scale], attacks=[PGD[scale]])
+            numbers |= {f"{which} clean": part["clean"], f"{which} robust": part[PGD[scale]]}
         ends = {name: series[-1] for name, series in numbers["curves"].items() if series}
         return numbers | {f"last {name}": value for name, value in ends.items()}
 
@@ -51,16 +59,31 @@ class WCIRate(LearningRates):
     thresholds = (100, 10)  # both ends of the paper's range
 
     def cells(self, scale: Scale) -> list[Cell]:
+        warmup = "{}" if scale == "paper" else "{warmup: 2}"  # as in the recipes
+        schedules = {CONTROL: f"OneDrop, init_args: {warmup}", "linear": f"Linear, init_args: {warmup}"}
+        schedules["super-convergence"] = "SuperConvergence"  # it has a warm-up of its own
         rows = {row: [row] for row in ("piecewise", "cosine")}
+        rows |= {row: ["piecewise", f"schedule={{class_path: {each}}}"] for row, each in schedules.items()}
         rows |= {f"rule, τ = {tau}": ["rule", f"methods.0.threshold={tau}"] for tau in self.thresholds}
         if scale == "smoke":
-            rows = {row: rows[row] for row in ("piecewise", "rule, τ = 10")}
+            rows = {row: rows[row] for row in ("piecewise", CONTROL, "rule, τ = 10")}
         seeds = range(1 if scale == "smoke" else 4)
         return [wci_cell(row, seed, scale, *variant) for row, variant in rows.items() for seed in seeds]
+
+    def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
+        """With AutoAttack on the last checkpoint, and on the best one, which is where early stopping stops."""
+        assert run is not None
+        numbers = super().measure(cell, run, scale, dependencies)
+        points, version = AUTOATTACK[scale]
+        for which in WHICH:
+            part = accuracies(run, which=which, points=points, attacks=["none"], autoattack=version)
+            numbers[f"{which} AutoAttack"] = part["AutoAttack"]
+        return numbers
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = {
             **ACCURACY,
+            "last AutoAttack": Column("AutoAttack, last", "high"),
             "last wci": Column("WCI, last", "low"),
             "last learning_rate": Column("rate, last", digits=5),
         }
@@ -81,11 +104,19 @@ class WCIRate(LearningRates):
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         extended = stopped_early(results, "piecewise")
-        beats = "The rule beats other learning rates and early stopping (last epoch)"
+        control = [(rule, CONTROL) for rule in self.rules(results)]
         same = f"Accuracy does not depend on the threshold from 10 to 100 (at most {LITTLE:g} point)"
+        attacks = {"last robust": PGD[results.scale], "last AutoAttack": "AutoAttack"}
         return [
-            claim_increase(beats, extended, self.pairs(results), "last PGD-20"),
-            claim_equivalent(same, extended, self.rules(results), "last PGD-20", LITTLE),
+            *(
+                claim_increase(f"The rule {what} (last epoch, {attack})", extended, pairs, name)
+                for what, pairs in (
+                    ("beats one drop without it, which is otherwise the same", control),
+                    ("beats other learning rates and early stopping", self.pairs(results)),
+                )
+                for name, attack in attacks.items()
+            ),
+            claim_equivalent(same, extended, self.rules(results), "last robust", LITTLE),
         ]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
@@ -94,9 +125,10 @@ class WCIRate(LearningRates):
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
             *describe_setting(results.scale),
-            f"{describe_evaluation(POINTS[results.scale])} Robust is under PGD-20.",
-            "The rule, `WCISchedule`: the rate of the recipe, a tenth of it after half of the run, and from then on"
-            " multiplied by min(1, τ / average of WCI), for both ends of the paper's range of τ."
+            f"{_describe(results.scale)} AutoAttack version `{AUTOATTACK[results.scale][1]}` on"
+            f" {describe_points(AUTOATTACK[results.scale][0])} test images.",
+            "One drop: a tenth of the rate after half of the run. The rule, `WCISchedule`, has the same drop, and from"
+            " then on the rate is multiplied by min(1, τ / average of WCI), for both ends of the paper's range of τ."
             + _at_drop(results)
             + _gain(results),
         ]
@@ -105,18 +137,22 @@ class WCIRate(LearningRates):
 def stopped_early(results: StudyResults, row: str) -> StudyResults:
     """Results with early stopping as a row of its own: its last epoch is the best one of ``row``."""
     stopped = {
-        replace(cell, row=EARLY): {"last PGD-20": numbers["best PGD-20"]}
+        replace(cell, row=EARLY): {f"last {name}": numbers.get(f"best {name}") for name in ("robust", "AutoAttack")}
         for cell, numbers in results.numbers.items()
         if cell.row == row
     }
     return replace(results, numbers={**results.numbers, **stopped})
 
 
+def _describe(scale: Scale) -> str:
+    return f"{describe_evaluation(POINTS[scale])} Robust is under {PGD[scale]}."
+
+
 def differences(results: StudyResults, pairs: list[tuple[str, str]]) -> Table:
     """The last robust accuracy of each first row minus that of the second."""
     rows: dict[str, list[Value]] = {}
     for first, second in pairs:
-        apart = results.paired(first, second, "last PGD-20")
+        apart = results.paired(first, second, "last robust")
         one = Difference.of(apart)
         error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else float("nan")
         interval = f"[{one.low:.2f}, {one.high:.2f}]" if len(apart) > 1 else None
@@ -135,7 +171,7 @@ def _at_drop(results: StudyResults) -> str:
 
 def _gain(results: StudyResults) -> str:
     """What early stopping gains in the piecewise runs."""
-    gains = [numbers["best PGD-20"] - numbers["last PGD-20"] for numbers in results.of("piecewise")]
+    gains = [numbers["best robust"] - numbers["last robust"] for numbers in results.of("piecewise")]
     return f" Early stopping gains {Difference.of(gains)} points in piecewise." if gains else ""
 
 
@@ -175,8 +211,8 @@ class DropSchedules(LearningRates):
         when = f"When the rate drops does not matter (at most {LITTLE:g} point, last epoch)"
         highest = "The highest rate that drops to a tenth is the best (best checkpoint)"
         return [
-            claim_equivalent(when, results, times, "last PGD-20", LITTLE),
-            claim_increase(highest, results, pairs, "best PGD-20"),
+            claim_equivalent(when, results, times, "last robust", LITTLE),
+            claim_increase(highest, results, pairs, "best robust"),
         ]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
@@ -193,7 +229,7 @@ class DropSchedules(LearningRates):
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
             *describe_setting(results.scale),
-            f"{describe_evaluation(POINTS[results.scale])} Robust is under PGD-20.",
+            _describe(results.scale),
             "In the upper rows the rate drops to a tenth after a share of the run, and again a quarter later."
             " In the lower rows it drops once, after half of the run.",
         ]

@@ -42,6 +42,13 @@ TRADES_AND_RAT: Mapping[Scale, Mapping[str, list[str]]] = {
         "TRADES + RAT": ["rat/cifar10-preact18-linf-trades-both"],
     },
 }
+# What the TrH paper trains with and Atoll does not have, by grid: keys of overrides, and what they name.
+PRETRAINED = {"pretrained": "the ImageNet-21k weights of the paper"}
+NOT_INCLUDED: Mapping[str, Mapping[str, str]] = {
+    "trh-imagenet": PRETRAINED,
+    "trh-cifar": {**PRETRAINED, "data.extra": "the million images from a DDPM that the paper adds"},
+}
+RAT_EPS = "0.031"  # of PGD-20 and CW-20 in RAT's tables; AutoAttack has 8/255
 # A standard network and one trained by AT that differ in nothing else.
 NETS: Mapping[str, tuple[str, ...]] = {"standard": ("loss=Standard",), "AT": ()}
 
@@ -57,6 +64,7 @@ class Setting:
         points: number of test points; None for all.
         attacks: a version of AutoAttack, or other attacks as for `atoll certify`.
         check: number of certified points to attack at their radius.
+        as_rat: attack with the PGD-20 and CW-20 of RAT's tables, if the threat is linf.
     """
 
     recipes: Mapping[str, Sequence[str]]
@@ -66,6 +74,7 @@ class Setting:
     points: int | None = None
     attacks: str = "standard"
     check: int = 500
+    as_rat: bool = False
 
 
 class Grid(Mapping[str, tuple[str]]):
@@ -122,6 +131,9 @@ class RecipeStudy(Study, Generic[S]):
         assert run is not None
         return self.measure_run(run, cell, self.settings[scale])
 
+    def required(self, cell: Cell, scale: Scale) -> Mapping[str, str]:
+        return NOT_INCLUDED.get((cell.recipe or "").partition("/")[0], {})
+
 
 def standard_and_at(recipe: str) -> dict[str, tuple[str, ...]]:
     """Both networks, from a recipe of AT.
@@ -152,12 +164,16 @@ def accuracies(
     points: int | None = None,
     attacks: Sequence[str] = ("PGD-20",),
     autoattack: str | None = None,
+    as_rat: bool = False,
 ) -> Numbers:
     """Accuracy in % on clean inputs, under each attack, and under a version of AutoAttack."""
     common: dict[str, Any] = {"split": split, "points": points}
     place: dict[str, Any] = {"checkpoint": which, "weights": weights}
-    result: AttackResult = run.measure(AttackSettings(attacks=",".join(attacks), **common), **place)
-    numbers: Numbers = {name: 100 * accuracy.value for name, accuracy in result.accuracy.items()}
+    own: dict[str, Any] = {"attacks": ",".join(attacks)}
+    if as_rat and run.threat.norm == "linf":
+        own = {"attacks": ",".join(f"RAT-{attack}" for attack in attacks), "eps": RAT_EPS}
+    result: AttackResult = run.measure(AttackSettings(**own, **common), **place)
+    numbers: Numbers = {name.removeprefix("RAT-"): 100 * accuracy.value for name, accuracy in result.accuracy.items()}
     if autoattack is not None:
         result = run.measure(AttackSettings(attacks=autoattack, **common), **place)
         numbers["AutoAttack"] = 100 * result.robust.value
@@ -197,13 +213,14 @@ def certified_as_trained(run: Run, *, points: int | None, attacks: str, check: i
     return {"clean": numbers["clean"], "VRA": numbers[f"VRA {eps:.4g}"], "ERA": numbers[f"ERA {eps:.4g}"]}
 
 
-def describe_evaluation(points: int | None, autoattack: str | None = None) -> str:
+def describe_evaluation(points: int | None, autoattack: str | None = None, *, as_rat: bool = False) -> str:
     """How accuracies were measured, as text.
 
     >>> describe_evaluation(500, "fast")
     'Accuracy on the first 500 test images, AutoAttack version `fast`. The best epoch is that on validation points.'
     """
     version = "" if autoattack is None else f", AutoAttack version `{autoattack}`"
+    version += f", PGD-20 and CW-20 at linf {RAT_EPS} with step 0.003 (`RAT-PGD-20`, `RAT-CW-20`)" if as_rat else ""
     return f"Accuracy on {describe_points(points)} test images{version}. The best epoch is that on validation points."
 
 

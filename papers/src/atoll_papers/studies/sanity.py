@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from atoll.explain.sanity import PASSES_BELOW
 from atoll.runs.run import Run
 from atoll.studies.base import Cell, Claim, Numbers, Scale, StudyResults
-from atoll.studies.claims import TOO_FEW, Difference, claim_outcome
+from atoll.studies.claims import claim_above
 from atoll.studies.table import Column, Table
 from atoll_papers.studies.measure import NETS, RecipeStudy, Setting, standard_and_at
 
@@ -34,7 +34,7 @@ class SanityStudy(RecipeStudy[Setting]):
 
     name = "sanity-check"
     title = "Attributions of networks with randomized layers"
-    reference = "Thesis, figure 2.4 (which has BIG on a ResNet50 of ImageNet)"
+    reference = "Thesis, figure 2.4 (a ResNet50 of ImageNet there; small networks of MNIST here, at all scales)"
     settings = SETTINGS
 
     def measure_run(self, run: Run, cell: Cell, setting: Setting) -> Numbers:
@@ -84,11 +84,5 @@ class SanityStudy(RecipeStudy[Setting]):
 
 def depends_on_parameters(results: StudyResults, name: str) -> Claim:
     """Whether the correlation is low in every network when all layers are random."""
-    claim = f"{name} depends on the parameters of the network"
-    values = {row: results.values(row, f"{name} all") for row in NETS}
-    if any(len(each) < 2 for each in values.values()):
-        return Claim(claim, "not testable", TOO_FEW)
-    means = {row: Difference.of(each) for row, each in values.items()}
-    message = "rank correlation when all layers are random: " + "; ".join(f"{row} {m}" for row, m in means.items())
-    intervals = all(mean.high < PASSES_BELOW for mean in means.values())
-    return Claim(claim, claim_outcome(intervals, all(m.value < PASSES_BELOW for m in means.values())), message)
+    claim = f"{name} depends on the parameters of the network (rank correlation below {PASSES_BELOW:g})"
+    return claim_above(claim, {row: results.values(row, f"{name} all") for row in NETS}, PASSES_BELOW, sign=-1)
