@@ -9,7 +9,7 @@ import torch
 
 from atoll.curvature.check import check_linearity
 from atoll.curvature.ggn import block_factor
-from atoll.curvature.hessian import hessian
+from atoll.curvature.products import hessian
 from atoll.curvature.risk import EmpiricalRisk
 
 

@@ -1,9 +1,9 @@
 """How flat a model is: Hessian traces, Weight-Curvature Index, spectrum, landscapes, PAC-Bayes bounds."""
 
 from atoll.curvature.gap import Gap, robust_gap
-from atoll.curvature.hessian import HessianProducts, hessian
 from atoll.curvature.landscape import Landscape, input_landscape, weight_landscape
 from atoll.curvature.pac_bayes import PACBayesBounds, PACBayesProof, gibbs_risk, pac_bayes, pac_bayes_proof
+from atoll.curvature.products import HessianProducts, hessian
 from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.spectrum import Density, density, top_eigenvalues
 from atoll.curvature.trace import Estimator, Traces, traces

@@ -344,7 +344,8 @@ def pac_bayes_proof(
     Args:
         risk: the loss at independent points, such as training points; it must not have an attack, because worst
             perturbations change with the weights.
-        trace, diagonal: of the Hessian; they choose the posterior.
+        trace: of the whole Hessian.
+        diagonal: of the Hessian; both only choose the posterior.
         draws: of the weights.
         clip: where the loss is cut off; twice that of guessing, 2 log K, if None.
         alpha: probability with which the proof may fail.

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.curvature.hessian import HessianProducts
+from atoll.curvature.products import HessianProducts
 from atoll.curvature.risk import EmpiricalRisk, flatten
 from atoll.data.decode import read_npz
 from atoll.errors import AtollError, DataError, InputError

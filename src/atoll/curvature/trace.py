@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.curvature.check import Check, check_linearity
 from atoll.curvature.ggn import exact_gauss_newton, ggn_trace_samples
-from atoll.curvature.hessian import HessianProducts, hessian
+from atoll.curvature.products import HessianProducts, hessian
 from atoll.curvature.risk import EmpiricalRisk, shared
 from atoll.data.base import in_order
 from atoll.distributed import all_sum, rank, world_size
