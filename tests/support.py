@@ -77,7 +77,8 @@ METHODS = {
     "s2o": S2O,
     "s2o-text": lambda: S2O(reading="text"),
     "rat": RAT,
-    "rat-exact": lambda: RAT(terms="exact"),
+    "rat-paper": lambda: RAT(reading="paper"),
+    "rat-exact": lambda: RAT(terms="exact", reading="paper"),
     "measure-wci": lambda: MeasureWCI(points=12, gap=True),
     "wci-schedule": lambda: WCISchedule(threshold=0.5, start=0.3, points=12),
 }

@@ -248,7 +248,7 @@ def test_awp_moves_each_matrix_by_gamma_times_its_norm_along_the_gradient(loss):
         assert float(F.cosine_similarity(moved.flatten(), parameter.grad.flatten(), dim=0)) > 0.999
 
 
-@pytest.mark.parametrize("method", [AWP(gamma=0.1), AWPT(gamma=0.1), SAM(rho=0.1), RAT(sigma=0.1)])
+@pytest.mark.parametrize("method", [AWP(gamma=0.1), AWPT(gamma=0.1), SAM(rho=0.1), RAT(sigma=0.1, reading="paper")])
 def test_the_step_starts_from_exactly_the_weights_as_they_were(method):
     """theta - lr * gradient at the perturbed point, to the bit."""
     trainer, watch = tiny_trainer("trades", optimizer=lambda p: torch.optim.SGD(p, lr=0.1)), Watch()
@@ -351,7 +351,7 @@ def test_swa_is_evaluated_saved_and_loaded_beside_the_raw_weights(tmp_path):
 # --- S2O ------------------------------------------------------------------------------------------------------------
 
 
-def naive_targets(scores):
+def naive_targets(scores, share):
     """Row by row, without any vector operation."""
     classes = len(scores)
     result = torch.zeros_like(scores)
@@ -359,22 +359,24 @@ def naive_targets(scores):
         others = [float(scores[i, j]) for j in range(classes) if j != i]
         for j in range(classes):
             if j == i:
-                result[i, j] = 2 / classes
+                result[i, j] = share
             elif sum(others) == 0:
-                result[i, j] = (1 - 2 / classes) / (classes - 1)
+                result[i, j] = (1 - share) / (classes - 1)
             else:
-                result[i, j] = (1 - 2 / classes) * float(scores[i, j]) / sum(others)
+                result[i, j] = (1 - share) * float(scores[i, j]) / sum(others)
     return result
 
 
-def test_s2o_targets_row_by_row():
-    g = torch.randn(7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+@pytest.mark.parametrize(("classes", "share"), [(5, 0.4), (10, 0.2), (40, 0.2)])
+def test_s2o_targets_row_by_row(classes, share):
+    g = torch.randn(7, classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     a = sum(row[:, None] * row for row in g)
     m = -a.abs()
     m = m - m.min(1, keepdim=True).values
     m.fill_diagonal_(0)
-    torch.testing.assert_close(second_order_targets(g), naive_targets(m))
-    torch.testing.assert_close(second_order_targets(g).sum(1), torch.ones(5, dtype=torch.float64))
+    mine = second_order_targets(g, share)
+    torch.testing.assert_close(mine, naive_targets(m, share))
+    torch.testing.assert_close(mine.sum(1), torch.ones(classes, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("loss", ["at", "trades"])
@@ -386,7 +388,7 @@ def test_s2o_replaces_a_share_of_the_cross_entropy(loss):
     assert float(step.terms["ce"]) == pytest.approx(0.7 * float(values["ce"].detach().mean()), rel=1e-5)
     both = []
     for g in (step.out.logits, step.out.adv_logits):
-        target = second_order_targets(g)[step.y]
+        target = second_order_targets(g, 0.2)[step.y]
         both.append(F.kl_div(g.log_softmax(1), target, reduction="batchmean"))
     assert float(step.terms["s2o"]) == pytest.approx(0.3 * float(sum(both).detach() / 2), rel=1e-5)
 
@@ -394,7 +396,7 @@ def test_s2o_replaces_a_share_of_the_cross_entropy(loss):
 def test_s2o_as_written_is_the_norm_of_the_correlation():
     g = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     columns = g / g.norm(dim=0)
-    assert float(correlation(g)) == pytest.approx(float((columns.T @ columns).norm()))
+    assert float(correlation(g, g, 1)) == pytest.approx(float((columns.T @ columns).norm()))
 
 
 # --- RAT ------------------------------------------------------------------------------------------------------------
@@ -411,9 +413,42 @@ def test_rat_targets_row_by_row():
     values = torch.tensor([0.3, -0.2, 0.9, 0.1], dtype=torch.float64)
     shifted = values - values.min()
     normal = shifted / shifted.sum()
-    torch.testing.assert_close(rat_targets(values), naive_targets(normal.expand(4, 4)))
-    assert rat_targets(torch.zeros(4)).isfinite().all()  # the guard for 0/0
-    assert rat_targets(torch.zeros(2)).equal(torch.eye(2))
+    for share in (0.5, 0.2):
+        torch.testing.assert_close(rat_targets(values, share), naive_targets(normal.expand(4, 4), share))
+    assert rat_targets(torch.zeros(4), 0.5).isfinite().all()  # the guard for 0/0
+    assert rat_targets(torch.zeros(2), 1.0).equal(torch.eye(2))
+
+
+@pytest.mark.parametrize("share", [None, 0.2])
+@pytest.mark.parametrize("reading", ["code", "paper"])
+@pytest.mark.parametrize("methods", [(), (AWP(gamma=0.1),)], ids=["alone", "awp"])
+def test_rat_surrogate_by_hand(reading, share, methods):
+    """Both terms from the gradient of the cross-entropy by autograd, class by class, at the weights of the step."""
+    trainer, watch = tiny_trainer("trades", double=True), Watch()
+    trainer.methods = (RAT(reading=reading, share=share, eta=0.4, second=0.3), *methods, watch)
+    step = trainer.train_step(first_batch(trainer))
+    model = tiny_trainer("trades", double=True).model
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), watch.seen, strict=True):
+            parameter.copy_(value)
+    sums, logits = [], []
+    for inputs in (step.x, step.x_adv):
+        g = model(inputs)
+        (gradient,) = torch.autograd.grad(F.cross_entropy(g, step.y), model.head.weight)
+        sums.append(gradient.sum(1))
+        logits.append(g.detach())
+    (clean, adversarial), (g, g_adv) = sums, logits
+
+    def kl(scores, g):
+        targets = naive_targets((scores - scores.min()).expand(3, 3), 2 / 3 if share is None else share)[step.y]
+        return F.kl_div(g.log_softmax(1), targets, reduction="batchmean")
+
+    one, two = clean.abs() - adversarial.abs(), clean**2 - adversarial**2
+    first = 0.5 * (kl(one, g_adv) + kl(-one, g))
+    second = 0.5 * (kl(-two if reading == "code" else two, g_adv) + kl(-two, g))
+    torch.testing.assert_close(step.terms["first"], 0.4 * first)
+    torch.testing.assert_close(step.terms["second"], 0.4 * 0.3 * second)
+    torch.testing.assert_close(step.terms["ce"], 0.6 * F.cross_entropy(g, step.y))
 
 
 def test_taylor_terms_against_dense_jacobian_and_hessian():
@@ -478,7 +513,11 @@ def test_exact_terms_are_unbiased():
     assert ((samples.mean(0) - torch.tensor(truth)).abs() < 4 * error).all()
 
 
-def test_rat_attacks_noisy_weights_and_trains_clean_ones():
+@pytest.mark.parametrize(
+    ("method", "sigma"),
+    [(RAT(), 1e-4), (RAT(reading="paper"), 0.01), (RAT(sigma=0.05), 0.05), (RAT(reading="paper", sigma=0.2), 0.2)],
+)
+def test_rat_attacks_noisy_weights_and_trains_clean_ones(method, sigma):
     seen = {}
 
     class Spy(Method):
@@ -487,15 +526,39 @@ def test_rat_attacks_noisy_weights_and_trains_clean_ones():
             seen["attack"] = [p.detach().clone() for p in trainer.model.parameters()]
             yield
 
-    trainer, watch = tiny_trainer("trades"), Watch()
-    before = [p.detach().clone() for p in trainer.model.parameters()]
-    trainer.methods = (RAT(sigma=0.05), Spy(), watch)
-    trainer.train_step(first_batch(trainer))
-    noise = [a - b for a, b in zip(seen["attack"], before, strict=True)]
-    flat = torch.cat([n.flatten() for n, b in zip(noise, before, strict=True) if b.dim() > 1])
-    assert float(flat.std()) == pytest.approx(0.05, rel=0.15)
-    assert all(n.abs().max() == 0 for n, b in zip(noise, before, strict=True) if b.dim() == 1)
-    assert all(torch.equal(a, b) for a, b in zip(watch.seen, before, strict=True))
+    noises = []
+    for seed in range(5):
+        trainer, watch = tiny_trainer("trades", double=True), Watch()
+        trainer.seed = seed
+        before = [p.detach().clone() for p in trainer.model.parameters()]
+        trainer.methods = (method, Spy(), watch)
+        trainer.train_step(first_batch(trainer))
+        assert all(torch.equal(a, b) for a, b in zip(watch.seen, before, strict=True))
+        moved = [p.dim() > 1 if method.reading == "paper" else p.dim() == 4 for p in before]
+        noise = [a - b for a, b in zip(seen["attack"], before, strict=True)]
+        assert [bool(n.abs().max() > 0) for n in noise] == moved
+        noises.append(torch.cat([n.flatten() for n, m in zip(noise, moved, strict=True) if m]) / sigma)
+    noise = torch.cat(noises)
+    margin = 6 / len(noise) ** 0.5  # six standard errors
+    assert abs(float(noise.mean())) < margin
+    assert abs(float(noise.square().mean()) - 1) < margin * 2**0.5
+    assert not torch.equal(noises[0], noises[1])
+
+
+@pytest.mark.parametrize(("reading", "noisy"), [("code", False), ("paper", True)])
+@pytest.mark.parametrize("awp", [AWP(), AWPT()])
+def test_rat_as_in_the_code_has_no_noise_with_awp(reading, noisy, awp):
+    class Spy(Method):
+        @contextmanager
+        def around_attack(self, trainer, step):
+            self.seen = weights(trainer.model)
+            yield
+
+    for methods in ([RAT(reading=reading), awp], [awp, RAT(reading=reading)]):
+        trainer, spy = tiny_trainer("trades"), Spy()
+        trainer.methods, before = (*methods, spy), weights(trainer.model)
+        trainer.train_step(first_batch(trainer))
+        assert any(not torch.equal(before[name], value) for name, value in spy.seen.items()) == noisy
 
 
 def test_rat_terms_carry_their_coefficients():
@@ -568,6 +631,9 @@ def test_every_method_trains_with_every_robust_loss(loss, method):
         lambda: GaussianNoise(sigma=0),
         lambda: S2O(weight=2),
         lambda: RAT(eta=2),
+        lambda: RAT(share=2),
+        lambda: RAT(second=-1),
+        lambda: S2O(share=-0.1),
         lambda: RAT(terms="exact", sigma=0),
     ],
 )

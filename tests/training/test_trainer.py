@@ -64,6 +64,38 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(loss):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("loss", ["at", "trades"])
+@pytest.mark.parametrize("method", METHODS)
+def test_accumulated_gradients_with_every_method(loss, method):
+    """Also where a method looks at statistics of the batch; in float64, so that only the definition can differ."""
+    gradients = []
+    for accumulate in (1, 2, 4):
+        trainer = tiny_trainer(loss, methods=[method], double=True, accumulate=accumulate)
+        for m in trainer.methods:
+            m.setup(trainer)
+        step = trainer.train_step(first_batch(trainer))
+        gradients.append([p.grad for p in trainer.model.parameters()] + list(step.terms.values()))
+    for parts in gradients[1:]:
+        for a, b in zip(gradients[0], parts, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_the_pass_for_statistics_changes_nothing_and_repeats_dropout():
+    class Compare(Method):
+        uses_batch = True
+
+        def on_loss(self, trainer, step):
+            rows = (step.index[:, None] == step.whole.index).nonzero()[:, 1]
+            torch.testing.assert_close(step.whole.out.adv_logits[rows], step.out.adv_logits)
+            assert not step.whole.out.adv_logits.requires_grad
+
+    trainer = tiny_trainer("at", accumulate=2, batch_norm=True)
+    trainer.model.body.append(nn.Dropout(0.5))
+    trainer.methods = (Compare(),)
+    trainer.train_step(first_batch(trainer))
+    assert {m.num_batches_tracked.item() for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d)} == {2}
+
+
 class KilledError(Exception):
     pass
 

@@ -19,11 +19,19 @@ from atoll.attacks.base import AttackFactory, training_attack
 from atoll.attacks.pgd import PGD
 from atoll.certify.power import LipschitzEstimator
 from atoll.data.base import Batch, Data, Split, batches, shuffled
-from atoll.distributed import default_device, lost_worker_stops_the_run, rank, synchronize_batch_norm, world_size
+from atoll.distributed import (
+    all_sum,
+    default_device,
+    lost_worker_stops_the_run,
+    rank,
+    synchronize_batch_norm,
+    world_size,
+)
 from atoll.errors import CheckpointError, InputError, TrainingError, check_range
 from atoll.files import write_json
-from atoll.losses.base import Loss
+from atoll.losses.base import Loss, Outputs
 from atoll.models.base import Classifier
+from atoll.modules import preserve_buffers
 from atoll.rng import key
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
@@ -231,6 +239,8 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         parts = self.parts(step)
+        if len(parts) > 1 and not plain and any(method.uses_batch for method in self.methods):
+            step.out = self._outputs(parts)
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             sync = self.passes.no_sync() if isinstance(self.passes, DistributedDataParallel) and not last else None
@@ -303,7 +313,15 @@ class Trainer:
         rows = [slice(start, start + size) for start in range(0, len(step.y), size)]
         fields = {"x": step.x, "y": step.y, "index": step.index, "x_adv": step.x_adv}
         tensors: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        return [replace(step, **{name: value[r] for name, value in tensors.items()}) for r in rows]
+        return [replace(step, whole=step, **{name: value[r] for name, value in tensors.items()}) for r in rows]
+
+    @torch.no_grad()
+    def _outputs(self, parts: Sequence[Step]) -> Outputs:
+        """What the parts of a step will compute, without gradients; nothing changes, and dropout repeats itself."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        passes = ForwardPasses(self.model)
+        with torch.random.fork_rng(devices), preserve_buffers(self.model), self._autocast():
+            return cat_outputs([passes(part.x if self.uses_clean else None, part.x_adv) for part in parts])
 
     def _autocast(self) -> torch.autocast:
         dtype = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.settings.precision]
