@@ -245,6 +245,74 @@ def test_a_nan_in_one_term_names_it():
     assert_identical(weights(trainer.model), before)
 
 
+class PoisonGradient(Method):
+    """At one step, a term that is finite with a gradient that is not; records all that must not move."""
+
+    def __init__(self, step):
+        self.step, self.before = step, None
+
+    def on_loss(self, trainer, step):
+        ce = step.terms["ce"]
+        step.terms["poison"] = (ce - ce.detach()) if step.number != self.step else (ce - ce.detach()).sqrt()
+
+    def before_step(self, trainer, step):
+        if step.number == self.step:
+            self.before = all_state(trainer)
+
+
+def all_state(trainer):
+    states = [(p, trainer.optimizer.state.get(p, {})) for p in trainer.model.parameters()]
+    state = {f"{n}.{k}": v.clone() for n, (_, s) in enumerate(states) for k, v in s.items() if torch.is_tensor(v)}
+    averages = {f"{n}.{k}": v.clone() for n, a in trainer.averages.items() for k, v in a.items()}
+    return weights(trainer.model) | state | averages
+
+
+POISONED = [(name, (), {}) for name in OPTIMIZERS] + [
+    ("sgd", tuple(METHODS), {}),
+    ("sgd", ("lookahead", "swa", "awp"), {"clip_norm": 1.0}),
+    ("adamw", ("swa", "sam"), {"accumulate": 2}),
+]
+
+
+@pytest.mark.parametrize("at", [0, 6])
+@pytest.mark.parametrize(("optimizer", "methods", "settings"), POISONED)
+def test_a_gradient_that_is_not_finite_moves_nothing(tmp_path, optimizer, methods, settings, at):
+    arguments = {"methods": methods, "optimizer": OPTIMIZERS[optimizer], "batch_norm": True, "checkpoint_minutes": 0}
+    trainer = tiny_trainer("trades", folder=tmp_path, epochs=2, **arguments, **settings)
+    trainer.methods += (poison := PoisonGradient(at),)
+    with pytest.raises(TrainingError, match=rf"diverged at step {at} .* the gradient of body.0.weight is not finite"):
+        trainer.fit()
+    assert_identical(all_state(trainer), poison.before)
+    newest, faults = trainer.checkpoints.newest()
+    assert not faults
+    assert newest.about["step"] == at
+    tensors = [*newest.model.values(), *(v for a in trainer.averages for v in newest.weights(a).values())]
+    assert all(tensor.isfinite().all() for tensor in tensors)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_number_of_one_gradient_is_enough(value):
+    class Set(Method):
+        def before_step(self, trainer, step):
+            trainer.model.head.weight.grad[1, 2] = value
+
+    trainer = tiny_trainer(clip_norm=1.0)
+    trainer.methods, before = (Set(),), weights(trainer.model)
+    with pytest.raises(TrainingError, match=r"the gradient of head\.weight is not finite"):
+        trainer.train_step(first_batch(trainer))
+    assert_identical(weights(trainer.model), before)
+    value = 3e38  # large is not infinite
+    trainer.train_step(first_batch(trainer))
+
+
+def test_statistics_that_are_not_finite_are_not_saved(tmp_path):
+    trainer = tiny_trainer(folder=tmp_path, batch_norm=True)
+    norm = next(m for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d))
+    norm.running_var.fill_(math.inf)
+    with pytest.raises(TrainingError, match=r"the statistic body\.\d+\.running_var is not finite"):
+        trainer._save()
+
+
 def test_a_request_to_stop_saves_first(tmp_path):
     class Ask(Observer):
         def progress(self, trainer):
