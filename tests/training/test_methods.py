@@ -1,6 +1,8 @@
 """Every method against its definition, computed another way."""
 
+import random
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from atoll.derivatives import elementary_operations
 from atoll.errors import InputError
 from atoll.losses import ALP, AT, MART, TRADES, Outputs, Standard, Term, WeightedKL
 from atoll.losses.base import Loss
@@ -209,6 +212,95 @@ def test_trh_refuses_what_it_cannot_do():
         TrH(layers="full").setup(tiny_trainer(batch_norm=True))
     with pytest.raises(InputError, match="lambda_"):
         TrH(lambda_=-1)
+
+
+class Standardized(nn.Linear):
+    def forward(self, x):
+        rows = self.weight[None]
+        return F.linear(x, F.batch_norm(rows, None, None, training=True)[0], self.bias)
+
+
+def full_trace_net(*layers):
+    return nn.Sequential(nn.Linear(4, 6), *layers, nn.Linear(6, 3)).double()
+
+
+def twice():
+    return nn.Sequential(layer := nn.Linear(4, 4), nn.ReLU(), layer, nn.Linear(4, 3)).double()
+
+
+# Nets that full TrH is exact for, and nets that it refuses.
+LINEAR_NETS = {
+    "relu": lambda: full_trace_net(nn.ReLU()),
+    "leaky": lambda: full_trace_net(nn.LeakyReLU(0.3), nn.Linear(6, 6), nn.Hardtanh()),
+    "layer norm of the input": lambda: nn.Sequential(nn.LayerNorm(4), full_trace_net(nn.ReLU())).double(),
+    "RMS norm of the input": lambda: nn.Sequential(nn.RMSNorm(4), full_trace_net(nn.ReLU())).double(),
+    "max": lambda: full_trace_net(nn.Unflatten(1, (1, 6)), nn.MaxPool1d(3, 1, 1), nn.Flatten()),
+}
+REFUSED = {
+    "gelu": (lambda: full_trace_net(nn.GELU()), r"piecewise linear in 0\.weight, but gelu"),
+    "tanh": (lambda: full_trace_net(nn.Tanh()), r"piecewise linear in 0\.weight, but tanh"),
+    "tied": (twice, r"piecewise linear in 0\.weight, but linear: 0\.weight is in more than one factor"),
+    "RMS norm": (lambda: full_trace_net(nn.RMSNorm(6)), r"piecewise linear in 0\.weight, but rms_norm"),
+    "layer norm": (lambda: full_trace_net(nn.LayerNorm(6)), r"in 0\.weight, but native_layer_norm"),
+    "instance norm": (
+        lambda: full_trace_net(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2), nn.Flatten()),
+        r"piecewise linear in 0\.weight, but",
+    ),
+    "group norm": (lambda: full_trace_net(nn.GroupNorm(2, 6)), r"in 0\.weight, but native_group_norm"),
+    "standardized": (lambda: nn.Sequential(Standardized(4, 6), nn.Linear(6, 3)).double(), r"in 0\.weight, but"),
+    "running statistics": (
+        lambda: full_trace_net(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten()),
+        "the model has InstanceNorm1d",
+    ),
+    "PReLU": (lambda: full_trace_net(nn.PReLU()), "gradients of single examples"),
+    "dropout": (lambda: full_trace_net(nn.Dropout(0.1)), "the model has Dropout"),
+}
+
+
+def full_trace_case(build, shape=(4,)):
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model, x = build(), torch.randn(3, *shape, dtype=torch.float64)
+        trainer = tiny_trainer(double=True)
+        trainer.model, trainer.data = model, SimpleNamespace(shape=shape)
+        return trainer, model, x, x + 0.5 * torch.randn_like(x), torch.tensor([0, 2, 1])
+
+
+@pytest.mark.parametrize("name", LINEAR_NETS)
+def test_full_trace_of_nets_that_are_accepted(name):
+    trainer, model, x, x_adv, y = full_trace_case(LINEAR_NETS[name])
+    TrH(layers="full").setup(trainer)
+    for stop in (False, True):
+        mine = full_trace(model, TRADES().with_clean_stopped(stop), x, x_adv, y)
+        names = {n for n, _ in model.named_parameters()}
+        values = naive_values(model, TRADES(), x, x_adv, y, stop)
+        truth = torch.stack([dense_trace(model, value, names) for value in values])
+        torch.testing.assert_close(mine, truth, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_full_trace_is_refused_where_it_would_be_wrong(name):
+    build, sentence = REFUSED[name]
+    trainer, model, x, x_adv, y = full_trace_case(build)
+    with pytest.raises(InputError, match=sentence):
+        TrH(layers="full").setup(trainer)
+    if name in ("dropout", "running statistics", "PReLU"):
+        return
+    with elementary_operations():
+        value = naive_values(model, TRADES(), x, x_adv, y, stop=True).sum()
+        truth = dense_trace(model, value, {n for n, _ in model.named_parameters()})
+    mine = full_trace(model, TRADES().with_clean_stopped(True), x, x_adv, y).sum()
+    assert abs(float(mine - truth)) > 1e-3 * abs(float(truth))  # the refusal is not for nothing
+
+
+def test_full_trace_refuses_a_model_that_cannot_be_captured():
+    class Branches(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > 0 else -super().forward(x)
+
+    trainer, *_ = full_trace_case(lambda: Branches(4, 3).double())
+    with pytest.raises(InputError, match="TrH: with layers=full, the model must be captured to check it, but"):
+        TrH(layers="full").setup(trainer)
 
 
 # --- perturbed weights ----------------------------------------------------------------------------------------------
@@ -476,6 +568,64 @@ def test_taylor_terms_against_dense_jacobian_and_hessian():
     first, second = taylor_terms(model, x, tangents, 2)
     torch.testing.assert_close(first, jacobian @ u)
     torch.testing.assert_close(second, torch.einsum("bkij,i,j->bk", hessian, u, u))
+
+
+class Attend(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, x):
+        return x + self.attention(x, x, x, need_weights=False)[0]
+
+
+def random_net(seed):
+    """A random chain of blocks on 4 x 6 numbers, and a head; one linear layer may occur several times."""
+    draw = random.Random(seed)
+    shared = nn.Linear(6, 6)
+    blocks = [
+        lambda: nn.Linear(6, 6), lambda: shared, Attend, lambda: nn.LayerNorm(6), lambda: nn.LayerNorm((4, 6)),
+        lambda: nn.RMSNorm(6), lambda: nn.GroupNorm(2, 4), lambda: nn.InstanceNorm1d(4, affine=True),
+        lambda: nn.BatchNorm1d(4), nn.GELU, nn.Tanh, nn.ReLU, nn.SiLU,
+        lambda: nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+    ]  # fmt: skip
+    chosen = [draw.choice(blocks)() for _ in range(5)]
+    return nn.Sequential(shared, *chosen, nn.Tanh(), shared, nn.Flatten(), nn.Linear(24, 3)).double().eval()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_taylor_terms_of_any_net(seed):
+    """Values against differences of logits, gradients against differences of values, along random directions."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model, x = random_net(seed), torch.randn(2, 4, 6, dtype=torch.float64)
+        own = {n: p.detach().clone() for n, p in model.named_parameters()}
+        u, v = ({n: torch.randn_like(p) for n, p in own.items()} for _ in range(2))
+        weight = torch.randn(2, 2, 3, dtype=torch.float64)
+
+    def moved(function, step, direction):
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(own[name] + step * direction[name])
+        value = function().detach()
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(own[name])
+        return value
+
+    def total():
+        return (torch.stack(taylor_terms(model, x, u, 2)) * weight).sum()
+
+    first, second = taylor_terms(model, x, u, 2)
+    up, here, down = (moved(lambda: model(x), h, u) for h in (1e-4, 0.0, -1e-4))
+    torch.testing.assert_close(first, (up - down) / 2e-4, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(second, (up - 2 * here + down) / 1e-8, rtol=1e-4, atol=1e-4 * float(second.abs().max()))
+    torch.testing.assert_close(taylor_terms(model, x, u, 1)[0], first)
+    gradients = torch.autograd.grad(total(), list(model.parameters()), allow_unused=True)
+    names = [n for n, _ in model.named_parameters()]
+    slope = sum((g * v[n]).sum() for n, g in zip(names, gradients, strict=True) if g is not None)
+    truth = (moved(total, 1e-5, v) - moved(total, -1e-5, v)) / 2e-5
+    assert float(slope) == pytest.approx(float(truth), rel=1e-4, abs=1e-5)
+    assert all(torch.equal(p, own[n]) for n, p in model.named_parameters())
 
 
 def test_exact_terms_are_unbiased():

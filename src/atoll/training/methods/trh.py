@@ -114,8 +114,49 @@ def _check_linear(model: nn.Module, shape: tuple[int, ...]) -> None:
         reasons = nonlinear_parameters(model, shape)
     except CaptureError as error:
         raise InputError(f"TrH: with layers=full, the model must be captured to check it, but {error}") from error
-    for parameter, reason in reasons.items():
-        raise InputError(f"TrH: with layers=full, the logits must be piecewise linear in {parameter}, but {reason}")
+    for name in _trained(model):
+        if name in reasons:
+            raise InputError(
+                f"TrH: with layers=full, the logits must be piecewise linear in {name}, but {reasons[name]}"
+            )
+    _check_jacobians(
+        model, torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(next(model.parameters()))
+    )
+
+
+def _check_jacobians(model: nn.Module, x: Tensor) -> None:
+    """Refuse a net whose per-example gradients PyTorch gets wrong (``vmap`` of PReLU in 2.13)."""
+    try:
+        _, jacobians = _logits_and_jacobians(model, x)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"TrH: with layers=full, PyTorch has no gradients of single examples here: {reason}"
+        ) from error
+    parameters = _trained(model)
+    for row in range(len(x)):
+        total = call_with(model, {}, x[row : row + 1]).sum()
+        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        for name, gradient in zip(parameters, gradients, strict=True):
+            mine = jacobians[name][row].sum(0)
+            truth = torch.zeros_like(mine) if gradient is None else gradient
+            if (mine - truth).norm() > 1e-3 * (1 + truth.norm()):
+                raise InputError(f"TrH: with layers=full, PyTorch's gradients of single examples are wrong in {name}")
+
+
+def _logits_and_jacobians(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits, and their derivatives with respect to each parameter, ``(batch, classes, *shape of the parameter)``."""
+
+    def logits(weights: dict[str, Tensor], point: Tensor) -> Tensor:
+        return call_with(model, weights, point[None])[0]
+
+    with elementary_operations():
+        jacobian = torch.func.vmap(torch.func.jacrev(logits), in_dims=(None, 0))
+        return call_with(model, {}, x), jacobian(_trained(model), x)
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def top_trace(curvature: LogitCurvature, out: Outputs, *, bias: bool = False) -> Tensor:
@@ -146,16 +187,10 @@ def full_trace(model: nn.Module, loss: Loss, x: Tensor, x_adv: Tensor | None, y:
     >>> torch.allclose(trace, (3.0**2 + 1) * (p - p**2).sum(1))
     True
     """
-    parameters: dict[str, Tensor] = dict(model.named_parameters())
-
-    def logits(weights: dict[str, Tensor], point: Tensor) -> Tensor:
-        return call_with(model, weights, point[None])[0]
-
     inputs = {"clean": x if loss.uses_clean else None, "adversarial": x_adv}
-    with elementary_operations():
-        g = {name: call_with(model, {}, points) for name, points in inputs.items() if points is not None}
-        jacobian = torch.func.vmap(torch.func.jacrev(logits), in_dims=(None, 0))
-        jacobians = {name: jacobian(parameters, points) for name, points in inputs.items() if points is not None}
+    passes = {name: _logits_and_jacobians(model, points) for name, points in inputs.items() if points is not None}
+    g = {name: logits for name, (logits, _) in passes.items()}
+    jacobians = {name: jacobian for name, (_, jacobian) in passes.items()}
     blocks = logit_hessian(loss, Outputs(logits=g.get("clean"), adv_logits=g.get("adversarial")), y)
     total = torch.zeros(())
     for block, left, right, factor in (
@@ -164,7 +199,9 @@ def full_trace(model: nn.Module, loss: Loss, x: Tensor, x_adv: Tensor | None, y:
         ("adversarial", "adversarial", "adversarial", 1),
     ):
         if block in blocks:
-            pairs = ((jacobians[left][n].flatten(2), jacobians[right][n].flatten(2)) for n in parameters)
-            products = sum((torch.einsum("bkp,blp->bkl", *pair) for pair in pairs), torch.zeros(()))
+            pairs = zip(jacobians[left].values(), jacobians[right].values(), strict=True)
+            products = sum(
+                (torch.einsum("bkp,blp->bkl", a.flatten(2), b.flatten(2)) for a, b in pairs), torch.zeros(())
+            )
             total = total + factor * (blocks[block] * products).sum((1, 2))
     return total
