@@ -52,7 +52,8 @@ class TrainerSettings:
     Args:
         epochs: passes over the training set.
         batch_size: of the whole step, over all processes and accumulated parts.
-        accumulate: parts into which each process cuts its batch, to bound memory; gradients are the same.
+        accumulate: parts into which each process cuts its batch, to bound memory; gradients are the same, except that
+            batch norm sees the parts.
         clip_norm: largest norm of the gradient, None for no clipping.
         precision: ``float32``; on GPUs also ``bf16`` or ``fp16`` (mixed, with loss scaling).
         workers: processes that decode images, for data that do not live in memory.
