@@ -77,7 +77,7 @@ def naive_values(model, loss, x, x_adv, y, stop):
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 10**6), classes=st.integers(2, 5))
 def test_top_trace_is_that_of_the_dense_hessian(name, stop, bias, seed, classes):
     """The switch of the trace decides, whatever the switch of the loss is."""
@@ -97,7 +97,7 @@ def test_top_trace_is_that_of_the_dense_hessian(name, stop, bias, seed, classes)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_full_trace_is_that_of_the_dense_hessian(name, stop):
     loss = VARIANTS[name]
-    model, x, x_adv, y = small(3, hidden=(4, 3))
+    model, x, x_adv, y = small(3, inputs=2, hidden=(3, 2))
     mine = full_trace(model, loss.with_clean_stopped(stop), x, x_adv if loss.objective else None, y)
     names = {n for n, _ in model.named_parameters()}
     truth = torch.stack([dense_trace(model, value, names) for value in naive_values(model, loss, x, x_adv, y, stop)])
@@ -649,7 +649,7 @@ def test_exact_terms_are_unbiased():
         float(jacobian.square().sum()),
         float(sum(2 * h.square().sum() + h.trace() ** 2 for h in hessians)),
     ]
-    draw, sigma, count = torch.Generator().manual_seed(0), 0.01, 4000
+    draw, sigma, count = torch.Generator().manual_seed(0), 0.01, 1500
     samples = torch.zeros(count, 2, dtype=torch.float64)
     for i in range(count):
         u = sigma * torch.randn(len(flat), generator=draw, dtype=torch.float64)
