@@ -77,7 +77,8 @@ METHODS = {
     "s2o": S2O,
     "s2o-text": lambda: S2O(reading="text"),
     "rat": RAT,
-    "rat-exact": lambda: RAT(terms="exact"),
+    "rat-paper": lambda: RAT(reading="paper"),
+    "rat-exact": lambda: RAT(terms="exact", reading="paper"),
     "measure-wci": lambda: MeasureWCI(points=12, gap=True),
     "wci-schedule": lambda: WCISchedule(threshold=0.5, start=0.3, points=12),
 }
@@ -188,10 +189,15 @@ def script_environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The losses of the papers, written down once more without any care for numerics or gradients."""
+def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor, stop: bool = False) -> torch.Tensor:
+    """The losses of the papers, written down once more without any care for numerics or gradients.
+
+    With ``stop`` the clean prediction is constant where it is compared with the adversarial one.
+    """
     p, q = g.softmax(1), g_adv.softmax(1)
     p_y, q_y = p.gather(1, y[:, None])[:, 0], q.gather(1, y[:, None])[:, 0]
+    if stop:
+        p = p.detach()
     kl = (p * (p / q).log()).sum(1)
     others = torch.stack([torch.cat([row[:label], row[label + 1 :]]).max() for row, label in zip(q, y, strict=True)])
     weight = [weight for weight, _ in loss.terms.values()][-1]
@@ -200,7 +206,7 @@ def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor
         "AT": -q_y.log(),
         "TRADES": -p_y.log() + weight * kl,
         "ALP": -q_y.log() + weight * ((p - q) ** 2).sum(1),
-        "MART": -q_y.log() - (1 - others).log() + weight * (1 - p_y) * kl,
+        "MART": -q_y.log() - (1 - others).log() + weight * (1 - p.gather(1, y[:, None])[:, 0]) * kl,
     }[type(loss).__name__]
 
 

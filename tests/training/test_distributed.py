@@ -62,6 +62,10 @@ def test_two_processes_train_to_the_same_weights(results):
             )
 
 
+def test_all_processes_end_the_run_if_one_diverges(results):
+    assert [int(result["stopped"]) for result in results] == [1, 1]
+
+
 def test_an_evaluation_that_is_shared_out_gives_the_same_counts(results):
     one, two = results
     assert {"evaluated/clean", "evaluated/robust"} <= one.keys()

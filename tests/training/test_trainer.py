@@ -64,6 +64,38 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(loss):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("loss", ["at", "trades"])
+@pytest.mark.parametrize("method", METHODS)
+def test_accumulated_gradients_with_every_method(loss, method):
+    """Also where a method looks at statistics of the batch; in float64, so that only the definition can differ."""
+    gradients = []
+    for accumulate in (1, 2, 4):
+        trainer = tiny_trainer(loss, methods=[method], double=True, accumulate=accumulate)
+        for m in trainer.methods:
+            m.setup(trainer)
+        step = trainer.train_step(first_batch(trainer))
+        gradients.append([p.grad for p in trainer.model.parameters()] + list(step.terms.values()))
+    for parts in gradients[1:]:
+        for a, b in zip(gradients[0], parts, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_the_pass_for_statistics_changes_nothing_and_repeats_dropout():
+    class Compare(Method):
+        uses_batch = True
+
+        def on_loss(self, trainer, step):
+            rows = (step.index[:, None] == step.whole.index).nonzero()[:, 1]
+            torch.testing.assert_close(step.whole.out.adv_logits[rows], step.out.adv_logits)
+            assert not step.whole.out.adv_logits.requires_grad
+
+    trainer = tiny_trainer("at", accumulate=2, batch_norm=True)
+    trainer.model.body.append(nn.Dropout(0.5))
+    trainer.methods = (Compare(),)
+    trainer.train_step(first_batch(trainer))
+    assert {m.num_batches_tracked.item() for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d)} == {2}
+
+
 class KilledError(Exception):
     pass
 
@@ -211,6 +243,74 @@ def test_a_nan_in_one_term_names_it():
     with pytest.raises(TrainingError, match="the loss term poison is nan"):
         trainer.train_step(first_batch(trainer))
     assert_identical(weights(trainer.model), before)
+
+
+class PoisonGradient(Method):
+    """At one step, a term that is finite with a gradient that is not; records all that must not move."""
+
+    def __init__(self, step):
+        self.step, self.before = step, None
+
+    def on_loss(self, trainer, step):
+        ce = step.terms["ce"]
+        step.terms["poison"] = (ce - ce.detach()) if step.number != self.step else (ce - ce.detach()).sqrt()
+
+    def before_step(self, trainer, step):
+        if step.number == self.step:
+            self.before = all_state(trainer)
+
+
+def all_state(trainer):
+    states = [(p, trainer.optimizer.state.get(p, {})) for p in trainer.model.parameters()]
+    state = {f"{n}.{k}": v.clone() for n, (_, s) in enumerate(states) for k, v in s.items() if torch.is_tensor(v)}
+    averages = {f"{n}.{k}": v.clone() for n, a in trainer.averages.items() for k, v in a.items()}
+    return weights(trainer.model) | state | averages
+
+
+POISONED = [(name, (), {}) for name in OPTIMIZERS] + [
+    ("sgd", tuple(METHODS), {}),
+    ("sgd", ("lookahead", "swa", "awp"), {"clip_norm": 1.0}),
+    ("adamw", ("swa", "sam"), {"accumulate": 2}),
+]
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize(("optimizer", "methods", "settings"), POISONED)
+def test_a_gradient_that_is_not_finite_moves_nothing(tmp_path, optimizer, methods, settings, at):
+    arguments = {"methods": methods, "optimizer": OPTIMIZERS[optimizer], "batch_norm": True, "checkpoint_minutes": 0}
+    trainer = tiny_trainer("trades", folder=tmp_path, epochs=2, **arguments, **settings)
+    trainer.methods += (poison := PoisonGradient(at),)
+    with pytest.raises(TrainingError, match=rf"diverged at step {at} .* the gradient of body.0.weight is not finite"):
+        trainer.fit()
+    assert_identical(all_state(trainer), poison.before)
+    newest, faults = trainer.checkpoints.newest()
+    assert not faults
+    assert newest.about["step"] == at
+    tensors = [*newest.model.values(), *(v for a in trainer.averages for v in newest.weights(a).values())]
+    assert all(tensor.isfinite().all() for tensor in tensors)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_number_of_one_gradient_is_enough(value):
+    class Set(Method):
+        def before_step(self, trainer, step):
+            trainer.model.head.weight.grad[1, 2] = value
+
+    trainer = tiny_trainer(clip_norm=1.0)
+    trainer.methods, before = (Set(),), weights(trainer.model)
+    with pytest.raises(TrainingError, match=r"the gradient of head\.weight is not finite"):
+        trainer.train_step(first_batch(trainer))
+    assert_identical(weights(trainer.model), before)
+    value = 3e38  # large is not infinite
+    trainer.train_step(first_batch(trainer))
+
+
+def test_statistics_that_are_not_finite_are_not_saved(tmp_path):
+    trainer = tiny_trainer(folder=tmp_path, batch_norm=True)
+    norm = next(m for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d))
+    norm.running_var.fill_(math.inf)
+    with pytest.raises(TrainingError, match=r"the statistic body\.\d+\.running_var is not finite"):
+        trainer._save()
 
 
 def test_a_request_to_stop_saves_first(tmp_path):

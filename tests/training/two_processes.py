@@ -7,7 +7,9 @@ import torch
 from safetensors.torch import save_file
 
 from atoll.data import batches, in_order
-from atoll.distributed import process_group, rank, world_size
+from atoll.distributed import all_sum, process_group, rank, world_size
+from atoll.errors import TrainingError
+from atoll.training.methods import Method
 from support import CENTROID, CERTIFIED, LOSSES, METHODS, gloo_threads, tiny_trainer, weights
 
 
@@ -26,6 +28,24 @@ def trained(loss: str, methods: tuple[str, ...], batch_norm: bool) -> dict[str, 
     return weights(trainer.model)
 
 
+class PoisonOne(Method):
+    """A term that is infinite on one process, with finite gradients everywhere."""
+
+    def on_loss(self, trainer, step):
+        step.terms["poison"] = torch.full((len(step.y),), torch.inf if rank() == world_size() - 1 else 0.0)
+
+
+def stopped() -> torch.Tensor:
+    """How many processes end the run, and say why."""
+    trainer = tiny_trainer()
+    trainer.methods = (PoisonOne(),)
+    try:
+        trainer.train_step(next(batches(trainer.data.train, in_order(16, 16))))
+    except TrainingError as error:
+        return all_sum(torch.tensor(int("the loss term poison is" in str(error))))
+    return torch.tensor(0)
+
+
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     with process_group():
@@ -35,6 +55,7 @@ def main(out: Path) -> None:
                 results |= {f"gradient/{loss}/{batch_norm}/{k}": v for k, v in gradients(loss, batch_norm).items()}
         for method in METHODS:
             results |= {f"trained/{method}/{k}": v for k, v in trained("trades", (method,), True).items()}
+        results["stopped"] = stopped() // world_size()
         trainer = tiny_trainer()
         accuracy = trainer.validate(trainer.data.test, steps=3)
         results |= {f"evaluated/{name}": torch.tensor(a.correct) for name, a in accuracy.items()}

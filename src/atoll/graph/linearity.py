@@ -107,7 +107,7 @@ def nonlinear_parameters(module: nn.Module, shape: tuple[int, ...], dtype: torch
             linear[node] = frozenset()
             continue
         linear[node] = frozenset().union(*(linear[source] for source in node.all_input_nodes))
-        for name in linear[node] - reasons.keys():
+        for name in sorted(linear[node] - reasons.keys()):
             if reason := _reason(node, name, linear):
                 reasons[name] = reason
     return reasons

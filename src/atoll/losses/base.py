@@ -5,6 +5,7 @@ Notation, per example: logits g (clean) and g' (adversarial), p = softmax(g), q 
 
 from __future__ import annotations
 
+import copy
 import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -94,36 +95,90 @@ class Term(ABC):
         """Second derivatives in logit space; differentiable, so that they can be trained through."""
         return autograd_curvature(self, out, y)
 
+    def with_clean_stopped(self, stopped: bool) -> Term:
+        """This term with the clean prediction held constant, if it depends on both predictions, or not.
+
+        A term that holds it constant by itself (``detach`` in ``value``) does so in both cases.
+        """
+        return _Stopped(self) if stopped else self
+
+
+class _Stopped(Term):
+    """Another term; if it depends on both predictions, the clean one is constant."""
+
+    def __init__(self, term: Term) -> None:
+        self.term = term
+
+    def value(self, out: Outputs, y: Tensor) -> Tensor:
+        return self.term.value(self._stop(out, y), y)
+
+    def curvature(self, out: Outputs, y: Tensor) -> LogitCurvature:
+        stopped = self._stop(out, y)
+        curvature = self.term.curvature(stopped, y)
+        return curvature if stopped is out else LogitCurvature(adversarial=curvature.adversarial)
+
+    def _stop(self, out: Outputs, y: Tensor) -> Outputs:
+        if out.logits is None or out.adv_logits is None:
+            return out
+        leaves, detached = _leaves(replace(out, logits=out.g.detach(), adv_logits=out.g_adv.detach()))
+        with torch.enable_grad():
+            first = _grad(self.term.value(detached, y).sum(), list(leaves.values()))
+        return out if any(gradient is None for gradient in first) else replace(out, logits=out.g.detach())
+
+
+def _leaves(out: Outputs) -> tuple[dict[str, Tensor], Outputs]:
+    """The logits of both predictions by name, and outputs made of them; logits without a graph get one."""
+    given = {name: g for name, g in (("clean", out.logits), ("adversarial", out.adv_logits)) if g is not None}
+    leaves = {name: g if g.requires_grad else g.detach().requires_grad_() for name, g in given.items()}
+    return leaves, replace(out, logits=leaves.get("clean"), adv_logits=leaves.get("adversarial"))
+
+
+def logit_hessian(term: Term | Loss, out: Outputs, y: Tensor) -> dict[str, Tensor]:
+    """Blocks of each example's Hessian in logit space: K small products, no pass through the network.
+
+    ``clean``, ``cross`` (rows: clean logits, columns: adversarial ones) and ``adversarial``, each ``(batch, classes,
+    classes)``; blocks that are zero because the value does not depend on the logits are left out.
+
+    >>> from atoll.losses import CrossEntropy
+    >>> out = Outputs(logits=torch.zeros(1, 2), adv_logits=torch.zeros(1, 2))
+    >>> {name: block.tolist() for name, block in logit_hessian(CrossEntropy("clean"), out, torch.tensor([0])).items()}
+    {'clean': [[[0.25, -0.25], [-0.25, 0.25]]]}
+    """
+    leaves, out = _leaves(out)
+    logits, blocks = list(leaves.values()), {}
+    with torch.enable_grad():
+        value = term.value(out, y) if isinstance(term, Term) else sum(term.values(out, y).values(), torch.zeros(()))
+        first = _grad(value.sum(), logits)
+        for number, gradient in enumerate(first):
+            if gradient is None:
+                continue
+            # The mixed derivatives come with the clean ones.
+            rows = [_grad(gradient[:, k].sum(), logits[number:]) for k in range(gradient.shape[1])]
+            names = (list(leaves)[number], "cross")
+            for name, depends, columns in zip(names, first[number:], zip(*rows, strict=True), strict=False):
+                if depends is not None:
+                    parts = [torch.zeros_like(gradient) if column is None else column for column in columns]
+                    blocks[name] = torch.stack(parts, 1)
+    return blocks
+
 
 def autograd_curvature(term: Term, out: Outputs, y: Tensor) -> LogitCurvature:
-    """The three diagonals by automatic differentiation: K small products, no pass through the network.
+    """The three diagonals by automatic differentiation; parts that the term does not depend on are None.
 
     >>> from atoll.losses import CrossEntropy
     >>> g = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
     >>> autograd_curvature(CrossEntropy("clean"), Outputs(logits=g), torch.tensor([0])).clean.tolist()
     [[0.25, 0.25]]
     """
-    given = {name: g for name, g in (("clean", out.logits), ("adversarial", out.adv_logits)) if g is not None}
-    # Logits that come without a graph (evaluation) still need one here.
-    leaves = {name: g if g.requires_grad else g.detach().requires_grad_() for name, g in given.items()}
-    out = replace(out, logits=leaves.get("clean"), adv_logits=leaves.get("adversarial"))
-    logits, diagonals = list(leaves.values()), {}
-    with torch.enable_grad():
-        first = _grad(term.value(out, y).sum(), logits)
-        for number, name in enumerate(leaves):
-            # The mixed derivatives come with the clean ones.
-            rows = [_grad(first[number][:, k].sum(), logits[number:]) for k in range(first[number].shape[1])]
-            for part, row in zip((name, "cross"), zip(*rows, strict=True), strict=False):
-                diagonals[part] = torch.stack([derivative[:, k] for k, derivative in enumerate(row)], 1)
-    return LogitCurvature(**diagonals)
+    blocks = logit_hessian(term, out, y)
+    return LogitCurvature(**{name: block.diagonal(dim1=1, dim2=2) for name, block in blocks.items()})
 
 
-def _grad(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    """Gradients that can be differentiated again; zeros where ``value`` does not depend on an input."""
+def _grad(value: Tensor, inputs: list[Tensor]) -> list[Tensor | None]:
+    """Gradients that can be differentiated again; None where ``value`` does not depend on an input."""
     if not value.requires_grad:
-        return [torch.zeros_like(i) for i in inputs]
-    grads = torch.autograd.grad(value, inputs, create_graph=True, allow_unused=True)
-    return [torch.zeros_like(i) if g is None else g for g, i in zip(grads, inputs, strict=True)]
+        return [None] * len(inputs)
+    return list(torch.autograd.grad(value, inputs, create_graph=True, allow_unused=True))
 
 
 LOSSES = Registry("loss", "losses", "atoll.losses.base.Loss", "atoll.losses")
@@ -171,6 +226,18 @@ class Loss:
     def curvature(self, out: Outputs, y: Tensor) -> LogitCurvature:
         """Curvature of the whole loss in logit space."""
         return sum((weight * term.curvature(out, y) for weight, term in self.terms.values()), LogitCurvature())
+
+    def with_clean_stopped(self, stopped: bool) -> Self:
+        """This loss with the clean prediction held constant, or not, in terms that compare it with the adversarial one.
+
+        >>> from atoll.losses import TRADES
+        >>> TRADES().with_clean_stopped(True).terms["kl"][1].stop_clean_gradient
+        True
+        """
+        loss = copy.copy(self)
+        terms = self.terms.items()
+        loss.terms = {name: (weight, term.with_clean_stopped(stopped)) for name, (weight, term) in terms}
+        return loss
 
 
 def hard_labels(y: Tensor, loss: str) -> Tensor:

@@ -41,6 +41,9 @@ class _Pair(Term):
     def __init__(self, *, stop_clean_gradient: bool = False) -> None:
         self.stop_clean_gradient = stop_clean_gradient
 
+    def with_clean_stopped(self, stopped: bool) -> Term:
+        return type(self)(stop_clean_gradient=stopped)
+
     def clean_logits(self, out: Outputs) -> Tensor:
         return out.g.detach() if self.stop_clean_gradient else out.g
 
@@ -90,24 +93,21 @@ class Margin(Term):
     """-log(1 - max_{k != y} q_k), the margin term of MART's boosted cross-entropy."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
-        _, _, log_rest = self._parts(out, y)
-        return -log_rest.squeeze(1)
+        # log(1 - q_m) = log sum_{k != m} q_k: no cancellation where q_m is close to 1.
+        return -self._log_others(out, y).logsumexp(1)
 
     def curvature(self, out: Outputs, y: Tensor) -> LogitCurvature:
-        log_q, m, log_rest = self._parts(out, y)
-        q, rest = log_q.exp(), log_rest.exp()
-        q_m = q.gather(1, m)
-        # Phi'_mk / (1 - q_m): q_m for k = m, -q_m q_k / (1 - q_m) else.
-        ratio = (-q_m * q / rest).scatter(1, m, q_m)
-        return LogitCurvature(adversarial=ratio * (1 - 2 * q) + ratio.square())
+        # The value is logsumexp over all classes minus logsumexp over those other than m: h' minus that of the others.
+        # It equals Phi'_mk (1 - 2 q_k) / (1 - q_m) + Phi'_mk^2 / (1 - q_m)^2 without the quotients, which overflow.
+        others = self._log_others(out, y).softmax(1)
+        return LogitCurvature(adversarial=variance(out.g_adv.softmax(1)) - variance(others))
 
     @staticmethod
-    def _parts(out: Outputs, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """log q, the largest other class m, and log(1 - q_m)."""
+    def _log_others(out: Outputs, y: Tensor) -> Tensor:
+        """log q without the most likely wrong class m."""
         log_q = out.g_adv.log_softmax(1)
         m = log_q.scatter(1, hard_labels(y, "MART")[:, None], -torch.inf).argmax(1, keepdim=True)
-        # log(1 - q_m) = log sum_{k != m} q_k: no cancellation where q_m is close to 1.
-        return log_q, m, log_q.scatter(1, m, -torch.inf).logsumexp(1, keepdim=True)
+        return log_q.scatter(1, m, -torch.inf)
 
 
 class WeightedKL(_Pair):

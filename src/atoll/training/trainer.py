@@ -19,11 +19,19 @@ from atoll.attacks.base import AttackFactory, training_attack
 from atoll.attacks.pgd import PGD
 from atoll.certify.power import LipschitzEstimator
 from atoll.data.base import Batch, Data, Split, batches, shuffled
-from atoll.distributed import default_device, lost_worker_stops_the_run, rank, synchronize_batch_norm, world_size
+from atoll.distributed import (
+    all_sum,
+    default_device,
+    lost_worker_stops_the_run,
+    rank,
+    synchronize_batch_norm,
+    world_size,
+)
 from atoll.errors import CheckpointError, InputError, TrainingError, check_range
 from atoll.files import write_json
-from atoll.losses.base import Loss
+from atoll.losses.base import Loss, Outputs
 from atoll.models.base import Classifier
+from atoll.modules import preserve_buffers
 from atoll.rng import key
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
@@ -44,7 +52,8 @@ class TrainerSettings:
     Args:
         epochs: passes over the training set.
         batch_size: of the whole step, over all processes and accumulated parts.
-        accumulate: parts into which each process cuts its batch, to bound memory; gradients are the same.
+        accumulate: parts into which each process cuts its batch, to bound memory; gradients are the same, except that
+            batch norm sees the parts.
         clip_norm: largest norm of the gradient, None for no clipping.
         precision: ``float32``; on GPUs also ``bf16`` or ``fp16`` (mixed, with loss scaling).
         workers: processes that decode images, for data that do not live in memory.
@@ -231,6 +240,8 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         parts = self.parts(step)
+        if len(parts) > 1 and not plain and any(method.uses_batch for method in self.methods):
+            step.out = self._outputs(parts)
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             sync = self.passes.no_sync() if isinstance(self.passes, DistributedDataParallel) and not last else None
@@ -251,10 +262,8 @@ class Trainer:
             step.terms = {name: sum((part.terms[name] for part in parts), torch.zeros(())) for name in parts[0].terms}
 
     def _update(self, step: Step) -> None:
-        """Move the weights, unless something is not finite."""
-        values = {name: float(value) for name, value in step.terms.items()}
-        if not all(map(math.isfinite, values.values())):
-            raise TrainingError(self._diagnosis(values))
+        """Move the weights, unless a term or a gradient is not finite."""
+        self._check_finite(step)
         if self.settings.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
@@ -303,7 +312,15 @@ class Trainer:
         rows = [slice(start, start + size) for start in range(0, len(step.y), size)]
         fields = {"x": step.x, "y": step.y, "index": step.index, "x_adv": step.x_adv}
         tensors: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        return [replace(step, **{name: value[r] for name, value in tensors.items()}) for r in rows]
+        return [replace(step, whole=step, **{name: value[r] for name, value in tensors.items()}) for r in rows]
+
+    @torch.no_grad()
+    def _outputs(self, parts: Sequence[Step]) -> Outputs:
+        """What the parts of a step will compute, without gradients; nothing changes, and dropout repeats itself."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        passes = ForwardPasses(self.model)
+        with torch.random.fork_rng(devices), preserve_buffers(self.model), self._autocast():
+            return cat_outputs([passes(part.x if self.uses_clean else None, part.x_adv) for part in parts])
 
     def _autocast(self) -> torch.autocast:
         dtype = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.settings.precision]
@@ -400,8 +417,8 @@ class Trainer:
         self._saved_at = time.monotonic()
         if self.checkpoints is None or rank() != 0:
             return
-        if not all(p.isfinite().all() for p in self.model.parameters()):
-            raise TrainingError(self._diagnosis({}))
+        if wrong := self._not_finite():
+            raise TrainingError(self._diagnosis([f"{wrong} is not finite"]))
         about = {**self.about, "step": self.step, "epoch": self.epoch}
         checkpoint = Checkpoint(self.model.state_dict(), self.state_dict(), about, dict(self.averages))
         scheduled = {epoch * self.steps_per_epoch for epoch in self.settings.keep_epochs}
@@ -492,11 +509,35 @@ class Trainer:
             raise InputError(f"{name}: expected a Classifier with a linear head, got {type(self.model).__name__}")
         return LipschitzEstimator(self.model, iterations=self.settings.power_iterations)
 
-    def _diagnosis(self, terms: Mapping[str, float]) -> str:
+    def _check_finite(self, step: Step) -> None:
+        """End the run, before anything moves, if a term or a gradient is not finite on any process.
+
+        The flags of a step are read together, which is one wait for the device.  With loss scaling, gradients may
+        overflow; the scaler then skips the update.
+        """
+        named = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
+        largest = nn.utils.get_total_norm([] if self.scaler.is_enabled() else named.values(), norm_type=math.inf)
+        numbers = [value.to(self.device) for value in (*step.terms.values(), largest)]
+        wrong = all_sum(torch.stack([~number.isfinite() for number in numbers]).int())
+        if not wrong.any():
+            return
+        bad = []
+        for name, value, flag in zip(step.terms, numbers, wrong.tolist(), strict=False):
+            if flag:
+                bad.append(f"the loss term {name} is {'not finite' if value.isfinite() else value.item()}")
+        gradients = [name for name, gradient in named.items() if not gradient.isfinite().all()]
+        raise TrainingError(self._diagnosis(bad or [f"the gradient of {name} is not finite" for name in gradients[:1]]))
+
+    def _not_finite(self) -> str | None:
+        """A weight or a running statistic that must not be saved."""
+        tensors: list[tuple[str, Tensor]] = [(f"the weight {name}", p) for name, p in self.model.named_parameters()]
+        for prefix, module in self.model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                tensors += [(f"the statistic {prefix}.{name}", b) for name, b in module.named_buffers(recurse=False)]
+        return next((name for name, tensor in tensors if not tensor.isfinite().all()), None)
+
+    def _diagnosis(self, bad: Sequence[str]) -> str:
         """One sentence on what is not finite, and what to do."""
-        bad = [f"the loss term {name} is {value}" for name, value in terms.items() if not math.isfinite(value)]
-        weights = [name for name, p in self.model.named_parameters() if not p.isfinite().all()]
-        bad = bad or [f"the weight {name} is not finite" for name in weights[:1]]
         lr = self.optimizer.param_groups[0]["lr"]
         intact = f"; the last good checkpoint is in {self.folder}" if self.folder else ""
         return (

@@ -43,6 +43,7 @@ class Step:
     eps: float = 0.0  # radius that a loss with Lipschitz constants certifies in this step
     out: Outputs = field(default_factory=Outputs)
     terms: dict[str, Tensor] = field(default_factory=dict)  # weighted, per example or already a mean
+    whole: Step | None = None  # with accumulated gradients: the step that this is a part of
 
 
 METHODS = Registry("method", "methods", "atoll.training.methods.base.Method", "atoll.training.methods")
@@ -54,6 +55,10 @@ class Method:
     registry: ClassVar[Registry] = METHODS
 
     uses_clean: ClassVar[bool] = False  # whether a clean pass is needed even if the loss does without
+
+    # Whether ``on_loss`` needs the outputs of the whole batch.  With accumulated gradients, they come from one more
+    # pass without gradients, in ``step.whole.out``.
+    uses_batch: bool = False
 
     def setup(self, trainer: Trainer) -> None:
         """Once, before the first step; model and optimizer are there."""

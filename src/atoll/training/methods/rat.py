@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atoll.derivatives import call_with, elementary_operations
 from atoll.distributed import all_sum, world_size
 from atoll.errors import InputError, check_range
 from atoll.models.base import Classifier
 from atoll.modules import evaluation_mode, move_parameters, weight_matrices
 from atoll.rng import generator
+from atoll.training.methods.awp import AWP
 from atoll.training.methods.base import METHODS, Method, Step
 from atoll.training.methods.targets import divergence, rows_for, target_matrix
 
@@ -31,11 +33,25 @@ class RAT(Method):
     ``exact``: :math:`\|(J - J') u\|^2 / \sigma^2` and :math:`\|u^T (H - H') u\|^2 / \sigma^4` of the logits by
     forward-mode differentiation, with batch norm in evaluation mode.
 
+    The paper and its authors' code differ (``docs/errata.md``).  The default is ``code``, because the published numbers
+    come from it:
+
+    - ``code``: u has standard deviation 1e-4 and moves convolutions only.  With AWP there is no noise; the targets come
+      from the weights that AWP has moved.  The second term draws both predictions to the target of the clean one.
+    - ``paper``: u has standard deviation 0.01 (the paper calls it a variance) and moves all weight matrices, also with
+      AWP.  The second term has two targets, like the first.
+
     Args:
         order: 1 for the first term, 2 for the first and second.
-        eta: weight of the first term (half of it for the second); 0.3 for order 1 and 0.2 for order 2 if None.
-        sigma: standard deviation of the noise on the weight matrices.
+        eta: weight of the first term; 0.3 for order 1 and 0.2 for order 2 if None.
+        second: weight of the second term in units of eta; the code has 0.4 in its script for PreAct ResNet-18 with AWP.
+        sigma: standard deviation of the noise; that of the reading if None.
+        share: of the true class in its targets; 2 / classes if None.
         terms: ``surrogate`` or ``exact``.
+        reading: ``code`` or ``paper``.
+
+    >>> RAT().sigma, RAT(reading="paper").sigma
+    (0.0001, 0.01)
     """
 
     uses_clean = True
@@ -45,30 +61,48 @@ class RAT(Method):
         *,
         order: Literal[1, 2] = 2,
         eta: float | None = None,
-        sigma: float = 0.01,
+        second: float = 0.5,
+        sigma: float | None = None,
+        share: float | None = None,
         terms: Literal["surrogate", "exact"] = "surrogate",
+        reading: Literal["code", "paper"] = "code",
     ) -> None:
-        self.order, self.sigma, self.kind = order, sigma, terms
+        self.order, self.second, self.share, self.kind, self.reading = order, second, share, terms, reading
+        self.uses_batch = terms == "surrogate"
         self.eta = eta if eta is not None else (0.3 if order == 1 else 0.2)
-        check_range("[0, 1]", eta=eta)
-        check_range("[0, inf)", sigma=sigma)
-        if terms == "exact" and not sigma:
+        self.sigma = sigma if sigma is not None else (1e-4 if reading == "code" else 0.01)
+        check_range("[0, 1]", eta=eta, share=share)
+        check_range("[0, inf)", second=second, sigma=sigma)
+        if terms == "exact" and not self.sigma:
             raise InputError("sigma: the exact terms need noise, got 0")
 
     def setup(self, trainer: Trainer) -> None:
         model = trainer.model
         if self.kind == "surrogate" and not (isinstance(model, Classifier) and isinstance(model.head, nn.Linear)):
             raise InputError(f"RAT: expected a Classifier with a linear head, got {type(model).__name__}")
+        if self.kind == "exact" and not self.noisy_weights(model):
+            raise InputError("RAT: with reading=code, the exact terms need convolutions, but the model has none")
+
+    def noisy_weights(self, model: nn.Module) -> list[nn.Parameter]:
+        """The weights that u moves."""
+        if self.reading == "paper":
+            return weight_matrices(model)
+        convolutions = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
+        kernels = {id(p) for module in convolutions for p in module.parameters()}
+        return [p for p in weight_matrices(model) if id(p) in kernels]
 
     @contextmanager
     def around_attack(self, trainer: Trainer, step: Step) -> Iterator[None]:
-        with move_parameters(weight_matrices(trainer.model), self._noise(trainer, step)):
+        if self.reading == "code" and any(isinstance(method, AWP) for method in trainer.methods):
+            yield
+            return
+        with move_parameters(self.noisy_weights(trainer.model), self._noise(trainer, step)):
             yield
 
     def _noise(self, trainer: Trainer, step: Step) -> Iterator[Tensor]:
         """The draw of this step, one matrix at a time; drawn again where it is needed again, so nothing is kept."""
         draw = generator(trainer.seed, "rat", step.number, device=trainer.device)
-        for weight in weight_matrices(trainer.model):
+        for weight in self.noisy_weights(trainer.model):
             yield torch.randn(weight.shape, generator=draw, device=weight.device, dtype=weight.dtype).mul_(self.sigma)
 
     def on_loss(self, trainer: Trainer, step: Step) -> None:
@@ -77,29 +111,34 @@ class RAT(Method):
         if self.kind == "exact":
             first, second = self._exact(trainer, step)
         else:
-            first, second = self._surrogate(trainer, step)
+            first, second = self._surrogate(step)
             step.terms["ce"] = (1 - self.eta) * step.terms["ce"]
         step.terms["first"] = self.eta * first
         if second is not None:
-            step.terms["second"] = 0.5 * self.eta * second
+            step.terms["second"] = self.second * self.eta * second
 
-    def _surrogate(self, trainer: Trainer, step: Step) -> tuple[Tensor, Tensor | None]:
-        g, g_adv, z, z_adv = step.out.g, step.out.g_adv, step.out.features, step.out.adv_features
+    def _surrogate(self, step: Step) -> tuple[Tensor, Tensor | None]:
+        g, g_adv, batch = step.out.g, step.out.g_adv, step.whole or step
+        z, z_adv = batch.out.features, batch.out.adv_features
         assert z is not None
         assert z_adv is not None
-        clean, adversarial = head_row_sums(g, z, step.y), head_row_sums(g_adv, z_adv, step.y)
+        clean, adversarial = head_row_sums(batch.out.g, z, batch.y), head_row_sums(batch.out.g_adv, z_adv, batch.y)
+        share = 2 / g.shape[1] if self.share is None else self.share
 
-        def term(t_clean: Tensor, t_adv: Tensor) -> Tensor:
-            for_adv, for_clean = rat_targets(t_clean - t_adv), rat_targets(t_adv - t_clean)
-            return 0.5 * (divergence(rows_for(for_adv, step.y), g_adv) + divergence(rows_for(for_clean, step.y), g))
+        def term(t_clean: Tensor, t_adv: Tensor, *, same: bool = False) -> Tensor:
+            for_clean = rows_for(rat_targets(t_adv - t_clean, share), step.y)
+            for_adv = for_clean if same else rows_for(rat_targets(t_clean - t_adv, share), step.y)
+            return 0.5 * (divergence(for_adv, g_adv) + divergence(for_clean, g))
 
-        second = term(clean.square(), adversarial.square()) if self.order == 2 else None
-        return term(clean.abs(), adversarial.abs()), second
+        first = term(clean.abs(), adversarial.abs())
+        if self.order == 1:
+            return first, None
+        return first, term(clean.square(), adversarial.square(), same=self.reading == "code")
 
     def _exact(self, trainer: Trainer, step: Step) -> tuple[Tensor, Tensor | None]:
         assert step.x_adv is not None
         model = trainer.model
-        noise = dict(zip(map(id, weight_matrices(model)), self._noise(trainer, step), strict=True))
+        noise = dict(zip(map(id, self.noisy_weights(model)), self._noise(trainer, step), strict=True))
         tangents = {n: noise.get(id(p), torch.zeros_like(p)) for n, p in model.named_parameters()}
         with evaluation_mode(model):
             first, second = taylor_terms(model, torch.cat([step.x, step.x_adv]), tangents, self.order)
@@ -122,25 +161,30 @@ def head_row_sums(logits: Tensor, features: Tensor, y: Tensor) -> Tensor:
     return all_sum(sums) / world_size()
 
 
-def rat_targets(values: Tensor) -> Tensor:
-    """One value per class to a matrix of targets: shifted to minimum 0, the same values shared out in every row."""
-    return target_matrix((values - values.min()).expand(len(values), -1))
+def rat_targets(values: Tensor, share: float) -> Tensor:
+    """One value per class to a matrix of targets: shifted to minimum 0, the same values divided up in every row."""
+    return target_matrix((values - values.min()).expand(len(values), -1), share)
 
 
 def taylor_terms(model: nn.Module, x: Tensor, tangents: dict[str, Tensor], order: int) -> tuple[Tensor, Tensor | None]:
-    """J u and, for order 2, u^T H u of the logits with respect to the parameters, by forward mode; differentiable."""
+    """J u and, for order 2, u^T H u of the logits with respect to the parameters, by forward mode; differentiable.
+
+    >>> square = nn.Sequential(layer := nn.Linear(1, 1, bias=False), layer)  # w^2 x
+    >>> first, second = taylor_terms(square, torch.ones(1, 1), {"0.weight": torch.ones(1, 1)}, 2)
+    >>> torch.equal(first, 2 * layer.weight), second
+    (True, tensor([[2.]], grad_fn=<AddBackward0>))
+    """
     parameters: dict[str, Tensor] = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
 
     def logits(weights: dict[str, Tensor]) -> Tensor:
-        output: Tensor = torch.func.functional_call(model, (weights, buffers), (x,))
-        return output
+        return call_with(model, weights, x)
 
     def first(weights: dict[str, Tensor]) -> Tensor:
         derivative: Tensor = torch.func.jvp(logits, (weights,), (tangents,))[1]
         return derivative
 
-    if order == 1:
-        return first(parameters), None
-    derivatives: tuple[Tensor, Tensor] = torch.func.jvp(first, (parameters,), (tangents,))  # type: ignore[assignment]
-    return derivatives
+    with elementary_operations():
+        if order == 1:
+            return first(parameters), None
+        derivatives: tuple[Tensor, Tensor] = torch.func.jvp(first, (parameters,), (tangents,))  # type: ignore[assignment]
+        return derivatives

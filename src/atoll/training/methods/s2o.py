@@ -23,44 +23,57 @@ class S2O(Method):
     r"""Predictions are drawn to targets made of the correlation of logits over the batch.
 
     ``code``, what the authors run: :math:`A = \sum_b g g^T`; the targets of class y are row y of :math:`-|A|`, shifted
-    to be non-negative and normalized; :math:`\mathrm{S2O} = \frac12 [KL(t, p) + KL(t', q)]` replaces a share ``weight``
-    of the cross-entropy.  ``text``, what they write: ``weight`` times the Frobenius norm of the normalized correlation.
+    to be non-negative and normalized to ``1 - share``, with ``share`` for y itself.  :math:`\mathrm{S2O} = \frac12
+    [KL(t, p) + KL(t', q)]` replaces a share ``weight`` of the cross-entropy.  ``text``, what they write: ``weight``
+    times the Frobenius norm of the normalized correlation.
 
     Args:
         weight: 0.1 for AT and 0.3 for TRADES in the papers.
         reading: ``code`` or ``text``.
+        share: of the true class in its targets; 0.2 is the authors' number for 10 classes.  Take more than 1 / classes.
     """
 
     uses_clean = True
+    uses_batch = True
 
     weight: float = 0.1
     reading: Literal["code", "text"] = "code"
+    share: float = 0.2
 
     def __post_init__(self) -> None:
-        check_range("[0, 1]", weight=self.weight)
+        check_range("[0, 1]", weight=self.weight, share=self.share)
 
     def on_loss(self, trainer: Trainer, step: Step) -> None:
-        both = [logits for logits in (step.out.logits, step.out.adv_logits) if logits is not None]
+        batch = step.whole or step
+        names = ("logits", "adv_logits") if step.x_adv is not None else ("logits",)
+        both: list[tuple[Tensor, Tensor]] = [(getattr(step.out, n), getattr(batch.out, n)) for n in names]
         if self.reading == "text":
-            step.terms["s2o"] = self.weight * torch.stack([correlation(g) for g in both]).mean()
+            parts = len(batch.y) // len(step.y)
+            step.terms["s2o"] = self.weight * torch.stack([correlation(g, whole, parts) for g, whole in both]).mean()
             return
-        values = [divergence(rows_for(second_order_targets(g), step.y), g) for g in both]
+        values = [divergence(rows_for(second_order_targets(whole, self.share), step.y), g) for g, whole in both]
         step.terms["ce"] = (1 - self.weight) * step.terms["ce"]
         step.terms["s2o"] = self.weight * torch.stack(values).mean(0)
 
 
 @torch.no_grad()
-def second_order_targets(logits: Tensor) -> Tensor:
+def second_order_targets(logits: Tensor, share: float) -> Tensor:
     """The matrix of targets from the batch's logits, over all processes."""
     scores = -all_sum(logits.T @ logits).abs()
-    return target_matrix(scores - scores.amin(1, keepdim=True))
+    return target_matrix(scores - scores.amin(1, keepdim=True), share)
 
 
-def correlation(logits: Tensor) -> Tensor:
-    """Frobenius norm of the matrix of uncentered correlations between logits over the batch."""
+def correlation(logits: Tensor, whole: Tensor, parts: int) -> Tensor:
+    """Frobenius norm of the matrix of uncentered correlations between logits over the whole batch.
+
+    The value is that of the batch; the gradient goes to one of its equal parts, times their number, so that the mean
+    over the parts has the gradient of the batch.
+    """
     second = logits.T @ logits
     if world_size() > 1:
         second = differentiable_sum(second)
+    if parts > 1:
+        second = all_sum(whole.T @ whole) + parts * (second - second.detach())
     size = second.diagonal().clamp_min(torch.finfo(second.dtype).tiny).sqrt()
     norm: Tensor = torch.linalg.matrix_norm(second / (size[:, None] * size))
     return norm

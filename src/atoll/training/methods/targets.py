@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 
-def target_matrix(scores: Tensor) -> Tensor:
-    """Rows of non-negative scores to target distributions: 2/K on the diagonal, the rest shared by the scores.
+def target_matrix(scores: Tensor, share: float) -> Tensor:
+    """Rows of non-negative scores to target distributions: ``share`` on the diagonal, the rest divided by the scores.
 
-    The scores' own diagonal is ignored; a row of zeros shares evenly instead of dividing by zero.
+    The scores' own diagonal is ignored; a row of zeros is divided evenly instead of by zero.
 
-    >>> target_matrix(torch.tensor([[9.0, 1.0, 3.0, 0.0]]).expand(4, 4))[0]
+    >>> target_matrix(torch.tensor([[9.0, 1.0, 3.0, 0.0]]).expand(4, 4), 0.5)[0]
     tensor([0.5000, 0.1250, 0.3750, 0.0000])
     """
     classes = len(scores)
+    own = torch.eye(classes, dtype=scores.dtype, device=scores.device)
     off = scores.clone()
     off.fill_diagonal_(0)
     total = off.sum(1, keepdim=True)
-    even = (1 - torch.eye(classes, dtype=scores.dtype, device=scores.device)) / (classes - 1)
-    rows = torch.where(total > 0, off / total.clamp_min(torch.finfo(scores.dtype).tiny), even)
-    return rows * (1 - 2 / classes) + torch.eye(classes, dtype=scores.dtype, device=scores.device) * (2 / classes)
+    rows = torch.where(total > 0, off / total.clamp_min(torch.finfo(scores.dtype).tiny), (1 - own) / (classes - 1))
+    return rows * (1 - share) + own * share
 
 
 def rows_for(matrix: Tensor, y: Tensor) -> Tensor:

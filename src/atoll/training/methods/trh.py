@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import InputError, check_range
-from atoll.losses.base import LogitCurvature, Loss, Outputs
+from atoll.derivatives import call_with, elementary_operations
+from atoll.errors import CaptureError, InputError, check_range
+from atoll.graph.linearity import nonlinear_parameters
+from atoll.losses.base import LogitCurvature, Loss, Outputs, logit_hessian
 from atoll.models.base import Classifier
 from atoll.training.methods.base import METHODS, Method, Step
 
@@ -44,8 +46,13 @@ class TrH(Method):
               \partial g'_k} + \|z'\|^2 \frac{\partial^2 l}{\partial {g'_k}^2},
 
     differentiated through z, z' and the logits, so it shapes the whole net, at no extra pass.  With ``bias`` each of
-    the three factors grows by 1.  ``full``: the trace over all parameters, for small nets without batch norm; exact
-    where the net is piecewise linear in each weight (ReLU).
+    the three factors grows by 1.  ``full``: the trace over all parameters, for small nets whose logits are piecewise
+    linear in each of them (ReLU, no batch norm); others are refused.
+
+    By default the clean prediction is constant in terms that compare it with the adversarial one, as in Eq. 6 and
+    section 4.4 of the thesis.  For TRADES the trace is then :math:`\|z\|^2\, \mathbf{1}^T h + \lambda_t \|z'\|^2\,
+    \mathbf{1}^T h'` with :math:`h = p - p^2`, which is never negative; the full trace can be.  This switch acts on the
+    trace only; ``stop_clean_gradient`` of the loss acts on its value only.
 
     Args:
         lambda_: weight of the trace.
@@ -53,6 +60,7 @@ class TrH(Method):
         layers: ``top`` or ``full``.
         bias: count the head's bias among the parameters.
         gamma: weight of the squared norm of all parameters.
+        stop_clean_gradient: hold the clean prediction constant in the trace.
     """
 
     lambda_: float = 1e-3
@@ -60,6 +68,7 @@ class TrH(Method):
     layers: Literal["top", "full"] = "top"
     bias: bool = False
     gamma: float = 0.0
+    stop_clean_gradient: bool = True
 
     def __post_init__(self) -> None:
         check_range("[0, inf)", lambda_=self.lambda_, gamma=self.gamma)
@@ -68,19 +77,18 @@ class TrH(Method):
         model = trainer.model
         if self.layers == "top" and not (isinstance(model, Classifier) and isinstance(model.head, nn.Linear)):
             raise InputError(f"TrH: expected a Classifier with a linear head, got {type(model).__name__}")
-        if self.layers == "full" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
-            raise InputError(
-                "TrH: with layers=full, examples must not depend on each other, but the model has batch norm"
-            )
+        if self.layers == "full":
+            _check_linear(model, trainer.data.shape)
 
     def on_loss(self, trainer: Trainer, step: Step) -> None:
         weight = self.lambda_ * ramp(self.schedule, min(1.0, step.epoch / trainer.settings.epochs))
         if not weight:
             return
+        loss = trainer.loss.with_clean_stopped(self.stop_clean_gradient)
         if self.layers == "top":
-            trace = top_trace(trainer.loss.curvature(step.out, step.y), step.out, bias=self.bias)
+            trace = top_trace(loss.curvature(step.out, step.y), step.out, bias=self.bias)
         else:
-            trace = full_trace(trainer.model, trainer.loss, step.x, step.x_adv, step.y)
+            trace = full_trace(trainer.model, loss, step.x, step.x_adv, step.y)
         step.terms["trh"] = weight * trace
 
     @torch.no_grad()
@@ -90,6 +98,65 @@ class TrH(Method):
                 if parameter.grad is not None:
                     scale = trainer.scaler.get_scale()  # gradients are still scaled under mixed precision
                     parameter.grad.add_(parameter, alpha=2 * self.gamma * scale)
+
+
+def _check_linear(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Refuse a net whose full trace would not be exact."""
+    for module in model.modules():
+        changes = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+        draws = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+        if changes or draws or isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise InputError(
+                "TrH: with layers=full, a pass must be a fixed function of one example, but the model has"
+                f" {type(module).__name__}"
+            )
+    try:
+        reasons = nonlinear_parameters(model, shape)
+    except CaptureError as error:
+        raise InputError(f"TrH: with layers=full, the model must be captured to check it, but {error}") from error
+    for name in _trained(model):
+        if name in reasons:
+            raise InputError(
+                f"TrH: with layers=full, the logits must be piecewise linear in {name}, but {reasons[name]}"
+            )
+    _check_jacobians(
+        model, torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(next(model.parameters()))
+    )
+
+
+def _check_jacobians(model: nn.Module, x: Tensor) -> None:
+    """Refuse a net whose per-example gradients PyTorch gets wrong (``vmap`` of PReLU in 2.13)."""
+    try:
+        _, jacobians = _logits_and_jacobians(model, x)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"TrH: with layers=full, PyTorch has no gradients of single examples here: {reason}"
+        ) from error
+    parameters = _trained(model)
+    for row in range(len(x)):
+        total = call_with(model, {}, x[row : row + 1]).sum()
+        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        for name, gradient in zip(parameters, gradients, strict=True):
+            mine = jacobians[name][row].sum(0)
+            truth = torch.zeros_like(mine) if gradient is None else gradient
+            if (mine - truth).norm() > 1e-3 * (1 + truth.norm()):
+                raise InputError(f"TrH: with layers=full, PyTorch's gradients of single examples are wrong in {name}")
+
+
+def _logits_and_jacobians(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits, and their derivatives with respect to each parameter, ``(batch, classes, *shape of the parameter)``."""
+
+    def logits(weights: dict[str, Tensor], point: Tensor) -> Tensor:
+        return call_with(model, weights, point[None])[0]
+
+    with elementary_operations():
+        jacobian = torch.func.vmap(torch.func.jacrev(logits), in_dims=(None, 0))
+        return call_with(model, {}, x), jacobian(_trained(model), x)
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def top_trace(curvature: LogitCurvature, out: Outputs, *, bias: bool = False) -> Tensor:
@@ -111,33 +178,30 @@ def full_trace(model: nn.Module, loss: Loss, x: Tensor, x_adv: Tensor | None, y:
     A ReLU net's logits are piecewise linear in any single weight, so :math:`\partial^2 l / \partial w^2 =
     (\partial g / \partial w)^T \, \nabla^2_g l \; (\partial g / \partial w)` and the trace needs per-example Jacobians
     of the logits only: memory for batch x 2 classes x parameters.
+
+    >>> from atoll.losses import Standard
+    >>> model = nn.Linear(1, 2).double()
+    >>> x = torch.tensor([[3.0]], dtype=torch.float64)
+    >>> p = model(x).softmax(1)
+    >>> trace = full_trace(model, Standard(), x, None, torch.tensor([0]))
+    >>> torch.allclose(trace, (3.0**2 + 1) * (p - p**2).sum(1))
+    True
     """
-    parameters: dict[str, Tensor] = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
-
-    def logits(weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        batch: Tensor = torch.func.functional_call(model, (weights, buffers), (inputs[None],))
-        return batch[0]
-
-    def value(both: tuple[Tensor, ...], label: Tensor) -> Tensor:
-        clean = both[0][None] if loss.uses_clean else None
-        out = Outputs(logits=clean, adv_logits=both[-1][None] if x_adv is not None else None)
-        return torch.stack(list(loss.values(out, label[None]).values())).sum()
-
-    def trace(points: tuple[Tensor, ...], label: Tensor) -> Tensor:
-        g = tuple(logits(parameters, point) for point in points)
-        hessian = torch.func.hessian(value)(g, label)
-        jacobians = [torch.func.jacrev(logits)(parameters, point) for point in points]
-        total = torch.zeros((), dtype=g[0].dtype, device=g[0].device)
-        for i, left in enumerate(jacobians):
-            for j, right in enumerate(jacobians):
-                products = sum(
-                    (torch.einsum("kp,lp->kl", left[n].flatten(1), right[n].flatten(1)) for n in parameters),
-                    torch.zeros_like(hessian[i][j]),
-                )
-                total = total + (hessian[i][j] * products).sum()
-        return total
-
-    points = tuple(p for p in (x if loss.uses_clean else None, x_adv) if p is not None)
-    traces: Tensor = torch.func.vmap(trace)(points, y)
-    return traces
+    inputs = {"clean": x if loss.uses_clean else None, "adversarial": x_adv}
+    passes = {name: _logits_and_jacobians(model, points) for name, points in inputs.items() if points is not None}
+    g = {name: logits for name, (logits, _) in passes.items()}
+    jacobians = {name: jacobian for name, (_, jacobian) in passes.items()}
+    blocks = logit_hessian(loss, Outputs(logits=g.get("clean"), adv_logits=g.get("adversarial")), y)
+    total = torch.zeros(())
+    for block, left, right, factor in (
+        ("clean", "clean", "clean", 1),
+        ("cross", "clean", "adversarial", 2),
+        ("adversarial", "adversarial", "adversarial", 1),
+    ):
+        if block in blocks:
+            pairs = zip(jacobians[left].values(), jacobians[right].values(), strict=True)
+            products = sum(
+                (torch.einsum("bkp,blp->bkl", a.flatten(2), b.flatten(2)) for a, b in pairs), torch.zeros(())
+            )
+            total = total + factor * (blocks[block] * products).sum((1, 2))
+    return total
