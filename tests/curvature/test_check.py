@@ -9,7 +9,9 @@ from torch.autograd.function import once_differentiable
 
 from atoll.curvature.check import check_gauss_newton, check_gradient, check_hessian
 from atoll.curvature.risk import EmpiricalRisk
-from atoll.losses import TRADES, Standard
+from atoll.curvature.trace import traces
+from atoll.derivatives import call_with
+from atoll.losses import ALP, MART, TRADES, Outputs, Standard
 
 
 class TanhOnce(torch.autograd.Function):
@@ -125,3 +127,28 @@ def test_wrong_derivatives_are_noticed_and_right_ones_pass(name: str, seed: int)
             assert ("agrees" in check.message) == (check.passed is True)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("loss", [TRADES, ALP, MART])
+def test_losses_that_hold_the_clean_prediction_constant_can_be_measured(loss):
+    """Differences of gradients move the clean prediction, so the net is checked with the loss that moves it."""
+    x, y = torch.rand(12, 8), torch.arange(12) % 3
+    x_adv = (x + 0.1 * torch.randn_like(x)).clamp(0, 1)
+    for net, estimator in ((dense(nn.ReLU()), "exact_gauss_newton"), (dense(nn.Tanh()), "exact_hessian")):
+        risk = EmpiricalRisk(net.double().eval(), loss(stop_clean_gradient=True), x.double(), y, x_adv.double())
+        result = traces(risk, "exact")
+        assert result.estimator == estimator
+        constant = call_with(net, {}, x.double()).detach()
+
+        def value(flat, risk=risk, net=net, constant=constant):
+            weights = dict(zip(risk.names, risk.split(flat), strict=True))
+            clean, adversarial = (call_with(net, weights, points) for points in (risk.x, risk.x_adv))
+            terms = risk.loss.terms.items()
+            outs = {
+                True: Outputs(logits=constant, adv_logits=adversarial),
+                False: Outputs(logits=clean, adv_logits=adversarial),
+            }
+            return sum(w * t.value(outs[getattr(t, "stop_clean_gradient", False)], y).mean() for _, (w, t) in terms)
+
+        truth = torch.autograd.functional.hessian(value, torch.cat([p.detach().flatten() for p in risk.parameters]))
+        assert result.total.value == pytest.approx(float(truth.trace()), rel=1e-8)

@@ -165,10 +165,13 @@ def _first_line(error: Exception) -> str:
 
 
 class DoubleRisk:
-    """The summed loss of some points as a function of weights in float64; the model itself stays as it is."""
+    """The summed loss of some points as a function of weights in float64; the model itself stays as it is.
+
+    A clean prediction that the loss holds constant moves here, because differences cannot hold it.
+    """
 
     def __init__(self, risk: EmpiricalRisk, index: Tensor) -> None:
-        self.risk = risk
+        self.risk, self.value = risk, risk.loss.with_clean_stopped(False)
         self.x = risk.x[index].to(risk.device).double() if risk.loss.uses_clean else None
         self.x_adv = None if risk.x_adv is None else risk.x_adv[index].to(risk.device).double()
         self.y = risk.y[index].to(risk.device)
@@ -189,7 +192,7 @@ class DoubleRisk:
         """Loss, gradient and logits at some weights."""
         with torch.enable_grad():
             out = self.outputs(weights)
-            total = torch.stack(list(self.risk.loss.values(out, self.y).values())).sum()
+            total = torch.stack(list(self.value.values(out, self.y).values())).sum()
             gradient = derivative([total], weights)
         return total.detach(), gradient, all_logits(out).detach()
 
@@ -240,7 +243,7 @@ def _gauss_newton_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
     risk = double.risk
     with torch.enable_grad():
         out = double.outputs(double.weights)
-    base, phi = all_logits(out), logit_hessian(risk.loss, out, double.y)
+    base, phi = all_logits(out), logit_hessian(double.value, out, double.y)
     for k, (name, v) in enumerate(zip(risk.names, double.direction(seed), strict=True)):
         only: list[Tensor | None] = [None] * len(risk.names)
         only[k] = v
@@ -267,7 +270,7 @@ def _hessian_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
     v = double.direction(seed)
     with torch.enable_grad(), elementary_operations():
         out = double.outputs(double.weights)
-        total = torch.stack(list(double.risk.loss.values(out, double.y).values())).sum()
+        total = torch.stack(list(double.value.values(out, double.y).values())).sum()
         product = derivative(derivative([total], double.weights, create_graph=True), double.weights, v)
     gradient_after = functools.cache(lambda step: double.moved(v, step)[1])  # the same for all parameters
 

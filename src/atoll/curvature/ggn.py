@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atoll.curvature.risk import EmpiricalRisk, Vector, derivative, flatten, shared
 from atoll.distributed import all_sum
-from atoll.losses.base import Loss, Outputs
+from atoll.losses.base import Loss, Outputs, hessian_blocks
 from atoll.rng import PointRNG
 
 
@@ -88,17 +88,19 @@ def logit_hessian(loss: Loss, out: Outputs, y: Tensor) -> Tensor:
     >>> logit_hessian(Standard(), Outputs(logits=torch.zeros(1, 2)), torch.tensor([0])).tolist()
     [[[0.25, -0.25], [-0.25, 0.25]]]
     """
-    both = all_logits(out).detach().double().requires_grad_()
-    with torch.enable_grad():
-        classes = both.shape[1] if out.logits is None or out.adv_logits is None else both.shape[1] // 2
-        inner = Outputs(
-            logits=None if out.logits is None else both[:, :classes],
-            adv_logits=None if out.adv_logits is None else both[:, -classes:],
-        )
-        total = torch.stack(list(loss.values(inner, y).values())).sum()
-        (slope,) = derivative([total], [both], create_graph=True)
-        rows = [derivative([column.sum()], [both], retain_graph=True)[0] for column in slope.unbind(1)]
-    return torch.stack(rows, 1)
+    both = {"clean": out.logits, "adversarial": out.adv_logits}
+    double = {name: g.detach().double() for name, g in both.items() if g is not None}
+    blocks = hessian_blocks(loss, Outputs(logits=double.get("clean"), adv_logits=double.get("adversarial")), y)
+    count, classes = next(iter(double.values())).shape
+    zero = all_logits(out).new_zeros(count, classes, classes, dtype=torch.float64)
+
+    def block(row: str, column: str) -> Tensor:
+        if row == column:
+            return blocks.get(row, zero)
+        cross = blocks.get("cross", zero)
+        return cross if row == "clean" else cross.transpose(1, 2)
+
+    return torch.cat([torch.cat([block(a, b) for b in double], 2) for a in double], 1).detach()
 
 
 def all_logits(out: Outputs) -> Tensor:

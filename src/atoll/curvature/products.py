@@ -45,6 +45,8 @@ class HessianProducts:
             gradient = check_gradient(risk, seed=seed)
             if not gradient.passed:
                 raise InputError(f"model: its curvature cannot be measured, because {gradient.message}")
+            if any(getattr(term, "stop_clean_gradient", False) for _, term in risk.loss.terms.values()):
+                raise InputError(f"loss: differences cannot hold the clean prediction constant, but {check.message}")
             self.message = f"differences of gradients, because {check.message}"
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:

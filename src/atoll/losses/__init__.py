@@ -1,6 +1,6 @@
 """Losses of classifiers: standard, adversarial, certified; what attacks maximize."""
 
-from atoll.losses.base import LOSSES, LogitCurvature, Loss, Outputs, Term, autograd_curvature, logit_hessian
+from atoll.losses.base import LOSSES, LogitCurvature, Loss, Outputs, Term, autograd_curvature, hessian_blocks
 from atoll.losses.centroid import CentroidMargin, PlaneDistance
 from atoll.losses.certified import (
     EMMA,
@@ -22,5 +22,5 @@ __all__ = [
     "ALP", "AT", "EMMA", "KL", "LOSSES", "MART", "OBJECTIVES", "TRADES", "AbstainCrossEntropy", "Abstention",
     "CentroidMargin", "CrossEntropy", "DynamicMargin", "FixedMargin", "FixedMarginCE", "GloRoCE", "GloRoTRADES",
     "GlobalMargin", "LipschitzMargin", "LogitCurvature", "Loss", "Margin", "Objective", "Outputs", "Pairing",
-    "PlaneDistance", "Standard", "Term", "WeightedKL", "autograd_curvature", "logit_hessian",
+    "PlaneDistance", "Standard", "Term", "WeightedKL", "autograd_curvature", "hessian_blocks",
 ]  # fmt: skip

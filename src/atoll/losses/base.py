@@ -133,7 +133,7 @@ def _leaves(out: Outputs) -> tuple[dict[str, Tensor], Outputs]:
     return leaves, replace(out, logits=leaves.get("clean"), adv_logits=leaves.get("adversarial"))
 
 
-def logit_hessian(term: Term | Loss, out: Outputs, y: Tensor) -> dict[str, Tensor]:
+def hessian_blocks(term: Term | Loss, out: Outputs, y: Tensor) -> dict[str, Tensor]:
     """Blocks of each example's Hessian in logit space: K small products, no pass through the network.
 
     ``clean``, ``cross`` (rows: clean logits, columns: adversarial ones) and ``adversarial``, each ``(batch, classes,
@@ -141,7 +141,7 @@ def logit_hessian(term: Term | Loss, out: Outputs, y: Tensor) -> dict[str, Tenso
 
     >>> from atoll.losses import CrossEntropy
     >>> out = Outputs(logits=torch.zeros(1, 2), adv_logits=torch.zeros(1, 2))
-    >>> {name: block.tolist() for name, block in logit_hessian(CrossEntropy("clean"), out, torch.tensor([0])).items()}
+    >>> {name: block.tolist() for name, block in hessian_blocks(CrossEntropy("clean"), out, torch.tensor([0])).items()}
     {'clean': [[[0.25, -0.25], [-0.25, 0.25]]]}
     """
     leaves, out = _leaves(out)
@@ -170,7 +170,7 @@ def autograd_curvature(term: Term, out: Outputs, y: Tensor) -> LogitCurvature:
     >>> autograd_curvature(CrossEntropy("clean"), Outputs(logits=g), torch.tensor([0])).clean.tolist()
     [[0.25, 0.25]]
     """
-    blocks = logit_hessian(term, out, y)
+    blocks = hessian_blocks(term, out, y)
     return LogitCurvature(**{name: block.diagonal(dim1=1, dim2=2) for name, block in blocks.items()})
 
 

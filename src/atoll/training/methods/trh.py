@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from atoll.derivatives import call_with, elementary_operations
 from atoll.errors import CaptureError, InputError, check_range
 from atoll.graph.linearity import nonlinear_parameters
-from atoll.losses.base import LogitCurvature, Loss, Outputs, logit_hessian
+from atoll.losses.base import LogitCurvature, Loss, Outputs, hessian_blocks
 from atoll.models.base import Classifier
 from atoll.training.methods.base import METHODS, Method, Step
 
@@ -191,7 +191,7 @@ def full_trace(model: nn.Module, loss: Loss, x: Tensor, x_adv: Tensor | None, y:
     passes = {name: _logits_and_jacobians(model, points) for name, points in inputs.items() if points is not None}
     g = {name: logits for name, (logits, _) in passes.items()}
     jacobians = {name: jacobian for name, (_, jacobian) in passes.items()}
-    blocks = logit_hessian(loss, Outputs(logits=g.get("clean"), adv_logits=g.get("adversarial")), y)
+    blocks = hessian_blocks(loss, Outputs(logits=g.get("clean"), adv_logits=g.get("adversarial")), y)
     total = torch.zeros(())
     for block, left, right, factor in (
         ("clean", "clean", "clean", 1),
