@@ -32,6 +32,7 @@ OUTLIERS = (
 )
 LITTLE = 1.0  # point of %
 COLUMNS = ("GloRo", "Centroid, eta layer", "Centroid, by radius")
+CENTROIDS = {"centroid": "A Centroid Net", "centroid, encoder": "A Centroid Net with an encoder"}  # by row
 
 
 class CentroidMoons(Study):
@@ -46,7 +47,12 @@ class CentroidMoons(Study):
         cells = []
         for seed in range(1 if scale == "smoke" else 5):
             gloro = Cell("gloro", seed, "moons-gloro", short)
-            cells += [gloro, Cell("centroid", seed, "moons-centroid", short[:1], (gloro.name,))]
+            small = (*short[:1], "model.encoder={class_path: MLP, init_args: {hidden: [8]}}") if short else ()
+            cells += [
+                gloro,
+                Cell("centroid", seed, "moons-centroid", short[:1], (gloro.name,)),
+                Cell("centroid, encoder", seed, "moons-centroid-encoder", small, (gloro.name,)),
+            ]
         return cells
 
     def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
@@ -63,56 +69,62 @@ class CentroidMoons(Study):
         return numbers
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        shares = {
-            name: [results.mean("centroid", f"{name}: {column}") for column in COLUMNS] for name in (TEST, *OUTLIERS)
-        }
+        ways = [("centroid", column) for column in COLUMNS] + [("centroid, encoder", column) for column in COLUMNS[1:]]
+        shares = {name: [results.mean(row, f"{name}: {way}") for row, way in ways] for name in (TEST, *OUTLIERS)}
+        titles = [way if row == "centroid" else f"{way}, with encoder" for row, way in ways]
         accuracy = {row: [results.mean(row, name) for name in ("clean", "vra")] for row in results.rows}
         columns = [Column("test accuracy", "high", 1), Column("verified robust accuracy", "high", 1)]
         return {
-            "Rejected, %": Table([Column(name, digits=1) for name in COLUMNS], shares),
+            "Rejected, %": Table([Column(title, digits=1) for title in titles], shares),
             "Test accuracy and verified robust accuracy, %": Table(columns, accuracy),
         }
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         """Whether the eta layer rejects more outliers of every kind and as many test points, paired by seed."""
-        claim = (
-            "A Centroid Net rejects outliers that a GloRo Net accepts, and as many test points"
-            f" (at most {LITTLE:g} point apart)"
-        )
         gloro, eta, _ = COLUMNS
-        nets = results.of("centroid")
-        more = {name: [n[f"{name}: {eta}"] - n[f"{name}: {gloro}"] for n in nets] for name in (TEST, *OUTLIERS)}
         limits: dict[str, Limits] = dict.fromkeys(OUTLIERS, (0.0, math.inf)) | {TEST: (-LITTLE, LITTLE)}
-        return [claim_means(claim, more, limits)]
+        claims = []
+        for row, net in CENTROIDS.items():
+            nets = results.of(row)
+            more = {name: [n[f"{name}: {eta}"] - n[f"{name}: {gloro}"] for n in nets] for name in (TEST, *OUTLIERS)}
+            text = "rejects outliers that a GloRo Net accepts, and as many test points"
+            claims.append(claim_means(f"{net} {text} (at most {LITTLE:g} point apart)", more, limits))
+        return claims
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        """Decisions of the first seed that has both networks."""
+        """Decisions of the first seed of each network."""
         runs = {cell.name: run for cell, run in results.runs.items()}
-        for cell, numbers in results.numbers.items():
-            if cell.row == "centroid" and {cell.name, *cell.depends_on} <= runs.keys():
-                gloro = runs[cell.depends_on[0]]
-                certifiers = certifiers_of(gloro, runs[cell.name], eta := numbers["eta"])
-                shown = {COLUMNS[0]: certifiers[COLUMNS[0]], f"Centroid, eta {eta:g}": certifiers[COLUMNS[1]]}
-                return {"decisions": _decisions(shown, outliers(gloro)[TEST])}
-        return {}
+        shown: dict[str, tuple[Any, float]] = {}
+        for row, title in (("centroid", "Centroid"), ("centroid, encoder", "Centroid with encoder")):
+            for cell, numbers in results.numbers.items():
+                if cell.row == row and {cell.name, *cell.depends_on} <= runs.keys():
+                    gloro, eta = runs[cell.depends_on[0]], numbers["eta"]
+                    certifiers = certifiers_of(gloro, runs[cell.name], eta)
+                    shown.setdefault(COLUMNS[0], certifiers[COLUMNS[0]])
+                    shown[f"{title}, eta {eta:g}"] = certifiers[COLUMNS[1]]
+                    break
+        return {"decisions": _decisions(shown, outliers(gloro)[TEST])} if shown else {}
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         text = (
-            "A GloRo Net (`moons-gloro`: MLP 100-100, MinMax) and a Centroid Net (`moons-centroid`: 20 centroids per"
-            " class in the plane itself), both trained for l2 0.1. GloRo rejects what it cannot certify at 0.1. The eta"
-            " of the Centroid Net's eta layer is set so that it rejects as many test points."
+            "A GloRo Net (`moons-gloro`: MLP 100-100, MinMax) and Centroid Nets with 20 centroids per class, in the"
+            " plane itself (`moons-centroid`) or after an encoder, the GloRo Net without its head"
+            " (`moons-centroid-encoder`), all trained for l2 0.1. GloRo rejects what it cannot certify at 0.1. The eta"
+            " of a Centroid Net's eta layer is set so that it rejects as many test points."
         )
         eta, distance = (results.mean("centroid", name) for name in ("eta", "apart"))
         if eta is not None and distance is not None:
             text += (
-                f" It is {eta.value:.2f} on average, and guarantees that accepted points of different classes are at"
-                f" least {distance.value:.3f} apart on average."
+                f" Without encoder it is {eta.value:.2f} on average, and guarantees that accepted points of different"
+                f" classes are at least {distance.value:.3f} apart on average."
             )
         return [
             text,
-            "In the picture, gray is rejected and crosses are centroids. The eta layer accepts a bounded region: far"
-            " from all centroids, the distances to two of them are nearly equal in proportion. The regions of GloRo and"
-            " of the Centroid Net's radius alone are unbounded: both radii grow with the distance from the boundary.",
+            "In the picture, gray is rejected and crosses are centroids in the plane. Without an encoder, the eta layer"
+            " accepts a bounded region: far from all centroids, the distances to two of them are nearly equal in"
+            " proportion. An encoder can map far points close to centroids, so this is no longer guaranteed. The"
+            " regions of GloRo and of the radius alone are unbounded: both radii grow with the distance from the"
+            " boundary.",
         ]
 
 
@@ -160,8 +172,8 @@ def _net(run: Run) -> CentroidNet:
 
 
 def _decisions(certifiers: Mapping[str, tuple[Certifier, float]], points: MemorySplit, side: int = 250) -> Figure:
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
-    axes: Any = figure.subplots(1, len(certifiers), sharey=True)
+    figure = Figure(figsize=(5 * len(certifiers), 4.6), layout="constrained")
+    axes: Any = figure.subplots(1, len(certifiers), sharey=True, squeeze=False)[0]
     axis_values = torch.linspace(*SQUARE, side)
     grid = torch.cartesian_prod(axis_values, axis_values)
     for axis, (name, (certifier, eps)) in zip(axes, certifiers.items(), strict=True):
@@ -171,7 +183,7 @@ def _decisions(certifiers: Mapping[str, tuple[Certifier, float]], points: Memory
         for label, color in ((0, "#50308f"), (1, "#2f7f2a")):
             own = points.images[points.labels == label][:200]
             axis.plot(own[:, 0], own[:, 1], ".", color=color, markersize=2)
-        if isinstance(certifier, NearestCentroid):
+        if isinstance(certifier, NearestCentroid) and certifier.centroids.shape[1] == points.images.shape[1]:
             centroids = certifier.centroids
             axis.plot(centroids[:, 0], centroids[:, 1], "kx", markersize=4)
         axis.set_title(name, fontsize=10)

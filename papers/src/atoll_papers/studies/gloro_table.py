@@ -45,6 +45,7 @@ _CIFAR10 = ("CIFAR-10, 6C2F, TRADES", "CIFAR-10, L6W128, EMMA", "CIFAR-10, L18W2
 _CIFAR100 = ("CIFAR-100, L6W128, EMMA", "CIFAR-100, L18W256, EMMA")
 _IMAGES = ("Tiny-ImageNet, L6W128, EMMA", "Tiny-ImageNet, L18W256, EMMA", "ImageNet, L18W588, EMMA")
 _MNIST = ("MNIST, 4C3F, TRADES", "MNIST, L2W16, EMMA", "MNIST, L8W16, EMMA", "MNIST, C2W20, TRADES")
+_MNIST_PUBLISHED = "MNIST, L8W16, EMMA, published initialization"
 _DIGITS = ("Digits, ConvNet, TRADES", "Digits, L1W4, EMMA", "Digits, L2W4, EMMA")
 _PUBLISHED = {  # recipe, and VRA in the thesis
     _MNIST[0]: ("mnist-gloro", 62.8),
@@ -75,6 +76,12 @@ COMPARISONS: Mapping[Scale, GloRoComparison] = {
             _MNIST[0]: ("mnist-gloro", *SHORT),
             _MNIST[1]: (f"{GRID}/emma-liresnet-l2", *_SIXTH, "threat.eps=1.58"),
             _MNIST[2]: (f"{GRID}/emma-liresnet-l8", *_SIXTH, "threat.eps=1.58"),
+            _MNIST_PUBLISHED: (
+                f"{GRID}/emma-liresnet-l8",
+                *_SIXTH,
+                "threat.eps=1.58",
+                "model.initialization=published",
+            ),
             _MNIST[3]: (f"{GRID}/trades-convnet-l2", *_SIXTH, "threat.eps=1.58", "model.width=20"),  # as large as L8W16
         },
         published={_MNIST[0]: _PUBLISHED[_MNIST[0]][1]},
