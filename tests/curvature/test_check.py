@@ -9,9 +9,11 @@ from torch.autograd.function import once_differentiable
 
 from atoll.curvature.check import check_gauss_newton, check_gradient, check_hessian
 from atoll.curvature.risk import EmpiricalRisk
+from atoll.curvature.spectrum import top_eigenvalues
 from atoll.curvature.trace import traces
 from atoll.derivatives import call_with
-from atoll.losses import ALP, MART, TRADES, Outputs, Standard
+from atoll.errors import InputError
+from atoll.losses import ALP, MART, TRADES, Loss, Outputs, Standard, Term
 
 
 class TanhOnce(torch.autograd.Function):
@@ -60,6 +62,13 @@ class Apply(nn.Module):
         return self.function(x)
 
 
+class Detach(nn.Module):
+    """Logits without a gradient, but for a head that has one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach() + 0 * x
+
+
 class StandardizedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         weight = nn.functional.batch_norm(self.weight[None], None, None, training=True)[0]
@@ -81,6 +90,8 @@ def unused() -> nn.Module:
     return net
 
 
+# Whether the check notices, or cannot tell, depends on rounding.
+UNDECIDED = ("straight-through gradient", "tiny logits, wrong second derivative")
 # net; what Gauss-Newton, double backward and gradient pass: None if the check cannot tell
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[bool | None, bool | None, bool | None]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(8, 3)), (True, True, True)),
@@ -105,6 +116,14 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[bool | None, bool | None, b
     "differentiable once": (lambda: dense(Apply(TanhOnce.apply)), (False, False, True)),
     "wrong second derivative": (lambda: dense(Apply(WrongTwice.apply)), (False, False, True)),
     "straight-through gradient": (lambda: dense(Apply(StraightThrough.apply)), (None, None, False)),
+    "detached logits": (
+        lambda: dense(nn.Tanh(), nn.Linear(8, 8), Apply(lambda z: z + 1), Detach()),
+        (False, False, False),
+    ),
+    "tiny logits, wrong second derivative": (
+        lambda: nn.Sequential(dense(Apply(WrongTwice.apply)), Apply(lambda z: 1e-4 * z)),
+        (False, False, True),
+    ),
     "float32 inside": (lambda: dense(Apply(lambda x: x.float().tanh().to(x.dtype))), (None, None, None)),
 }
 
@@ -123,7 +142,7 @@ def test_wrong_derivatives_are_noticed_and_right_ones_pass(name: str, seed: int)
     ):
         checks = [check(risk, seed=seed) for check in (check_gauss_newton, check_hessian, check_gradient)]
         for check, wanted in zip(checks, expected, strict=True):
-            assert check.passed == wanted or (name == "straight-through gradient" and check.passed is not True), check
+            assert check.passed == wanted or (name in UNDECIDED and check.passed is not True), check
             assert ("agrees" in check.message) == (check.passed is True)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
@@ -152,3 +171,47 @@ def test_losses_that_hold_the_clean_prediction_constant_can_be_measured(loss):
 
         truth = torch.autograd.functional.hessian(value, torch.cat([p.detach().flatten() for p in risk.parameters]))
         assert result.total.value == pytest.approx(float(truth.trace()), rel=1e-8)
+
+
+def test_what_cannot_be_measured_is_refused_in_one_sentence():
+    x, y = torch.rand(12, 8), torch.arange(12) % 3
+    hooked = dense(nn.Tanh()).eval()
+    hooked[0].weight.register_hook(lambda g: 2 * g)
+    with pytest.raises(InputError, match=r"0.weight has a hook"):
+        EmpiricalRisk(hooked, Standard(), x, y)
+
+    class Mean(Term):
+        def value(self, out, y):
+            return nn.functional.cross_entropy(out.g, y)
+
+    class MeanLoss(Loss):
+        def __init__(self):
+            super().__init__(ce=(1.0, Mean()))
+
+    with pytest.raises(InputError, match="one value per point from term ce"):
+        EmpiricalRisk(dense(nn.Tanh()).eval(), MeanLoss(), x, y)
+    detached = nn.Sequential(dense(nn.Tanh()), Detach()).eval()
+    with pytest.raises(InputError, match="the gradient differs from differences of the loss"):
+        traces(EmpiricalRisk(detached, Standard(), x, y))
+
+
+def test_a_flat_loss_has_zero_eigenvalues():
+    net = nn.Linear(8, 3).eval()
+    nn.init.zeros_(net.weight)
+    risk = EmpiricalRisk(
+        nn.Sequential(net, Apply(lambda z: 0 * z)).eval(), Standard(), torch.rand(4, 8), torch.arange(4) % 3
+    )
+    assert top_eigenvalues(risk, 2).tolist() == [0, 0]
+
+
+def test_one_informative_point_among_saturated_ones_is_sampled_often_enough():
+    """Two equal samples of the only group that matters once looked exact: 104 of 200 intervals covered the truth."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double().eval()
+    x = 300 * torch.randn(4000, 4, dtype=torch.float64)
+    top = net(x).topk(2)[0]
+    x = torch.cat([torch.randn(1, 4, dtype=torch.float64), x[(top[:, 0] - top[:, 1]) > 40][:63]])
+    risk = EmpiricalRisk(net, Standard(), x, net(x).argmax(1))
+    exact = traces(risk, "exact").total.value
+    runs = [traces(risk, seed=seed).total for seed in range(40)]
+    assert sum(low <= exact <= high for low, high in (run.interval for run in runs)) >= 31  # 95 % of 40, at 1e-4

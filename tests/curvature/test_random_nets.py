@@ -9,7 +9,7 @@ from atoll.curvature.check import check_gauss_newton
 from atoll.curvature.risk import flatten
 from curvature.random_nets import BLOCKS, random_risk, true_hessian
 
-QUICK = 3 * len(BLOCKS)
+QUICK = 2 * len(BLOCKS)
 SEEDS = [*range(QUICK), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(QUICK, QUICK + 400))]
 
 
@@ -20,8 +20,8 @@ def test_numbers_are_those_of_the_true_hessian(seed):
     scale = float(truth.abs().max()) + 1e-9
     assert float((truth - truth.T).abs().max()) < 1e-4 * scale, names  # no kink is so close
     layers = torch.stack([part.sum() for part in truth.diagonal().split([p.numel() for p in risk.parameters])])
-    # The graph is read only for every third net, because that takes longest; the check by differences sees all.
-    if seed % 3:
+    # The graph is read only for some nets, because that takes longest; the check by differences sees all.
+    if seed % 5:
         risk.nonlinear = {}
     exact = traces(risk, "exact")
     assert exact.values.tolist() == pytest.approx(layers.tolist(), rel=1e-4, abs=1e-4 * scale), (names, exact.reason)

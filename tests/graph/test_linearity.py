@@ -136,7 +136,12 @@ def test_reasons_name_operation_and_place() -> None:
     assert reasons["0.weight"] == "tanh is not piecewise linear in 0.weight (module 1, Tanh)"
 
 
-@pytest.mark.parametrize("case", MODELS, ids=str)
+QUICK = ("mlp", "4c3f", "small-bn-gelu", "liresnet", "centroid")
+
+
+@pytest.mark.parametrize(
+    "case", [c if c.name in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in MODELS], ids=str
+)
 def test_which_models_are_piecewise_linear(case):
     smooth = {"6c2f-softplus": "softplus", "small-bn-gelu": "gelu"}
     smooth |= {c.name: "native_layer_norm" for c in MODELS if c.name.startswith("vit")}

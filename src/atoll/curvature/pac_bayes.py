@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from atoll.curvature.risk import EmpiricalRisk, Vector, flatten
 from atoll.errors import InputError, check_range
+from atoll.models.base import Normalize
 from atoll.rng import generator
 from atoll.stats import Estimate
 
@@ -66,6 +66,8 @@ def optimal_posterior(
     >>> optimal_posterior([6.0], [2], 1.0, sigma0=1.0, beta=1.0).variances
     tensor([0.2500], dtype=torch.float64)
     """
+    if not torch.as_tensor(traces).isfinite().all():
+        raise InputError("traces: expected finite numbers")
     if not (0 < sigma0 < math.inf and 0 < beta < math.inf):
         raise InputError(f"sigma0, beta: expected finite numbers > 0, got {sigma0}, {beta}")
     size = torch.as_tensor(sizes, dtype=torch.float64)
@@ -134,14 +136,17 @@ def kl_inverse(mean: float, limit: float) -> float:
     (0.095163, 0.095163)
     """
     low, high = mean, 1.0
-    for _ in range(100):  # to the last bit; the upper end stays on the safe side
+    if not (0 <= mean <= 1 and limit >= 0):
+        raise InputError(f"mean, limit: expected a number in [0, 1] and one that is not negative, got {mean}, {limit}")
+    for _ in range(100):  # to the last bit
         middle = (low + high) / 2
         if middle in (low, high):
             break
         distance = mean * math.log(mean / middle) if mean else 0.0
         distance += (1 - mean) * math.log((1 - mean) / (1 - middle)) if mean < 1 else 0.0
         low, high = (middle, high) if distance <= limit else (low, middle)
-    return high
+    # The divergence is rounded by a few 1e-16 and grows like 2 (p - q)^2 at least, so p is off by less than this.
+    return min(1.0, high + 4e-8)
 
 
 def kl_bound(risk: float, kl: float, *, n: int, clip: float, alpha: float) -> float:
@@ -360,8 +365,7 @@ def pac_bayes_proof(
     """
     if risk.loss.objective is not None:
         raise InputError(f"loss: a PAC-Bayes proof needs a loss without an attack, got {type(risk.loss).__name__}")
-    if any(isinstance(m, _BatchNorm) and m.track_running_stats for m in risk.model.modules()):
-        raise InputError("model: a PAC-Bayes proof does not cover statistics of batch norm, which depend on the data")
+    _refuse_data_in_model(risk)
     check_range("[1, inf)", draws=draws)
     guessing, clip = _scale(risk, clip, alpha)
     n, loss = len(risk), float(risk.values().clamp_max(clip).mean())
@@ -376,6 +380,10 @@ def pac_bayes_proof(
             draw = generator(seed, "proof", name, number, device=risk.device)
             noise = [torch.empty_like(d).normal_(generator=draw) * d for d in deviations]
             means.append(float(risk.values_at((1, noise)).clamp(0, clip).mean()))
+        if not all(map(math.isfinite, means)):
+            raise InputError(
+                "model: a PAC-Bayes proof needs finite losses with noise on the weights, got NaN or infinity"
+            )
         share = alpha / 2 / len(posteriors)
         empirical = clip * kl_inverse(sum(means) / draws / clip, math.log(1 / share) / draws)
         bound = kl_bound(empirical, q.kl, **options)
@@ -384,11 +392,29 @@ def pac_bayes_proof(
     return proofs
 
 
+def _refuse_data_in_model(risk: EmpiricalRisk) -> None:
+    """The bound is about the parameters: whatever else the model has learned from data is not in it."""
+    for name, parameter in risk.model.named_parameters():
+        if not parameter.requires_grad:
+            raise InputError(
+                f"model: a PAC-Bayes proof does not cover {name}, which is frozen but may depend on the data"
+            )
+    for prefix, module in risk.model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point() and not isinstance(module, Normalize):
+                where = f"{prefix}.{name}" if prefix else name
+                raise InputError(
+                    f"model: a PAC-Bayes proof does not cover the buffer {where}, which may depend on the data"
+                )
+
+
 def _scale(risk: EmpiricalRisk, clip: float | None, alpha: float) -> tuple[float, float]:
     """The loss of guessing, and where losses are cut off."""
     if not 0 < alpha < 1 or (clip is not None and not 0 < clip < math.inf):
         raise InputError(f"alpha, clip: expected a probability and a finite number > 0, got {alpha}, {clip}")
-    guessing = math.log(_classes(risk))
+    if (classes := _classes(risk)) < 2:
+        raise InputError(f"model: PAC-Bayes bounds need at least 2 classes, got {classes}")
+    guessing = math.log(classes)
     return guessing, 2 * guessing if clip is None else clip
 
 

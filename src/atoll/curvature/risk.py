@@ -72,6 +72,13 @@ class EmpiricalRisk:
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("model: expected at least one parameter that requires a gradient")
+        for name, p in named.items():
+            if p._backward_hooks:
+                raise InputError(
+                    f"model: {name} has a hook that may change its gradient; remove it to measure curvature"
+                )
+            if p.is_complex():
+                raise InputError(f"model: expected real parameters, but {name} is complex")
         self.model, self.loss, self.micro_batch = model, loss, micro_batch
         self.x, self.y, self.x_adv = x, y, x_adv
         self.names = tuple(named)
@@ -81,6 +88,10 @@ class EmpiricalRisk:
         check_deterministic(model, self._to_model(x[:16]))
         with torch.no_grad():
             check_labels(model(self._to_model(x[:1])), y)
+            count = min(len(x), 2)
+            for name, value in loss.values(*self.outputs(torch.arange(count))).items():
+                if value.shape != (count,):
+                    raise InputError(f"loss: expected one value per point from term {name}, got {tuple(value.shape)}")
 
     @classmethod
     def attacked(

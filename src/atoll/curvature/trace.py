@@ -22,8 +22,10 @@ from atoll.rng import generator
 from atoll.stats import Estimate
 
 Estimator = Literal["auto", "hutchinson", "gauss_newton", "exact"]
+NOT_FINITE = "the loss or its derivatives are not finite at these weights and points"
 OnProgress = Callable[[int, int], None]  # how much is done, and of how much as far as is known
 
+_FEWEST = 20  # degrees of freedom of the groups that matter: a few equal samples would look exact
 _FREEDOM = 60  # degrees of freedom of a standard error: with fewer, intervals of skewed numbers miss too often
 
 
@@ -164,13 +166,19 @@ def traces(
                 on_progress(len(groups) * done + (number + 1) * (probes - done), len(groups) * probes)
         samples = torch.cat([samples, all_sum(new)], 1)
         if not samples.isfinite().all():
-            raise InputError("the loss or its derivatives are not finite at these weights and points")
+            raise InputError(NOT_FINITE)
         result = Traces(risk.names, samples.cpu(), name, reason)
-        error = goal(result).relative_error
-        if error <= relative_error or probes == max_probes:
+        error, enough = goal(result).relative_error, 1 + math.ceil(_FEWEST / _effective_groups(samples))
+        if (error <= relative_error and probes >= enough) or probes == max_probes:
             return result
         wanted = probes * min((error / relative_error) ** 2, max_probes)
-        probes = min(max_probes, max(probes + 1, math.ceil(wanted)))
+        probes = min(max_probes, max(probes + 1, enough, math.ceil(wanted)))
+
+
+def _effective_groups(samples: Tensor) -> float:
+    """How many groups have a part in the traces: fewer than there are if most points are saturated."""
+    sizes = samples.abs().mean(1).sum(1)
+    return float(sizes.sum() ** 2 / sizes.square().sum()) if sizes.any() else float(len(sizes))
 
 
 def _group_size(estimator: str, points: int, relative_error: float) -> int:
@@ -193,12 +201,15 @@ def _exact(risk: EmpiricalRisk, linear: Check, on_progress: OnProgress | None, s
             if on_progress:
                 on_progress(done, len(points))
         values = all_sum(values).cpu() / len(risk)
-        return Traces(risk.names, values[None, None], "exact_gauss_newton", linear.message, exact=True)
-    products = HessianProducts(risk, seed=seed)
-    diagonal = hessian(risk, products=products).diagonal().double()
-    values = torch.stack([part.sum() for part in risk.split(diagonal)]).cpu()
-    reason = f"{linear.message}; {products.message}"
-    return Traces(risk.names, values[None, None], "exact_hessian", reason, exact=True)
+        name, reason = "exact_gauss_newton", linear.message
+    else:
+        products = HessianProducts(risk, seed=seed)
+        diagonal = hessian(risk, products=products).diagonal().double()
+        values = torch.stack([part.sum() for part in risk.split(diagonal)]).cpu()
+        name, reason = "exact_hessian", f"{linear.message}; {products.message}"
+    if not values.isfinite().all():
+        raise InputError(NOT_FINITE)
+    return Traces(risk.names, values[None, None], name, reason, exact=True)
 
 
 def hutchinson(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Tensor:

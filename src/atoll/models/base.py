@@ -24,6 +24,16 @@ INPUT_RANGES: dict[str, tuple[float, float]] = {
 }
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module computes W z + b with its own weight: an nn.Linear whose pass nobody has changed.
+
+    >>> is_linear(nn.Linear(2, 2)), is_linear(nn.Bilinear(2, 2, 2))
+    (True, False)
+    """
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and not hooked
+
+
 class Normalize(nn.Module):
     """``(x - mean) / std`` per channel, as a layer of the network.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from atoll.derivatives import call_with, elementary_operations
 from atoll.distributed import all_sum, world_size
 from atoll.errors import InputError, check_range
-from atoll.models.base import Classifier
+from atoll.models.base import Classifier, is_linear
 from atoll.modules import evaluation_mode, move_parameters, weight_matrices
 from atoll.rng import generator
 from atoll.training.methods.awp import AWP
@@ -78,7 +78,7 @@ class RAT(Method):
 
     def setup(self, trainer: Trainer) -> None:
         model = trainer.model
-        if self.kind == "surrogate" and not (isinstance(model, Classifier) and isinstance(model.head, nn.Linear)):
+        if self.kind == "surrogate" and not (isinstance(model, Classifier) and is_linear(model.head)):
             raise InputError(f"RAT: expected a Classifier with a linear head, got {type(model).__name__}")
         if self.kind == "exact" and not self.noisy_weights(model):
             raise InputError("RAT: with reading=code, the exact terms need convolutions, but the model has none")

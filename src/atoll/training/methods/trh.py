@@ -13,7 +13,7 @@ from atoll.derivatives import call_with, elementary_operations
 from atoll.errors import CaptureError, InputError, check_range
 from atoll.graph.linearity import nonlinear_parameters
 from atoll.losses.base import LogitCurvature, Loss, Outputs, hessian_blocks
-from atoll.models.base import Classifier
+from atoll.models.base import Classifier, is_linear
 from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class TrH(Method):
 
     def setup(self, trainer: Trainer) -> None:
         model = trainer.model
-        if self.layers == "top" and not (isinstance(model, Classifier) and isinstance(model.head, nn.Linear)):
+        if self.layers == "top" and not (isinstance(model, Classifier) and is_linear(model.head)):
             raise InputError(f"TrH: expected a Classifier with a linear head, got {type(model).__name__}")
         if self.layers == "full":
             _check_linear(model, trainer.data.shape)
