@@ -443,12 +443,12 @@ def verdict(bound: float, *, clip: float, guessing: float) -> str:
     """What a bound on a loss in [0, clip] means.
 
     >>> verdict(5.0, clip=4.6, guessing=2.3)
-    'vacuous: 5 is more than 4.6, which the clipped loss cannot exceed anyway'
+    'vacuous: a bound of 5, and the clipped loss cannot exceed 4.6 anyway'
     >>> verdict(0.5, clip=4.6, guessing=2.3)
     'not vacuous: the expected loss is at most 0.5, guessing costs 2.3'
     """
     if bound >= clip:
-        return f"vacuous: {bound:.3g} is more than {clip:.3g}, which the clipped loss cannot exceed anyway"
+        return f"vacuous: a bound of {bound:.3g}, and the clipped loss cannot exceed {clip:.3g} anyway"
     if bound >= guessing:
         return f"next to vacuous: {bound:.3g} is more than {guessing:.3g}, the loss of guessing"
     return f"not vacuous: the expected loss is at most {bound:.3g}, guessing costs {guessing:.3g}"

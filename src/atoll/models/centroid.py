@@ -125,8 +125,9 @@ class EtaLayer(nn.Module):
 
     Thesis, Definition 22.  It comes after a ``CentroidNet`` and has nothing to train, so eta can be chosen afterwards.
     With the distances :math:`d_1 \le d_2` to the two nearest classes an input is accepted if
-    :math:`d_2 - d_1 \ge \eta (d_1 + d_2)` (Theorem 7), which no input is that is far from all centroids: the accepted
-    region is closed.
+    :math:`d_2 - d_1 \ge \eta (d_1 + d_2)` (Theorem 7).  Features far from all centroids are never accepted, so the
+    accepted region is bounded in feature space.  In input space it need not be, because an encoder can map far inputs
+    close to a centroid.
 
     >>> accepts = EtaLayer(0.5)
     >>> accepts(torch.tensor([[-1.0, -3.0], [-2.0, -3.0]]))  # the second one is between the two
