@@ -387,7 +387,8 @@ def pac_bayes_proof(
         share = alpha / 2 / len(posteriors)
         empirical = clip * kl_inverse(sum(means) / draws / clip, math.log(1 / share) / draws)
         bound = kl_bound(empirical, q.kl, **options)
-        message = f"{verdict(bound, clip=clip, guessing=guessing)} (proven for random weights, with probability {1 - alpha:g})"
+        message = verdict(bound, clip=clip, guessing=guessing)
+        message += f" (proven for random weights, with probability {1 - alpha:g})"
         proofs.append(PACBayesProof(name, q.sigma0, n, draws, clip, alpha, q.kl, empirical, bound, message))
     return proofs
 
