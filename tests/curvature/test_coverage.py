@@ -10,6 +10,7 @@ WAYS = {"few": {"group": 2, "max_probes": 3}, "enough": {"group": 4, "relative_e
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("model", "loss", "estimator"),
