@@ -1,11 +1,48 @@
-"""Seeds for all tests, those of docstrings included, so that none depends on the ones before it."""
+"""Seeds for all tests, those of docstrings included, so that none depends on the ones before it; and no lost time."""
 
+import gc
+import os
 import random
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
+from atoll.graph import Digest, function, function_digest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_fsync() -> Iterator[None]:
+    """What is written survives a kill without it; it only matters if the machine itself stops."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _capture_once() -> Iterator[None]:
+    """Capture a model only once if its code, settings and tensors are the same as before."""
+    digests: dict[object, Digest] = {}
+
+    def digest(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Digest:
+        key = (*function._Writer(module).lines(), shape, dtype)
+        if key not in digests:
+            digests[key] = function_digest(module, shape, dtype)
+        return digests[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("atoll.subject.function_digest", digest)
+        yield
+
+
+def pytest_collection_finish() -> None:
+    """Do not search half a million objects of imported modules for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def seed_everything(name: str) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 import re
 import shutil
 import time
@@ -220,7 +219,6 @@ def test_an_interrupted_measurement_resumes_bit_identically(trained, tmp_path, m
     asked = AttackSettings(attacks="PGD-2,APGD-CE", points=40, eps="0.05", batch_size=8)
     whole = open_run(tmp_path / "whole" / "run").measure(asked)
 
-    monkeypatch.setattr(os, "fsync", lambda file: None)  # the kill is an exception, the files stay
     evaluate, step, fuse = attack_measure.evaluate, APGD.step, [60]
     monkeypatch.setattr(attack_measure, "evaluate", lambda *a, **k: evaluate(*a, **k, save_every=0.0))
 
