@@ -123,13 +123,20 @@ class Builder:
     def _leaf(self, hint: Any, value: Any, path: str) -> tuple[Any, Any]:
         if hint is Any or isinstance(hint, typing.TypeVar):
             return value, value
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_argument("--value", type=hint)
+        parser = _parser(hint)
         try:
             return parser.parse_object({"value": value})["value"], value
         except (ArgumentError, TypeError, ValueError):
             self.error(path, f"expected {_spell(hint)}, got {value!r}")
             return None, None
+
+
+@functools.lru_cache(maxsize=256)
+def _parser(hint: Any) -> ArgumentParser:
+    """Checks a value of one type; making a parser takes longer than using it."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=hint)
+    return parser
 
 
 _NOT_PLAIN = object()
