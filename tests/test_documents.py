@@ -75,7 +75,7 @@ def all_commands():
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert max(len(re.findall(r"\S.*", block)) for block in code_blocks(README, "python")) <= 10
-    run_examples(README, "README.md")
+    run_examples(README.replace('"trainer.epochs=5"', '"trainer.epochs=1"'), "README.md")  # as written, but shorter
     printed = capsys.readouterr().out
     assert "robust accuracy" in printed
     assert "initial accuracy" in printed

@@ -204,6 +204,7 @@ def test_a_flat_loss_has_zero_eigenvalues():
     assert top_eigenvalues(risk, 2).tolist() == [0, 0]
 
 
+@pytest.mark.slow  # test_trace.py covers intervals of quicker nets
 def test_one_informative_point_among_saturated_ones_is_sampled_often_enough():
     """Two equal samples of the only group that matters once looked exact: 104 of 200 intervals covered the truth."""
     torch.manual_seed(0)

@@ -106,10 +106,10 @@ if HAS_TIMM:
         ("mobilenetv3_small_050", (3, 32, 32), {}),
         ("convnext_atto", (3, 32, 32), {}),
         ("efficientnet_b0", (3, 32, 32), {}),
-        ("vgg11", (3, 32, 32), {}),
+        pytest.param("vgg11", (3, 32, 32), {}, marks=pytest.mark.slow),  # 128 million weights
     ]
 
-    @pytest.mark.parametrize(("name", "shape", "options"), REAL, ids=[name for name, *_ in REAL])
+    @pytest.mark.parametrize(("name", "shape", "options"), REAL)
     def test_real_models_agree_with_timms_own_forward(
         name: str, shape: tuple[int, int, int], options: dict[str, int]
     ) -> None:

@@ -31,6 +31,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.mark.usefixtures("cluster")
 class TestOnRay:
+    @pytest.mark.slow
     def test_a_killed_worker_is_replaced(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         results, _ = run_study(Toy(log, dies="b-1"), "smoke", tmp_path / "study", engine=RayEngine())

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from atoll.training.checkpoint import Checkpoints
 from support import children, run_command, script_environment, wait_for
+from training import two_processes
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 RECIPE = [
@@ -34,13 +35,11 @@ sys.exit(code)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """The same script on one process and on two."""
-    folder, script = tmp_path_factory.mktemp("processes"), Path(__file__).with_name("two_processes.py")
-    for name, launcher in (("one", [sys.executable]), ("two", TORCHRUN)):
-        command = [*launcher, str(script), str(folder / name)]
-        done = subprocess.run(
-            command, env=script_environment(), capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stderr
+    folder = tmp_path_factory.mktemp("processes")
+    two_processes.main(folder / "one")
+    command = [*TORCHRUN, two_processes.__file__, str(folder / "two")]
+    done = subprocess.run(command, env=script_environment(), capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
     return load_file(folder / "one"), load_file(folder / "two")
 
 

@@ -23,7 +23,8 @@ def gradients(loss: str, batch_norm: bool) -> dict[str, torch.Tensor]:
 
 def trained(loss: str, methods: tuple[str, ...], batch_norm: bool) -> dict[str, torch.Tensor]:
     # In double precision: training is chaotic, and in float32 the order of a sum shows after a few steps.
-    trainer = tiny_trainer(loss, methods=methods, batch_norm=batch_norm, epochs=2, double=True)
+    epochs = 2 if {"early-stopping", "wci-schedule"} & set(methods) else 1  # these act between epochs
+    trainer = tiny_trainer(loss, methods=methods, batch_norm=batch_norm, epochs=epochs, double=True)
     trainer.fit()
     return weights(trainer.model)
 

@@ -18,20 +18,7 @@ from atoll_papers.studies.threat_switching import DEFINITIONS
 from study_cases import STUDIES, make_results, outcomes
 from wci_cases import factors, rates
 
-# Studies whose measurements others cover.
-COVERED = (
-    *(
-        "rat-table",
-        "rat-eta",
-        "transfer",
-        "gloro-table",
-        "gloro-ablation",
-        "centroid-mnist",
-        "wci-correlation",
-        "wci-parts",
-    ),
-    *("lr-schedules", "rat-cost", "rat-sigma", "wci-cost"),
-)
+QUICK = ("trh-cost", "rays", "trh-lambda")  # the cheapest without and with trained cells; the others take a minute
 LOCALITY = ("locality-robustness", "locality-accuracy", "attribution-distance")  # they share cells
 
 
@@ -64,7 +51,7 @@ def smoke(name: str, folder: Path, capsys: pytest.CaptureFixture[str], *options:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in COVERED else ()) for name in STUDIES if name not in LOCALITY],
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in STUDIES if name not in LOCALITY],
 )
 def test_smoke(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     smoke(name, tmp_path / "study", capsys)
