@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-bench
 CODE := conftest.py src papers tests benchmarks docs
-# As many test processes as cores; each test uses one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+# As many test processes as cores; each test uses one thread.  Files in order: those with the fewest tests take longest,
+# and by default they come last.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser demo docs test test-slow lint format bench clean
