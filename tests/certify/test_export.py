@@ -27,14 +27,14 @@ def settled(model):
 MODELS = {
     "mlp": lambda: MLP((3,), 4, bounds=None),
     "convnet": lambda: SmallConvNet((1, 8, 8), 3, widths=(4, 8), hidden=16, activation="minmax", input_range="[-1,1]"),
-    "batch-norm": lambda: SmallConvNet((1, 8, 8), 3, widths=(4, 8), hidden=16, batch_norm=True),
+    "batch-norm": lambda: SmallConvNet((1, 8, 8), 3, widths=(4, 8), hidden=16, batch_norm=True, input_range="[-1,1]"),
     "liresnet": lambda: LiResNet((1, 8, 8), 3, depth=3, width=4, features=8),
     "conventional": lambda: LiResNet((1, 8, 8), 3, depth=1, width=4, features=8, block="conventional"),
 }
 
 
 # Each takes seconds, and the others also have convolutions beside a shortcut.
-SLOW = {"conventional": pytest.mark.slow}
+SLOW = {"conventional": pytest.mark.slow, "convnet": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in MODELS])

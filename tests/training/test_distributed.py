@@ -71,6 +71,7 @@ def test_an_evaluation_that_is_shared_out_gives_the_same_counts(results):
     assert all(int(one[name]) == int(two[name]) for name in one if name.startswith("evaluated"))
 
 
+@pytest.mark.slow  # the tests above train on two processes as well
 def test_torchrun_trains_and_only_one_process_writes(tmp_path):
     arguments = ["train", *RECIPE, "--out", str(tmp_path / "run"), "--json"]
     command = [*TORCHRUN, "--no-python", sys.executable, "-c", COMMAND, *arguments]
