@@ -111,7 +111,7 @@ def check_gradient(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
 
 
 @dataclass(frozen=True)
-class _Deviation:
+class Deviation:
     """How far a derivative is from differences, how large both are, and how large rounding errors can be."""
 
     value: Tensor
@@ -123,16 +123,16 @@ class _Deviation:
 
 
 @dataclass(frozen=True)
-class _Case:
+class Case:
     """The deviation of a parameter's derivative, as a function of the step; or of that of all parameters together."""
 
     name: str
-    deviation: Callable[[float], _Deviation]
+    deviation: Callable[[float], Deviation]
     joint: bool = False
 
-    def judge(self) -> tuple[bool | None, _Deviation]:
+    def judge(self) -> tuple[bool | None, Deviation]:
         """Whether the derivative is right, None if differences do not settle; and the deviation that decided."""
-        tried: list[_Deviation] = []
+        tried: list[Deviation] = []
         for step in STEPS:
             tried.append(self.deviation(step))
             if tried[-1].agrees():
@@ -141,7 +141,7 @@ class _Case:
         return (False if settled else None), tried[-1]
 
 
-_Cases = Callable[["DoubleRisk", object], Iterator[_Case]]
+_Cases = Callable[["DoubleRisk", object], Iterator[Case]]
 
 
 def _check(
@@ -153,13 +153,13 @@ def _check(
             try:
                 double = DoubleRisk(risk, index, seed=seed)
             except (RuntimeError, NotImplementedError, TypeError) as error:
-                return Check(None, f"{what} could not be checked: {_first_line(error)}")
+                return Check(None, f"{what} could not be checked: {first_line(error)}")
             if own_precision and (lost := double.lost_digits()):
                 return Check(False, f"{what} loses digits: {lost}")
             try:
                 verdicts = [(case, *case.judge()) for case in cases(double, seed)]
             except (RuntimeError, NotImplementedError) as error:
-                return Check(False, f"{what} fails: {_first_line(error)}")
+                return Check(False, f"{what} fails: {first_line(error)}")
             if wrong := [case.name for case, verdict, _ in verdicts if verdict is False]:
                 return Check(False, f"{what} differs from differences{_OF[what]} at {wrong[0]}")
             if unsettled := [case.name for case, verdict, _ in verdicts if verdict is None]:
@@ -171,7 +171,7 @@ def _check(
     return Check(True, f"{what} agrees with differences{_OF[what]}")
 
 
-def _drowned(deviations: Sequence[tuple[bool, _Deviation]]) -> bool:
+def _drowned(deviations: Sequence[tuple[bool, Deviation]]) -> bool:
     """Whether a derivative that matters is not larger than rounding errors, so that agreement says nothing.
 
     A parameter's derivative does not matter if it is small beside those of the same kind of other parameters.
@@ -215,7 +215,7 @@ def _informative(risk: EmpiricalRisk, count: int) -> Tensor:
     return index[order.indices[order.values >= TOLERANCE * order.values[0]]]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
@@ -348,14 +348,14 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
 
 
-def _gauss_newton_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
+def _gauss_newton_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
     risk = double.risk
     with torch.enable_grad():
         out = double.outputs(double.weights)
     base, phi = all_logits(out), logit_hessian(double.value, out, double.y) * double.signs[:, None, None]
     for k, (name, v) in enumerate(zip(risk.names, double.direction(seed), strict=True)):
 
-        def deviation(step: float, k: int = k, v: Tensor = v) -> _Deviation:
+        def deviation(step: float, k: int = k, v: Tensor = v) -> Deviation:
             _, gradient, logits = double.moved(_only(double, k, v), step)
             slope = (logits - double.logits) / step
             u = torch.einsum("nij,nj->ni", phi, slope)
@@ -364,13 +364,13 @@ def _gauss_newton_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
             # If J is not the derivative of the logits (straight-through), the gradient is wrong in the same way.
             along = ((product * v).sum() - (u * slope).sum()) / v.norm()
             size = float(torch.maximum(product.norm(), hessian.norm()).maximum((u * slope).sum().abs() / v.norm()))
-            return _Deviation(torch.cat([(product - hessian).flatten(), along[None]]), size, double.noise(step))
+            return Deviation(torch.cat([(product - hessian).flatten(), along[None]]), size, double.noise(step))
 
-        yield _Case(name, deviation)
+        yield Case(name, deviation)
     yield from _joint_cases(double, seed)
 
 
-def _hessian_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
+def _hessian_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
     v = double.direction(seed)
     with torch.enable_grad(), elementary_operations():
         out = double.outputs(double.weights)
@@ -381,34 +381,34 @@ def _hessian_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
 
     for k, name in enumerate(double.risk.names):
 
-        def deviation(step: float, k: int = k) -> _Deviation:
+        def deviation(step: float, k: int = k) -> Deviation:
             difference = (gradient_after(step)[k] - double.gradient[k]) / step
             size = float(torch.maximum(product[k].norm(), difference.norm()))
-            return _Deviation(product[k] - difference, size, double.noise(step))
+            return Deviation(product[k] - difference, size, double.noise(step))
 
-        yield _Case(name, deviation)
+        yield Case(name, deviation)
     yield from _joint_cases(double, seed)
 
 
-def _gradient_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
+def _gradient_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
     """The derivative of the loss along a direction of each parameter."""
     for k, (name, v) in enumerate(zip(double.risk.names, double.direction(seed), strict=True)):
-        yield _Case(name, functools.partial(_slope_deviation, double, _only(double, k, v)))
+        yield Case(name, functools.partial(_slope_deviation, double, _only(double, k, v)))
 
 
-def _joint_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
+def _joint_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
     """The derivative of the loss along a direction of all parameters together."""
-    yield _Case("all parameters", functools.partial(_slope_deviation, double, double.direction(seed)), joint=True)
+    yield Case("all parameters", functools.partial(_slope_deviation, double, double.direction(seed)), joint=True)
 
 
-def _slope_deviation(double: DoubleRisk, direction: Sequence[Tensor | None], step: float) -> _Deviation:
+def _slope_deviation(double: DoubleRisk, direction: Sequence[Tensor | None], step: float) -> Deviation:
     step *= 100  # losses are less steep than gradients
     difference = (double.losses_moved(direction, step) - double.losses).sum() / step
     moving = [(g, v) for g, v in zip(double.gradient, direction, strict=True) if v is not None]
     claimed = torch.stack([(g * v).sum() for g, v in moving]).sum()
     length = float(torch.stack([v.norm() for _, v in moving]).norm())
     size = float(torch.maximum(claimed.abs(), difference.abs()))
-    return _Deviation((claimed - difference)[None] / length, size / length, double.noise(step))
+    return Deviation((claimed - difference)[None] / length, size / length, double.noise(step))
 
 
 def _only(double: DoubleRisk, k: int, v: Tensor) -> list[Tensor | None]:
