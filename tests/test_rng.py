@@ -1,10 +1,12 @@
 """Random streams: the numbers are good, and they belong to their point alone."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from atoll.errors import InputError
 from atoll.rng import PointRNG, generator, key
 
 
@@ -84,6 +86,13 @@ def test_bits_are_splitmix64():
     start = splitmix((splitmix((5 + key(0, "pgd")) & mask) + key("row", 0, "pgd")) & mask)
     expected = [splitmix((start + n * 0x9E3779B97F4A7C15) & mask) for n in range(1, 5)]
     assert [int(b) & mask for b in mine] == expected
+
+
+@pytest.mark.parametrize("seed", [frozenset("ab"), {"a"}, {"a": 1}, object(), torch.ones(2), (0, [frozenset("ab")])])
+def test_names_that_differ_between_processes_are_refused(seed):
+    for draw in (lambda: key(seed), lambda: generator(0, seed), lambda: PointRNG(seed, index=torch.arange(2))):
+        with pytest.raises(InputError, match="seed: expected numbers, strings or tuples of them, got"):
+            draw()
 
 
 def test_keys_are_stable_across_versions():

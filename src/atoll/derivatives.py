@@ -1,7 +1,7 @@
 """Second derivatives that are right: fused operations written out where PyTorch's own derivatives are not.
 
-Several fused kernels have wrong second derivatives, or none, in forward-over-forward, nested reverse or double backward
-mode: layer norm, instance norm, ``weight_norm``, attention (``tests/test_derivatives.py`` lists them).
+Several operations have wrong second derivatives, or none, in forward-over-forward, nested reverse or double backward
+mode: fused normalizations, norms, determinants, attention (``tests/test_derivatives.py`` lists them).
 """
 
 from __future__ import annotations
@@ -144,12 +144,155 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / v.square().sum(dims, keepdim=True).sqrt())
 
 
+def _root(squares: Tensor) -> Tensor:
+    """The square root, with derivatives of zero at zero."""
+    positive = squares > 0
+    return torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
+
+
+def _euclidean(x: Tensor, dim: int | tuple[int, ...] | None, keepdim: bool = False) -> Tensor:
+    return _root(x.square().sum(dim, keepdim=keepdim))
+
+
+def _vector_norm(
+    x: Tensor, ord: Any = 2, dim: int | tuple[int, ...] | None = None, keepdim: bool = False, **options: Any
+) -> Tensor:
+    if ord == 2 and not _given(options):
+        return _euclidean(x, dim, keepdim)
+    norm: Tensor = torch.linalg.vector_norm(x, ord, dim, keepdim, **options)
+    return norm
+
+
+def _norm(
+    input: Tensor, p: Any = "fro", dim: int | tuple[int, ...] | None = None, keepdim: bool = False, **options: Any
+) -> Tensor:
+    if p in ("fro", 2, None) and not _given(options):
+        return _euclidean(input, dim, keepdim)
+    norm: Tensor = torch.norm(input, p, dim, keepdim, **options)
+    return norm
+
+
+def _linalg_norm(
+    A: Tensor, ord: Any = None, dim: int | tuple[int, ...] | None = None, keepdim: bool = False, **options: Any
+) -> Tensor:
+    of_vectors = isinstance(dim, int) or A.dim() == 1
+    if (ord is None or (ord == 2 and of_vectors)) and not _given(options):
+        return _euclidean(A, dim, keepdim)
+    norm: Tensor = torch.linalg.norm(A, ord, dim, keepdim, **options)
+    return norm
+
+
+def _matrix_norm(
+    A: Tensor, ord: Any = "fro", dim: tuple[int, int] = (-2, -1), keepdim: bool = False, **options: Any
+) -> Tensor:
+    if ord == "fro" and not _given(options):
+        return _euclidean(A, dim, keepdim)
+    norm: Tensor = torch.linalg.matrix_norm(A, ord, dim, keepdim, **options)
+    return norm
+
+
+def _normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **options: Any) -> Tensor:
+    if p == 2 and not _given(options):
+        return input / _euclidean(input, dim, True).clamp_min(eps)
+    return F.normalize(input, p, dim, eps, **options)
+
+
+def _given(options: Mapping[str, Any]) -> bool:
+    """Whether there are options that only the operation itself knows."""
+    return any(value is not None for value in options.values())
+
+
+def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    lengths = [_euclidean(x, dim, True).clamp_min(eps) for x in (x1, x2)]
+    return ((x1 / lengths[0]) * (x2 / lengths[1])).sum(dim)
+
+
+def _pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    return _vector_norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "") -> Tensor:
+    return _vector_norm(x1[..., :, None, :] - x2[..., None, :, :], p, -1)
+
+
+def _std(input: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    return _root(torch.var(input, *arguments, **options))
+
+
+def _glu(input: Tensor, dim: int = -1) -> Tensor:
+    a, b = input.chunk(2, dim)
+    return a * b.sigmoid()
+
+
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    return (input / 6 + 0.5).clamp(0, 1)
+
+
+def _triangle(A: Tensor) -> tuple[Tensor, Tensor]:
+    """The sign of a permutation of the rows, and the diagonal of the triangular matrix that elimination leaves."""
+    permutation, _, upper = torch.linalg.lu(A)
+    return torch.linalg.det(permutation.detach()).round(), upper.diagonal(dim1=-2, dim2=-1)
+
+
+def _det(A: Tensor) -> Tensor:
+    sign, diagonal = _triangle(A)
+    return sign * diagonal.prod(-1)
+
+
+def _slogdet(A: Tensor) -> Any:
+    sign, diagonal = _triangle(A)
+    signs = sign * diagonal.detach().sign().prod(-1)
+    return torch.return_types.linalg_slogdet((signs, diagonal.abs().log().sum(-1)))  # type: ignore[attr-defined]
+
+
+def _logdet(input: Tensor) -> Tensor:
+    sign, logarithm = _slogdet(input)
+    return torch.where(sign > 0, logarithm, torch.nan)
+
+
+def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
+    is_vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
+    inverse: Tensor = torch.linalg.inv(A)
+    if is_vector:
+        return (inverse @ B[..., None])[..., 0]
+    return inverse @ B if left else B @ inverse
+
+
+def _torch_instance_norm(input: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    weight, bias, mean, variance, use_input_stats, momentum, eps = arguments[:7]
+    return _instance_norm(input, mean, variance, weight, bias, use_input_stats, momentum, eps)
+
+
+def _torch_batch_norm(input: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    weight, bias, mean, variance, training, momentum, eps = arguments[:7]
+    return _batch_norm(input, mean, variance, weight, bias, training, momentum, eps)
+
+
 _REPLACEMENTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
     F.group_norm: _group_norm,
     torch.group_norm: _group_norm,
     F.instance_norm: _instance_norm,
+    torch.instance_norm: _torch_instance_norm,
     F.batch_norm: _batch_norm,
+    torch.batch_norm: _torch_batch_norm,
     torch._weight_norm: _weight_norm,
+    torch.norm: _norm,
+    Tensor.norm: _norm,
+    torch.linalg.norm: _linalg_norm,
+    torch.linalg.vector_norm: _vector_norm,
+    torch.linalg.matrix_norm: _matrix_norm,
+    F.normalize: _normalize,
+    F.cosine_similarity: _cosine_similarity,
+    F.pairwise_distance: _pairwise_distance,
+    torch.cdist: _cdist,
+    torch.std: _std,
+    Tensor.std: _std,
+    F.glu: _glu,
+    F.hardsigmoid: _hardsigmoid,
+    **dict.fromkeys((torch.det, torch.linalg.det, Tensor.det), _det),
+    **dict.fromkeys((torch.slogdet, torch.linalg.slogdet, Tensor.slogdet), _slogdet),
+    **dict.fromkeys((torch.logdet, Tensor.logdet), _logdet),
+    torch.linalg.solve: _solve,
 }

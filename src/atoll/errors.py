@@ -1,6 +1,7 @@
 """Errors that the user can fix: one clear sentence, no traceback needed."""
 
 import math
+import operator
 
 
 class AtollError(Exception):
@@ -54,3 +55,19 @@ def check_range(interval: str, /, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not (low < value < high or value in bounds):
             raise InputError(f"{name}: expected {expected}, got {value}")
+
+
+def check_count(least: int, /, **values: object) -> None:
+    """Refuse what is not a whole number from ``least`` on; None is allowed.
+
+    >>> check_count(1, draws=2.5)
+    Traceback (most recent call last):
+    atoll.errors.InputError: draws: expected a whole number of at least 1, got 2.5
+    """
+    for name, value in values.items():
+        try:
+            valid = value is None or operator.index(value) >= least  # type: ignore[arg-type]
+        except TypeError:
+            valid = False
+        if not valid:
+            raise InputError(f"{name}: expected a whole number of at least {least}, got {value!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +43,16 @@ def preserve_parameters(parameters: Iterable[Tensor]) -> Iterator[None]:
                 parameter.copy_(value)
 
 
-def preserve_buffers(module: nn.Module) -> AbstractContextManager[None]:
+@contextmanager
+def preserve_buffers(module: nn.Module) -> Iterator[None]:
     """Restore buffers afterwards, such as batch-norm statistics after a pass that is not a training step."""
-    return preserve_parameters(module.buffers())
+    places = [(part, name, b) for part in module.modules() for name, b in part.named_buffers(recurse=False)]
+    with preserve_parameters(buffer for _, _, buffer in places):
+        try:
+            yield
+        finally:
+            for part, name, buffer in places:  # a pass may also have put another tensor in its place
+                setattr(part, name, buffer)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from atoll.errors import InputError
+
 # SplitMix64 (Steele, Lea & Flood, 2014), as signed 64-bit integers: PyTorch's int64 wraps around like uint64.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -22,11 +24,26 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 def key(*names: object) -> int:
     """A 63-bit key for a sequence of names; the same on every machine and in every process.
 
+    Names are numbers, strings, bytes, None, and tuples or lists of names.  Other objects, such as sets, may be written
+    differently in every process.
+
     >>> key(0, "pgd") == key(0, "pgd"), key(0, "pgd") == key(1, "pgd")
     (True, False)
+    >>> key({"a", "b"})
+    Traceback (most recent call last):
+    atoll.errors.InputError: seed: expected numbers, strings or tuples of them, got set
     """
+    _check_names(names)
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def _check_names(names: tuple[object, ...] | list[object]) -> None:
+    for name in names:
+        if isinstance(name, tuple | list):
+            _check_names(name)
+        elif type(name) not in (int, float, bool, str, bytes, type(None)):
+            raise InputError(f"seed: expected numbers, strings or tuples of them, got {type(name).__name__}")
 
 
 def content_hash(point: Tensor) -> int:

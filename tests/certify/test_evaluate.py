@@ -104,7 +104,9 @@ def test_the_curve_counts_points():
     assert accuracy.tolist() == [0.75, 0.75, 0.75, 0.5, 0.5, 0.5]
     assert certification.verified(0.3).correct == 2
     assert certification.rejected(0.3).correct == 1
-    assert certification.median_radius == pytest.approx(0.2)
+    assert certification.median_radius == pytest.approx(0.5)  # of 0.2, 0.5 and infinity
+    most = dataclasses.replace(certification, radius=torch.tensor([math.inf, 0.2, 0.9, math.inf]).double())
+    assert most.median_radius == math.inf
     nothing = Certification(torch.zeros(1).long(), torch.zeros(1).double(), torch.zeros(1).long())
     assert nothing.verified(0.0).correct == 0  # a tie is no certificate, not even for radius 0
 

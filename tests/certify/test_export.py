@@ -79,6 +79,18 @@ def test_a_file_that_disagrees_is_not_written(tmp_path):
         compare(content, wrong, x, float(wrong(x).radius.max()) + 1e-6)  # abstains elsewhere
 
 
+@pytest.mark.parametrize(("row", "value"), [(0, float("nan")), (3, float("inf")), (2, -1.0)])
+def test_one_wrong_radius_is_a_difference(monkeypatch, row, value):
+    certifier, x = GloRo.proven(MLP((3,), 2, hidden=()).double()), torch.rand(5, 3)
+    right = certifier(x.double())
+    prediction, radius = right.answer(0.0), right.radius
+    monkeypatch.setattr("atoll.certify.export.run", lambda content, x: (prediction, radius))
+    assert compare(b"", certifier, x, 0.0) == (0, 0.0)
+    radius[row] = value
+    with pytest.raises(UnsoundError, match="does not agree with the model"):
+        compare(b"", certifier, x, 0.0)
+
+
 def test_batch_norm_is_exact_where_onnx_is_not():
     norm = settled(nn.Sequential(nn.BatchNorm2d(4)))[0]
     x = torch.rand(5, 4, 3, 3, dtype=torch.float64)

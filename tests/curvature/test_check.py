@@ -1,5 +1,6 @@
 """The check of curvature on nets whose analysis or derivatives are known to be wrong, and on nets that are right."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -216,3 +217,105 @@ def test_one_informative_point_among_saturated_ones_is_sampled_often_enough():
     exact = traces(risk, "exact").total.value
     runs = [traces(risk, seed=seed).total for seed in range(40)]
     assert sum(low <= exact <= high for low, high in (run.interval for run in runs)) >= 31  # 95 % of 40, at 1e-4
+
+
+class Branch(nn.Module):
+    """A layer that takes another path at points whose first number is large."""
+
+    def __init__(self, usual: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.usual, self.other = nn.Linear(8, 8), usual, other
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.layer(x)
+        return torch.where(x[:, :1] > 1, self.other(z), self.usual(z))
+
+
+# usual and other path; whether Gauss-Newton, double backward and gradient are wrong on the other
+BRANCHES = {
+    "straight-through": (torch.relu, StraightThrough.apply, (True, True, True)),
+    "smooth": (torch.relu, torch.tanh, (True, False, False)),
+    "wrong second derivative": (torch.tanh, WrongTwice.apply, (True, True, False)),
+    "right": (torch.relu, lambda z: -z.relu(), (False, False, False)),
+}
+
+
+@pytest.mark.parametrize("points", [40, 100])
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_fault_at_one_point_in_twenty_is_noticed(name: str, points: int) -> None:
+    usual, other, wrong = BRANCHES[name]
+    net = nn.Sequential(Branch(usual, other), nn.Linear(8, 3)).eval()
+    x = torch.rand(points, 8)
+    x[7::20, 0] = 1.5  # none of sixteen points at equal distances
+    risk = EmpiricalRisk(net, Standard(), x, torch.arange(points) % 3)
+    for check, fault in zip((check_hessian, check_gradient), wrong[1:], strict=True):
+        assert check(risk).passed is not fault, check(risk)
+    if wrong[0] == wrong[2]:  # what is not linear is found by the graph; here it is whether J is the derivative
+        assert check_gauss_newton(risk).passed is not wrong[0]
+
+
+class Cancelling(nn.Linear):
+    """Loses four digits on the way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, (self.weight + 1e4) - 1e4, self.bias)
+
+
+IMPRECISE = {
+    "weights": lambda: nn.Sequential(Cancelling(8, 8), nn.ReLU(), nn.Linear(8, 3)),
+    "tanh": lambda: nn.Sequential(Cancelling(8, 8), nn.Tanh(), nn.Linear(8, 3)),
+    "logits": lambda: dense(nn.ReLU(), nn.Linear(8, 8), Apply(lambda z: (z + 1e5) - 1e5)),
+}
+
+
+@pytest.mark.parametrize("name", IMPRECISE)
+def test_digits_that_float32_loses_are_noticed_and_not_missing_in_the_result(name: str) -> None:
+    net, x, y = IMPRECISE[name]().eval(), torch.rand(24, 8), torch.arange(24) % 3
+    risk = EmpiricalRisk(net, Standard(), x, y, nonlinear={})  # the graph is right, and takes longest
+    for check in (check_gauss_newton, check_hessian):
+        assert check(risk).passed is False
+        assert "loses digits: the gradient by" in check(risk).message
+    assert check_gradient(risk).passed
+    result = traces(risk, "exact")
+    double = EmpiricalRisk(copy.deepcopy(net).double(), Standard(), x.double(), y, nonlinear={})
+    truth = traces(double, "exact")
+    assert "in float32" in result.reason
+    assert result.values.tolist() == pytest.approx(truth.values.tolist(), rel=1e-4, abs=1e-4 * float(truth.total.value))
+    stopped = EmpiricalRisk(net, TRADES(stop_clean_gradient=True), x, y, x, nonlinear={})
+    with pytest.raises(InputError, match=r"cannot hold the clean prediction constant, but .* loses digits"):
+        traces(stopped)
+
+
+def test_trained_and_saturated_nets_lose_no_digits() -> None:
+    x, y = torch.rand(64, 8), torch.arange(64) % 3
+    net = dense(nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.03)
+    for step in range(400):
+        if step in (0, 50, 399):
+            for scale in (1.0, 30.0):
+                model = nn.Sequential(net, Apply(lambda z, scale=scale: scale * z)).eval()
+                check = check_gauss_newton(EmpiricalRisk(model, Standard(), x, y))
+                assert check.passed or (scale > 1 and "not larger than rounding errors" in check.message), check
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+
+class Steep(Term):
+    def value(self, out: Outputs, y: Tensor) -> Tensor:
+        return 1e9 * out.g[:, 0] + nn.functional.cross_entropy(out.g, y, reduction="none")
+
+
+class SteepLoss(Loss):
+    def __init__(self) -> None:
+        super().__init__(steep=(1.0, Steep()))
+
+
+def test_a_large_gradient_does_not_hide_that_curvature_drowns_in_rounding() -> None:
+    net, x = nn.Linear(8, 3).double().eval(), torch.rand(12, 8, dtype=torch.float64)
+    flat = EmpiricalRisk(net, Standard(), x, net(x).softmax(1).detach())  # the gradient is zero at every point
+    for risk in (EmpiricalRisk(net, SteepLoss(), x, torch.arange(12) % 3), flat):
+        for check in (check_gauss_newton, check_hessian):
+            result = check(risk)
+            assert result.passed is None
+            assert "derivatives are not larger than rounding errors" in result.message

@@ -13,7 +13,7 @@ from atoll.curvature.gap import Gap
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings, loss_name, resolve_loss
 from atoll.curvature.pac_bayes import PACBayesBounds, PACBayesProof
 from atoll.curvature.wci import Layer, LayerwiseBound
-from atoll.errors import AtollError, ResultError
+from atoll.errors import AtollError, InputError, ResultError
 from atoll.losses import AT, TRADES, Standard
 from atoll.measure import Environment, load_result, measure
 from atoll.modules import PassCounts, count_passes
@@ -242,6 +242,16 @@ def test_names_of_losses_resolve_again(loss):
 def test_nonsense_is_one_sentence(options, sentence):
     with pytest.raises(AtollError, match=sentence):
         measure(tiny_subject(), quick(**options))
+
+
+def test_a_proof_that_does_not_exist_is_refused_before_any_work(monkeypatch):
+    def work(*arguments, **options):
+        raise AssertionError("nothing to compute")
+
+    for name in ("EmpiricalRisk", "wci", "_tensors"):
+        monkeypatch.setattr(f"atoll.curvature.measure.{name}", work)
+    with pytest.raises(InputError, match="a PAC-Bayes proof needs a loss without an attack, got AT"):
+        measure(tiny_subject(), quick(proof=2))
 
 
 def test_a_subject_without_a_loss_needs_the_name_of_one():

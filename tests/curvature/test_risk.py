@@ -10,7 +10,19 @@ from safetensors.torch import load_file
 from torch import nn
 
 from atoll.attacks import PGD
-from atoll.curvature import EmpiricalRisk, HessianProducts, hessian
+from atoll.curvature import (
+    EmpiricalRisk,
+    HessianProducts,
+    density,
+    hessian,
+    input_landscape,
+    pac_bayes,
+    robust_gap,
+    top_eigenvalues,
+    traces,
+    weight_landscape,
+)
+from atoll.curvature.ggn import diagonal
 from atoll.curvature.risk import flatten
 from atoll.errors import InputError
 from atoll.losses import AT, Standard
@@ -43,6 +55,48 @@ def test_nothing_is_left_changed_and_no_gradient_mode_is_no_obstacle():
     assert inside.abs().max() > 0
     assert all(w.grad is None for w in p.parameters)
     assert all(torch.equal(value, before[name]) for name, value in p.model.state_dict().items())
+
+
+class Counting(nn.Module):
+    """Changes all kinds of buffers in every pass, in place and not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("replaced", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        self.replaced = self.replaced + 1
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0).to(self.mean))
+        return self.head(self.layer(x).tanh())
+
+
+MEASUREMENTS = {
+    "value and gradient": lambda risk: (risk.value(), risk.gradient()),
+    "Gauss-Newton": lambda risk: (traces(risk, "gauss_newton", max_probes=2), diagonal(risk)),
+    "Hutchinson": lambda risk: traces(risk, "hutchinson", max_probes=2),
+    "exact": lambda risk: (traces(risk, "exact"), hessian(risk, [0, 3])),
+    "eigenvalues": lambda risk: (top_eigenvalues(risk, 1), density(risk, vectors=1, steps=2)),
+    "bounds": lambda risk: pac_bayes(risk, 1.0, pairs=2),
+    "landscapes": lambda risk: (
+        weight_landscape(risk, steps=3),
+        input_landscape(risk.model, risk.x, risk.y, radius=0.1, steps=3),
+    ),
+    "gap": lambda risk: robust_gap(risk.model, (risk.x, risk.y), (risk.x, risk.y), PGD(ThreatModel("linf", 0.1))),
+}
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_buffers_that_passes_change_are_restored(name):
+    model, x, y = Counting().eval(), torch.rand(6, 3), torch.arange(6) % 3
+    before, places = {n: t.clone() for n, t in model.state_dict().items()}, dict(model.named_buffers())
+    risk = EmpiricalRisk.attacked(model, AT(), x, y, PGD(ThreatModel("linf", 0.1), steps=2))
+    MEASUREMENTS[name](risk)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert all(buffer is places[n] for n, buffer in model.named_buffers())
 
 
 def test_attacked_holds_the_inputs_of_the_attack():

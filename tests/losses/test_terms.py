@@ -323,3 +323,47 @@ def test_weights_are_checked():
     ):
         with pytest.raises(InputError, match="expected at least 0"):
             build()
+
+
+class Focal(CrossEntropy):
+    """Inherits a closed form that is not its own."""
+
+    def value(self, out, y):
+        ce = super().value(out, y)
+        return (1 - (-ce).exp()).square() * ce
+
+
+class HotKL(KL):
+    def value(self, out, y):
+        return super().value(Outputs(logits=out.g / 2, adv_logits=out.g_adv / 2), y)
+
+
+@pytest.mark.parametrize("term", [Focal("clean"), Focal("adversarial"), HotKL(), HotKL(stop_clean_gradient=True)])
+def test_a_term_that_overrides_the_value_does_not_inherit_a_closed_form(term):
+    g, g_adv, y = (*torch.randn(2, 4, 3, dtype=torch.float64), torch.tensor([0, 2, 1, 0]))
+    out = Outputs(logits=g, adv_logits=g_adv)
+    mine, truth = term.curvature(out, y), autograd_curvature(term, out, y)
+    for name, expected in vars(truth).items():
+        assert (getattr(mine, name) is None) == (expected is None)
+        if expected is not None:
+            torch.testing.assert_close(getattr(mine, name), expected)
+
+
+def test_a_loss_that_overrides_values_needs_a_curvature():
+    class Sharper(TRADES):
+        def values(self, out, y):
+            return {name: 3 * value for name, value in super().values(out, y).items()}
+
+    class WithCurvature(Sharper):
+        def curvature(self, out, y):
+            return 3 * TRADES.curvature(self, out, y)
+
+    class Again(WithCurvature):
+        def values(self, out, y):
+            return super().values(out, y)
+
+    out, y = Outputs(logits=torch.randn(2, 3), adv_logits=torch.randn(2, 3)), torch.tensor([0, 1])
+    for kind in (Sharper, Again):
+        with pytest.raises(InputError, match=f"{kind.__name__}: expected a curvature of its own, because it overrides"):
+            kind().with_clean_stopped(True).curvature(out, y)
+    torch.testing.assert_close(WithCurvature().curvature(out, y).clean, 3 * TRADES().curvature(out, y).clean)

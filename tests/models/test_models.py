@@ -20,6 +20,7 @@ import atoll.models
 from atoll import config
 from atoll.errors import InputError
 from atoll.models import (
+    MLP,
     VGG,
     CentroidNet,
     Classifier,
@@ -53,6 +54,18 @@ def shaken(case: Case, dtype: torch.dtype = torch.float64) -> Classifier:
 
 def state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+class Tempered(MLP):
+    """Trained through features and head, it would lose its temperature."""
+
+    def forward(self, x):
+        return super().forward(x) / 5
+
+
+def test_a_forward_of_its_own_is_refused():
+    with pytest.raises(InputError, match=r"Tempered: a Classifier computes head\(features\(x\)\); put what forward"):
+        Tempered((2,), 3)
 
 
 def test_every_exported_model_is_in_the_table() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from atoll.data import MemorySplit
 from atoll.derivatives import elementary_operations
 from atoll.errors import InputError
 from atoll.losses import ALP, AT, MART, TRADES, Outputs, Standard, Term, WeightedKL
@@ -228,6 +229,40 @@ def twice():
     return nn.Sequential(layer := nn.Linear(4, 4), nn.ReLU(), layer, nn.Linear(4, 3)).double()
 
 
+class StraightThrough(torch.autograd.Function):
+    """ReLU with the gradient of the identity."""
+
+    @staticmethod
+    def forward(x):
+        return x.relu()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+    generate_vmap_rule = True
+
+
+class InTraining(nn.Module):
+    """Another function, or another gradient, in training mode."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x) if self.training else x.relu()
+
+
+class Apply(nn.Module):
+    def forward(self, x):
+        return StraightThrough.apply(x)
+
+
 # Nets that full TrH is exact for, and nets that it refuses.
 LINEAR_NETS = {
     "relu": lambda: full_trace_net(nn.ReLU()),
@@ -253,6 +288,12 @@ REFUSED = {
         "the model has InstanceNorm1d",
     ),
     "PReLU": (lambda: full_trace_net(nn.PReLU()), "gradients of single examples"),
+    "straight-through": (lambda: full_trace_net(Apply()), "the trace would not be exact: Gauss-Newton"),
+    "another function in training": (lambda: full_trace_net(InTraining(torch.tanh)), "the same logits in training and"),
+    "another gradient in training": (
+        lambda: full_trace_net(InTraining(StraightThrough.apply)),
+        r"gradients of single examples in training mode are wrong in 0\.weight",
+    ),
     "dropout": (lambda: full_trace_net(nn.Dropout(0.1)), "the model has Dropout"),
 }
 
@@ -262,7 +303,9 @@ def full_trace_case(build, shape=(4,)):
         torch.manual_seed(2)
         model, x = build(), torch.randn(3, *shape, dtype=torch.float64)
         trainer = tiny_trainer(double=True)
-        trainer.model, trainer.data = model, SimpleNamespace(shape=shape)
+        points = torch.randn(64, *shape, dtype=torch.float64)
+        split = MemorySplit(points, torch.arange(64) % 3)
+        trainer.model, trainer.data = model, SimpleNamespace(shape=shape, train=split)
         return trainer, model, x, x + 0.5 * torch.randn_like(x), torch.tensor([0, 2, 1])
 
 
@@ -284,7 +327,7 @@ def test_full_trace_is_refused_where_it_would_be_wrong(name):
     trainer, model, x, x_adv, y = full_trace_case(build)
     with pytest.raises(InputError, match=sentence):
         TrH(layers="full").setup(trainer)
-    if name in ("dropout", "running statistics", "PReLU"):
+    if name in ("dropout", "running statistics", "PReLU") or "training" in name or "through" in name:
         return
     with elementary_operations():
         value = naive_values(model, TRADES(), x, x_adv, y, stop=True).sum()

@@ -306,6 +306,20 @@ def test_one_number_of_one_gradient_is_enough(value):
     trainer.train_step(first_batch(trainer))
 
 
+def test_loss_scaling_ends_a_run_whose_gradients_stay_infinite():
+    class Overflow(Method):
+        def before_step(self, trainer, step):
+            trainer.model.head.weight.grad[0, 0] = math.inf
+
+    trainer = tiny_trainer(epochs=20)
+    trainer.scaler = torch.amp.GradScaler("cpu")
+    trainer.methods, before = (Overflow(),), weights(trainer.model)
+    with pytest.raises(TrainingError, match=r"diverged at step 16 .* the gradient of head\.weight is not finite"):
+        trainer.fit()
+    assert trainer.scaler.get_scale() == 1
+    assert_identical(weights(trainer.model), before)
+
+
 def test_statistics_that_are_not_finite_are_not_saved(tmp_path):
     trainer = tiny_trainer(folder=tmp_path, batch_norm=True)
     norm = next(m for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d))

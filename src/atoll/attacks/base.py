@@ -87,9 +87,26 @@ def training_attack(factory: AttackFactory, threat: ThreatModel, objective: Obje
 
 def check_labels(logits: Tensor, y: Tensor) -> None:
     """Refuse labels that are not classes of the model with an InputError instead of an index error."""
-    if logits.dim() != 2:
-        raise InputError(f"model: expected logits of shape (batch, classes), got {tuple(logits.shape)}")
+    check_logits(logits)
+    classes = logits.shape[1]
+    if not (y.dtype == torch.int64 and y.dim() == 1) and not (y.is_floating_point() and y.shape[1:] == (classes,)):
+        raise InputError(
+            f"labels: expected one int64 class per point or {classes} probabilities, got {_kind(y)} of shape"
+            f" {tuple(y.shape)}"
+        )
     if y.dim() == 1 and (y.min() < 0 or y.max() >= logits.shape[1]):
         raise InputError(
             f"labels: expected classes in [0, {logits.shape[1] - 1}], got [{int(y.min())}, {int(y.max())}]"
         )
+
+
+def check_logits(logits: object) -> None:
+    """Refuse what is not a tensor of logits, such as the tuple of a model with several outputs."""
+    if not isinstance(logits, Tensor):
+        raise InputError(f"model: expected logits of shape (batch, classes), got {type(logits).__name__}")
+    if logits.dim() != 2:
+        raise InputError(f"model: expected logits of shape (batch, classes), got {tuple(logits.shape)}")
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -139,8 +139,8 @@ class Certification:
 
     @property
     def median_radius(self) -> float:
-        """Of the points that are classified correctly; 0 if there are none."""
-        radii = self._finite_radii
+        """Of the points that are classified correctly; 0 if there are none.  Infinite radii are the largest."""
+        radii = self.radius[self.correct]
         return float(radii.median()) if len(radii) else 0.0
 
     def curve(self, points: int = 101) -> tuple[Tensor, Tensor]:

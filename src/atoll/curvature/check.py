@@ -1,10 +1,15 @@
-r"""Check curvature where it is made: second derivatives against differences of gradients, in float64, at a few points.
+r"""Check curvature where it is made: second derivatives against differences of gradients, in float64.
 
 Along a random direction v of the weights,
 
 .. math:: H v \approx \frac{\nabla R(\theta + h v) - \nabla R(\theta)}{h}.
 
-The step h is so small that a ReLU net rarely changes its activation pattern; if it does, a smaller step is tried.
+The step h is so small that a ReLU net rarely changes its activation pattern; if it does, a smaller step is tried.  The
+losses of the points are added with random signs, so that neither faults nor gradients cancel.  Gradients in the model's
+own precision must also agree with those in float64.
+
+What is checked for all parameters together sees ``BATCH`` points, or one in ``SHARE`` if that is more; of a small net,
+``SMALL_BATCH``.  A fault at a share s of m points is missed with probability :math:`(1 - s)^m`.
 """
 
 from __future__ import annotations
@@ -24,14 +29,17 @@ from atoll.curvature.ggn import all_logits, logit_hessian
 from atoll.curvature.risk import EmpiricalRisk, Vector, derivative
 from atoll.derivatives import call_with, elementary_operations
 from atoll.losses.base import Outputs
+from atoll.modules import preserve_buffers
 from atoll.rng import generator
 
-POINTS = 4
-CANDIDATES = 16  # points to choose from
+POINTS = 4  # of checks that take a gradient per parameter
+CANDIDATES = 16  # points to choose them from
+BATCH, SHARE, SMALL_BATCH = 16, 32, 128
 _SMALL = 100_000  # parameters: the check of a smaller net takes no time to speak of
 STEPS = (1e-6, 1e-8, 1e-9)  # in units of the weights
 TOLERANCE = 1e-3
 _NOISE = 100 * torch.finfo(torch.float64).eps
+_ROUNDING = 1e4
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,8 @@ class Check:
 def check_gauss_newton(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
     r"""Whether every parameter's Gauss-Newton block is the Hessian's: :math:`J^T \Phi\, J v` against differences.
 
-    One gradient per parameter, whose forward pass also gives J v, and one more backward pass.
+    One gradient per parameter, whose forward pass also gives J v, and one more backward pass.  That J is the derivative
+    of the logits is checked at more points, for all parameters together.
 
     >>> from atoll.losses import Standard
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
@@ -60,7 +69,8 @@ def check_gauss_newton(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
     >>> print(check_gauss_newton(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).message)
     Gauss-Newton differs from differences of gradients at 0.weight
     """
-    return _check("Gauss-Newton", _gauss_newton_cases, risk, seed, points=_points_per_parameter(risk))
+    parts = [(_gauss_newton_cases, _few(risk)), *((_joint_cases, index) for index in _batches(risk))]
+    return _check("Gauss-Newton", parts, risk, seed)
 
 
 def check_linearity(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
@@ -85,7 +95,7 @@ def check_hessian(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
     >>> check_hessian(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).passed
     True
     """
-    return _check("the double backward pass", _hessian_cases, risk, seed, points=POINTS)
+    return _check("the double backward pass", [(_hessian_cases, index) for index in _batches(risk)], risk, seed)
 
 
 def check_gradient(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
@@ -96,11 +106,12 @@ def check_gradient(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
     >>> check_gradient(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).passed
     True
     """
-    return _check("the gradient", _gradient_cases, risk, seed, points=_points_per_parameter(risk))
+    parts = [(_gradient_cases, _few(risk)), *((_joint_cases, index) for index in _batches(risk))]
+    return _check("the gradient", parts, risk, seed, own_precision=False)
 
 
 @dataclass(frozen=True)
-class _Deviation:
+class Deviation:
     """How far a derivative is from differences, how large both are, and how large rounding errors can be."""
 
     value: Tensor
@@ -112,15 +123,16 @@ class _Deviation:
 
 
 @dataclass(frozen=True)
-class _Case:
-    """The deviation of a parameter's derivative, as a function of the step."""
+class Case:
+    """The deviation of a parameter's derivative, as a function of the step; or of that of all parameters together."""
 
     name: str
-    deviation: Callable[[float], _Deviation]
+    deviation: Callable[[float], Deviation]
+    joint: bool = False
 
-    def judge(self) -> tuple[bool | None, _Deviation]:
+    def judge(self) -> tuple[bool | None, Deviation]:
         """Whether the derivative is right, None if differences do not settle; and the deviation that decided."""
-        tried: list[_Deviation] = []
+        tried: list[Deviation] = []
         for step in STEPS:
             tried.append(self.deviation(step))
             if tried[-1].agrees():
@@ -129,47 +141,81 @@ class _Case:
         return (False if settled else None), tried[-1]
 
 
+_Cases = Callable[["DoubleRisk", object], Iterator[Case]]
+
+
 def _check(
-    what: str, cases: Callable[[DoubleRisk, object], Iterator[_Case]], risk: EmpiricalRisk, seed: object, points: int
+    what: str, parts: Sequence[tuple[_Cases, Tensor]], risk: EmpiricalRisk, seed: object, *, own_precision: bool = True
 ) -> Check:
-    try:
-        double = DoubleRisk(risk, _informative(risk, points))
-    except (RuntimeError, NotImplementedError, TypeError) as error:
-        return Check(None, f"{what} could not be checked: {_first_line(error)}")
-    try:
-        verdicts = {case.name: case.judge() for case in cases(double, seed)}
-    except (RuntimeError, NotImplementedError) as error:
-        return Check(False, f"{what} fails: {_first_line(error)}")
-    if wrong := [name for name, (verdict, _) in verdicts.items() if verdict is False]:
-        return Check(False, f"{what} differs from differences{_OF[what]} at {wrong[0]}")
-    if unsettled := [name for name, (verdict, _) in verdicts.items() if verdict is None]:
-        return Check(None, f"{what} could not be checked: differences{_OF[what]} do not settle at {unsettled[0]}")
-    deviations = [deviation for _, deviation in verdicts.values()]
-    negligible = TOLERANCE * max(deviation.size for deviation in deviations)  # too small to matter in a sum
-    if negligible and any(d.noise > 0.1 * max(d.size, negligible) for d in deviations):
-        return Check(None, f"{what} could not be checked: derivatives are not larger than rounding errors")
+    doubt = ""
+    with preserve_buffers(risk.model):
+        for cases, index in parts:
+            try:
+                double = DoubleRisk(risk, index, seed=seed)
+            except (RuntimeError, NotImplementedError, TypeError) as error:
+                return Check(None, f"{what} could not be checked: {first_line(error)}")
+            if own_precision and (lost := double.lost_digits()):
+                return Check(False, f"{what} loses digits: {lost}")
+            try:
+                verdicts = [(case, *case.judge()) for case in cases(double, seed)]
+            except (RuntimeError, NotImplementedError) as error:
+                return Check(False, f"{what} fails: {first_line(error)}")
+            if wrong := [case.name for case, verdict, _ in verdicts if verdict is False]:
+                return Check(False, f"{what} differs from differences{_OF[what]} at {wrong[0]}")
+            if unsettled := [case.name for case, verdict, _ in verdicts if verdict is None]:
+                doubt = doubt or f"differences{_OF[what]} do not settle at {unsettled[0]}"
+            elif _drowned([(case.joint, deviation) for case, _, deviation in verdicts]):
+                doubt = doubt or "derivatives are not larger than rounding errors"
+    if doubt:
+        return Check(None, f"{what} could not be checked: {doubt}")
     return Check(True, f"{what} agrees with differences{_OF[what]}")
+
+
+def _drowned(deviations: Sequence[tuple[bool, Deviation]]) -> bool:
+    """Whether a derivative that matters is not larger than rounding errors, so that agreement says nothing.
+
+    A parameter's derivative does not matter if it is small beside those of the same kind of other parameters.
+    """
+    own = [deviation for joint, deviation in deviations if not joint]
+    least = TOLERANCE * max((deviation.size for deviation in own), default=0.0)
+    if own and not least:  # a flat loss
+        return False
+    sizes = [(d, d.size if joint else max(d.size, least)) for joint, d in deviations]
+    return any(d.noise > 0.1 * size for d, size in sizes)
 
 
 _OF = {"Gauss-Newton": " of gradients", "the double backward pass": " of gradients", "the gradient": " of the loss"}
 
 
-def _points_per_parameter(risk: EmpiricalRisk) -> int:
-    """Points of a check that takes a gradient per parameter: fewer for large nets, a fraction of the measurement."""
-    return POINTS if risk.size <= _SMALL else max(1, min(POINTS, len(risk) // (8 * len(risk.names))))
+def _few(risk: EmpiricalRisk) -> Tensor:
+    """Points for checks that take a gradient per parameter: fewer for large nets."""
+    count = POINTS if risk.size <= _SMALL else max(1, min(POINTS, len(risk) // (SHARE * len(risk.names))))
+    return _informative(risk, CANDIDATES)[:count]
+
+
+def _batches(risk: EmpiricalRisk) -> Sequence[Tensor]:
+    """Points for checks of all parameters together, in batches of one pass."""
+    count = SMALL_BATCH if risk.size <= _SMALL else max(BATCH, len(risk) // SHARE)
+    return torch.split(_informative(risk, count), risk.micro_batch)
 
 
 def _informative(risk: EmpiricalRisk, count: int) -> Tensor:
-    """The points with the largest second derivatives in logit space: at a saturated point everything agrees."""
-    size = min(CANDIDATES, len(risk))
-    index = torch.arange(size) * (len(risk) // size)
-    with torch.no_grad():
-        out, y = risk.outputs(index)
-    sizes = logit_hessian(risk.loss, out, y).flatten(1).norm(dim=1).nan_to_num(0, 0, 0)
-    return index[sizes.argsort(descending=True)[:count].cpu()]
+    """Points from all over the data, those with the largest second derivatives in logit space first.
+
+    Saturated points are left out: they add nothing to the curvature, and everything agrees there.
+    """
+    size = min(count, len(risk))
+    index = torch.arange(size) * len(risk) // size
+    sizes = []
+    with preserve_buffers(risk.model), torch.no_grad():
+        for part in torch.split(index, risk.micro_batch):
+            out, y = risk.outputs(part)
+            sizes.append(logit_hessian(risk.loss, out, y).flatten(1).norm(dim=1).nan_to_num(0, 0, 0).cpu())
+    order = torch.cat(sizes).sort(descending=True)
+    return index[order.indices[order.values >= TOLERANCE * order.values[0]]]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
@@ -177,18 +223,27 @@ class DoubleRisk:
     """The summed loss of some points as a function of weights in float64; the model itself stays as it is.
 
     A clean prediction that the loss holds constant moves here, because differences cannot hold it.
+
+    Args:
+        risk: the loss as a function of the weights.
+        index: of the points.
+        seed: of random signs for the losses in the sum, and of directions; None for a plain sum.
     """
 
-    def __init__(self, risk: EmpiricalRisk, index: Tensor) -> None:
-        self.risk, self.value = risk, risk.loss.with_clean_stopped(False)
+    def __init__(self, risk: EmpiricalRisk, index: Tensor, *, seed: object = None) -> None:
+        self.risk, self.index, self.value = risk, index, risk.loss.with_clean_stopped(False)
+        ones = torch.ones(len(index), dtype=torch.float64, device=risk.device)
+        self.signs = ones if seed is None else _random_signs(ones, generator(seed, "signs", device=risk.device))
         self.x = risk.x[index].to(risk.device).double() if risk.loss.uses_clean else None
         self.x_adv = None if risk.x_adv is None else risk.x_adv[index].to(risk.device).double()
         self.y = risk.y[index].to(risk.device)
         self.frozen = {name: _double(t) for name, t in [*risk.model.named_parameters(), *risk.model.named_buffers()]}
         self.weights = [p.detach().double().requires_grad_() for p in risk.parameters]
         with _StaysDouble():  # type: ignore[no-untyped-call]
-            self.loss, self.gradient, self.logits = self.at(self.weights)
-        self.scale = float(torch.stack([g.norm() for g in self.gradient]).norm())
+            self.losses, self.gradient, self.logits = self.at(self.weights)
+        self.slope = self._logit_slope()
+        # A difference of probabilities and labels has absolute rounding errors: they count at saturated points.
+        self.scale = float(torch.stack([g.norm() for g in self.gradient]).norm()) * (1 + 0.01 / self.slope)
 
     def outputs(self, weights: Sequence[Tensor]) -> Outputs:
         tensors = {**self.frozen, **dict(zip(self.risk.names, weights, strict=True))}
@@ -197,31 +252,72 @@ class DoubleRisk:
         )
         return Outputs(logits=logits, adv_logits=adv_logits)
 
+    def values(self, out: Outputs) -> Tensor:
+        """The loss of each point, with its sign."""
+        losses = torch.stack(list(self.value.values(out, self.y).values())).sum(0)
+        return losses * self.signs.to(losses.dtype)
+
     def at(self, weights: Sequence[Tensor]) -> tuple[Tensor, Vector, Tensor]:
-        """Loss, gradient and logits at some weights."""
+        """Signed losses, the gradient of their sum, and logits at some weights."""
         with torch.enable_grad():
             out = self.outputs(weights)
-            total = torch.stack(list(self.value.values(out, self.y).values())).sum()
-            gradient = derivative([total], weights)
-        return total.detach(), gradient, all_logits(out).detach()
+            losses = self.values(out)
+            gradient = derivative([losses.sum()], weights)
+        return losses.detach(), gradient, all_logits(out).detach()
 
     def moved(self, direction: Sequence[Tensor | None], step: float) -> tuple[Tensor, Vector, Tensor]:
         """The same at weights that were moved; None leaves a parameter where it is."""
+        return self.at(self._moved(direction, step))
+
+    @torch.no_grad()
+    def losses_moved(self, direction: Sequence[Tensor | None], step: float) -> Tensor:
+        """Signed losses at weights that were moved."""
+        return self.values(self.outputs(self._moved(direction, step)))
+
+    def _moved(self, direction: Sequence[Tensor | None], step: float) -> Vector:
         pairs = zip(self.weights, direction, strict=True)
-        return self.at([w if v is None else (w + step * v).detach().requires_grad_() for w, v in pairs])
+        return [w if v is None else (w + step * v).detach().requires_grad_() for w, v in pairs]
 
     def direction(self, seed: object) -> Vector:
         """Random signs, as large as the weights of their parameter."""
         draw = generator(seed, "check", device=self.risk.device)
-        signs = [torch.empty_like(w).bernoulli_(0.5, generator=draw).mul_(2).sub_(1) for w in self.weights]
-        return [
-            s.detach() * w.detach().square().mean().sqrt().clamp_min(1e-3)
-            for s, w in zip(signs, self.weights, strict=True)
-        ]
+        sizes = [w.detach().square().mean().sqrt().clamp_min(1e-3) for w in self.weights]
+        return [_random_signs(w.detach(), draw) * size for w, size in zip(self.weights, sizes, strict=True)]
 
-    def noise(self, step: float, size: float = 1.0) -> float:
-        """Rounding errors of a difference of gradients, or of losses along a direction of some size."""
-        return _NOISE * (self.scale + float(self.loss.abs())) * size / step
+    def noise(self, step: float) -> float:
+        """Rounding errors of a difference of gradients, or of losses along a direction of length 1."""
+        return _NOISE * (self.scale + float(self.losses.abs().sum())) / step
+
+    def _logit_slope(self) -> float:
+        """Size of the derivatives of the losses by the logits."""
+        given = [x is not None for x in (self.x, self.x_adv)]
+        leaves = [part.detach().requires_grad_() for part in self.logits.chunk(sum(given), 1)]
+        clean, adversarial = leaves[0] if given[0] else None, leaves[-1] if given[1] else None
+        with torch.enable_grad():
+            losses = self.values(Outputs(logits=clean, adv_logits=adversarial))
+        slopes = derivative([losses.sum()], leaves)
+        return max(float(torch.cat(slopes, 1).square().mean().sqrt()), 1e-30)
+
+    def lost_digits(self) -> str:
+        """Where the model's own precision gives another gradient than rounding errors explain, or "".
+
+        Explained are ``_ROUNDING`` rounding errors of the gradient by the weights, and 100 of that by the logits, which
+        is a difference of probabilities and labels.
+        """
+        dtype = self.risk.parameters[0].dtype
+        if dtype == torch.float64:
+            return ""
+        with torch.enable_grad():
+            out, _ = self.risk.outputs(self.index)
+            gradient = derivative([self.values(out).sum()], self.risk.parameters)
+        allowed = torch.finfo(dtype).eps * (_ROUNDING + 100 / self.slope)
+        sizes = [float(g.norm()) for g in self.gradient]
+        for name, own, double, size in zip(self.risk.names, gradient, self.gradient, sizes, strict=True):
+            error = float((own.double() - double).norm()) / max(size, 0.01 * max(sizes), 1e-30)
+            if error > allowed:
+                kind = str(dtype).removeprefix("torch.")
+                return f"the gradient by {name} is off by {100 * error:.2g} % in {kind}"
+        return ""
 
 
 class _StaysDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -240,6 +336,10 @@ class _StaysDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+def _random_signs(like: Tensor, draw: torch.Generator) -> Tensor:
+    return torch.empty_like(like).bernoulli_(0.5, generator=draw).mul_(2).sub_(1)
+
+
 def _dtypes(tree: Any) -> set[torch.dtype]:
     return {leaf.dtype for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}
 
@@ -248,14 +348,14 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
 
 
-def _gauss_newton_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
+def _gauss_newton_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
     risk = double.risk
     with torch.enable_grad():
         out = double.outputs(double.weights)
-    base, phi = all_logits(out), logit_hessian(double.value, out, double.y)
+    base, phi = all_logits(out), logit_hessian(double.value, out, double.y) * double.signs[:, None, None]
     for k, (name, v) in enumerate(zip(risk.names, double.direction(seed), strict=True)):
 
-        def deviation(step: float, k: int = k, v: Tensor = v) -> _Deviation:
+        def deviation(step: float, k: int = k, v: Tensor = v) -> Deviation:
             _, gradient, logits = double.moved(_only(double, k, v), step)
             slope = (logits - double.logits) / step
             u = torch.einsum("nij,nj->ni", phi, slope)
@@ -264,48 +364,51 @@ def _gauss_newton_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
             # If J is not the derivative of the logits (straight-through), the gradient is wrong in the same way.
             along = ((product * v).sum() - (u * slope).sum()) / v.norm()
             size = float(torch.maximum(product.norm(), hessian.norm()).maximum((u * slope).sum().abs() / v.norm()))
-            return _Deviation(torch.cat([(product - hessian).flatten(), along[None]]), size, double.noise(step))
+            return Deviation(torch.cat([(product - hessian).flatten(), along[None]]), size, double.noise(step))
 
-        yield _Case(name, deviation)
-    yield from _gradient_cases(double, seed, together=True)
+        yield Case(name, deviation)
+    yield from _joint_cases(double, seed)
 
 
-def _hessian_cases(double: DoubleRisk, seed: object) -> Iterator[_Case]:
+def _hessian_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
     v = double.direction(seed)
     with torch.enable_grad(), elementary_operations():
         out = double.outputs(double.weights)
-        total = torch.stack(list(double.value.values(out, double.y).values())).sum()
-        product = derivative(derivative([total], double.weights, create_graph=True), double.weights, v)
+        product = derivative(
+            derivative([double.values(out).sum()], double.weights, create_graph=True), double.weights, v
+        )
     gradient_after = functools.cache(lambda step: double.moved(v, step)[1])  # the same for all parameters
 
     for k, name in enumerate(double.risk.names):
 
-        def deviation(step: float, k: int = k) -> _Deviation:
+        def deviation(step: float, k: int = k) -> Deviation:
             difference = (gradient_after(step)[k] - double.gradient[k]) / step
             size = float(torch.maximum(product[k].norm(), difference.norm()))
-            return _Deviation(product[k] - difference, size, double.noise(step))
+            return Deviation(product[k] - difference, size, double.noise(step))
 
-        yield _Case(name, deviation)
-    yield from _gradient_cases(double, seed, together=True)
+        yield Case(name, deviation)
+    yield from _joint_cases(double, seed)
 
 
-def _gradient_cases(double: DoubleRisk, seed: object, together: bool = False) -> Iterator[_Case]:
-    """The derivative of the loss along a direction of each parameter, or of all of them together."""
-    v = double.direction(seed)
-    moves = [("all parameters", v, list(range(len(v))))] if together else [
-        (name, _only(double, k, v[k]), [k]) for k, name in enumerate(double.risk.names)
-    ]  # fmt: skip
-    for name, move, rows in moves:
+def _gradient_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
+    """The derivative of the loss along a direction of each parameter."""
+    for k, (name, v) in enumerate(zip(double.risk.names, double.direction(seed), strict=True)):
+        yield Case(name, functools.partial(_slope_deviation, double, _only(double, k, v)))
 
-        def deviation(step: float, move: Sequence[Tensor | None] = move, rows: list[int] = rows) -> _Deviation:
-            step *= 100  # losses are less steep than gradients
-            difference = (double.moved(move, step)[0] - double.loss) / step
-            claimed = torch.stack([(double.gradient[k] * v[k]).sum() for k in rows]).sum()
-            length = float(torch.stack([v[k].norm() for k in rows]).norm())
-            size = float(torch.maximum(claimed.abs(), difference.abs()))
-            return _Deviation((claimed - difference)[None] / length, size / length, double.noise(step))
 
-        yield _Case(name, deviation)
+def _joint_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
+    """The derivative of the loss along a direction of all parameters together."""
+    yield Case("all parameters", functools.partial(_slope_deviation, double, double.direction(seed)), joint=True)
+
+
+def _slope_deviation(double: DoubleRisk, direction: Sequence[Tensor | None], step: float) -> Deviation:
+    step *= 100  # losses are less steep than gradients
+    difference = (double.losses_moved(direction, step) - double.losses).sum() / step
+    moving = [(g, v) for g, v in zip(double.gradient, direction, strict=True) if v is not None]
+    claimed = torch.stack([(g * v).sum() for g, v in moving]).sum()
+    length = float(torch.stack([v.norm() for _, v in moving]).norm())
+    size = float(torch.maximum(claimed.abs(), difference.abs()))
+    return Deviation((claimed - difference)[None] / length, size / length, double.noise(step))
 
 
 def _only(double: DoubleRisk, k: int, v: Tensor) -> list[Tensor | None]:

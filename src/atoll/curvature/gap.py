@@ -14,7 +14,7 @@ from atoll.attacks.base import Attack
 from atoll.curvature.risk import shared
 from atoll.distributed import all_sum
 from atoll.errors import InputError
-from atoll.modules import evaluation_mode
+from atoll.modules import evaluation_mode, preserve_buffers
 from atoll.stats import Estimate
 
 
@@ -71,13 +71,14 @@ def _measure(
         raise InputError(f"expected points with one label each, got {len(x)} points and {len(y)} labels")
     like = next(model.parameters())
     results = torch.zeros(2, len(x), dtype=torch.float64, device=like.device)
-    for index in shared(len(x), batch_size):
-        here, labels = index.to(like.device), y[index].to(like.device)
-        x_adv = attack(model, x[index].to(like), labels, seed=seed, index=here)
-        with torch.no_grad(), evaluation_mode(model):
-            logits = model(x_adv)
-        results[0, here] = (logits.argmax(1) != labels).double()
-        results[1, here] = F.cross_entropy(logits, labels, reduction="none").double()
+    with preserve_buffers(model):
+        for index in shared(len(x), batch_size):
+            here, labels = index.to(like.device), y[index].to(like.device)
+            x_adv = attack(model, x[index].to(like), labels, seed=seed, index=here)
+            with torch.no_grad(), evaluation_mode(model):
+                logits = model(x_adv)
+            results[0, here] = (logits.argmax(1) != labels).double()
+            results[1, here] = F.cross_entropy(logits, labels, reduction="none").double()
     wrong, loss = all_sum(results)
     return Estimate.mean_of(wrong), Estimate.mean_of(loss)
 

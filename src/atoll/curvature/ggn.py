@@ -15,7 +15,9 @@ from torch import Tensor
 
 from atoll.curvature.risk import EmpiricalRisk, Vector, derivative, flatten, shared
 from atoll.distributed import all_sum
+from atoll.errors import check_count
 from atoll.losses.base import Loss, Outputs, hessian_blocks
+from atoll.modules import preserve_buffers
 from atoll.rng import PointRNG
 
 
@@ -52,6 +54,7 @@ def diagonal(risk: EmpiricalRisk, *, probes: int = 8, group: int = 8, seed: obje
     >>> diagonal(EmpiricalRisk(model, Standard(), torch.ones(1, 1), torch.tensor([0])))[0].tolist()
     [[0.25], [0.25]]
     """
+    check_count(1, probes=probes, group=group)
     total = torch.zeros(risk.size, dtype=risk.parameters[0].dtype, device=risk.device)
     for index in shared(len(risk), group):
         for _, sign, product in _vjps(risk, index, range(probes), seed):
@@ -120,23 +123,25 @@ def _factors(risk: EmpiricalRisk, index: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 def _summands(risk: EmpiricalRisk, index: Tensor, parameters: Sequence[Tensor]) -> Iterator[tuple[Tensor, Vector]]:
     """For each point and eigenvector u of its Phi the eigenvalue and J^T u."""
-    for point in torch.split(index, 1):
-        logits, eigenvalues, vectors = _factors(risk, point)
-        for eigenvalue, u in zip(eigenvalues[0], vectors[0].T, strict=True):
-            yield eigenvalue, _vjp(logits, parameters, u[None])
+    with preserve_buffers(risk.model):
+        for point in torch.split(index, 1):
+            logits, eigenvalues, vectors = _factors(risk, point)
+            for eigenvalue, u in zip(eigenvalues[0], vectors[0].T, strict=True):
+                yield eigenvalue, _vjp(logits, parameters, u[None])
 
 
 def _vjps(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Iterator[tuple[int, int, Vector]]:
     """The sum over points of J^T B s for each probe, given with its row and sign."""
-    logits, eigenvalues, vectors = _factors(risk, index)
-    # Rounding leaves eigenvalues around zero on both sides.
-    signs = (1, -1) if bool((eigenvalues < -1e-9 * eigenvalues.abs().max()).any()) else (1,)
-    for row, probe in enumerate(probes):
-        streams = PointRNG(seed, "gauss-newton", probe, index=index.to(logits.device))
-        s = streams.rademacher(eigenvalues.shape[1], dtype=eigenvalues.dtype)
-        for sign in signs:
-            u = torch.einsum("nij,nj->ni", vectors, (sign * eigenvalues).clamp_min(0).sqrt() * s)
-            yield row, sign, _vjp(logits, risk.parameters, u)
+    with preserve_buffers(risk.model):
+        logits, eigenvalues, vectors = _factors(risk, index)
+        # Rounding leaves eigenvalues around zero on both sides.
+        signs = (1, -1) if bool((eigenvalues < -1e-9 * eigenvalues.abs().max()).any()) else (1,)
+        for row, probe in enumerate(probes):
+            streams = PointRNG(seed, "gauss-newton", probe, index=index.to(logits.device))
+            s = streams.rademacher(eigenvalues.shape[1], dtype=eigenvalues.dtype)
+            for sign in signs:
+                u = torch.einsum("nij,nj->ni", vectors, (sign * eigenvalues).clamp_min(0).sqrt() * s)
+                yield row, sign, _vjp(logits, risk.parameters, u)
 
 
 def _vjp(logits: Tensor, parameters: Sequence[Tensor], u: Tensor) -> Vector:

@@ -15,8 +15,8 @@ from atoll.attacks.base import check_labels
 from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.trace import OnProgress
 from atoll.data.decode import read_npz
-from atoll.errors import DataError, InputError
-from atoll.modules import evaluation_mode
+from atoll.errors import DataError, InputError, check_count, check_range
+from atoll.modules import evaluation_mode, preserve_buffers
 from atoll.rng import PointRNG, generator
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def input_landscape(
     x, y = x.to(place), y.to(place.device)
     streams = PointRNG(seed, "landscape", index=torch.arange(len(x), device=x.device))
     signs = streams.rademacher(*x.shape[1:], dtype=x.dtype)
-    with evaluation_mode(model):
+    with evaluation_mode(model), preserve_buffers(model):
         start = x.detach().requires_grad_()
         with torch.enable_grad():
             logits = model(start)
@@ -163,6 +163,8 @@ def filter_normalized(risk: EmpiricalRisk, seed: object) -> list[Tensor]:
 
 def _grid(radius: float, steps: int) -> tuple[Tensor, Tensor]:
     """Places along an axis, and room for the loss at all pairs of them."""
-    if not 0 < radius < float("inf") or steps < 3 or steps % 2 == 0:
-        raise InputError(f"radius, steps: expected more than 0 and an odd number from 3, got {radius}, {steps}")
+    check_range("(0, inf)", radius=radius)
+    check_count(3, steps=steps)
+    if steps % 2 == 0:
+        raise InputError(f"steps: expected an odd number, so that the middle is the point itself, got {steps}")
     return torch.linspace(-radius, radius, steps, dtype=torch.float64), torch.zeros(steps, steps, dtype=torch.float64)

@@ -18,7 +18,7 @@ from atoll.config import build_part
 from atoll.curvature.gap import Gap, robust_gap
 from atoll.curvature.ggn import diagonal
 from atoll.curvature.landscape import Landscape, input_landscape, weight_landscape
-from atoll.curvature.pac_bayes import PACBayesBounds, PACBayesProof, pac_bayes, pac_bayes_proof
+from atoll.curvature.pac_bayes import PACBayesBounds, PACBayesProof, check_provable, pac_bayes, pac_bayes_proof
 from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.spectrum import Density, density, top_eigenvalues
 from atoll.curvature.trace import Estimator, OnProgress
@@ -187,6 +187,8 @@ class MeasureCurvature(Measurement):
         threat = resolve_threat(subject, settings.norm, settings.eps)
         loss = resolve_loss(subject, settings.loss)
         model = subject.model
+        if settings.proof:
+            check_provable(model, loss)  # before any work
         attack = PGD(threat, loss.objective or "ce", steps=settings.steps)
         x, y = _tensors(_points(subject, settings.split, settings))
         stage("attack")

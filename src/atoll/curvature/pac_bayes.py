@@ -13,11 +13,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.curvature.risk import EmpiricalRisk, Vector, flatten
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count
+from atoll.losses.base import Loss
 from atoll.models.base import Normalize
+from atoll.modules import preserve_buffers
 from atoll.rng import generator
 from atoll.stats import Estimate
 
@@ -247,7 +249,8 @@ def gibbs_risk(
     >>> abs(still.value - risk.value()) < 1e-9, still.standard_error
     (True, 0.0)
     """
-    check_range("[2, inf)", pairs=pairs)
+    check_count(2, pairs=pairs)
+    _check_shapes(risk, deviations=deviations)
     means = torch.zeros(pairs, 2, dtype=torch.float64)
     for number in range(pairs):
         draw = generator(seed, "posterior", number, device=risk.device)
@@ -255,7 +258,7 @@ def gibbs_risk(
         noise = [torch.empty_like(p).normal_(generator=draw) * d for p, d in both]
         for sign in (1, -1):
             values = risk.values_at((sign, noise))
-            means[number] += torch.stack([values.mean(), values.clamp_max(clip).mean()]) / 2
+            means[number] += torch.stack([values.mean(), values.clamp(0, clip).mean()]) / 2
     errors = means.std(0) / math.sqrt(pairs)
     return Estimate(float(means[:, 0].mean()), float(errors[0])), Estimate(float(means[:, 1].mean()), float(errors[1]))
 
@@ -286,7 +289,7 @@ def pac_bayes(
         seed: of the draws.
     """
     guessing, clip = _scale(risk, clip, alpha)
-    n, values, squared_norm = len(risk), risk.values(), _squared_norm(risk)
+    n, values, squared_norm = len(risk), _values(risk, clip), _squared_norm(risk)
     mean_loss, clipped_loss = float(values.mean()), float(values.clamp_max(clip).mean())
     one_prior = alpha / 3 / len(SIGMAS)
     one_pair = one_prior / len(TEMPERATURES)
@@ -363,12 +366,10 @@ def pac_bayes_proof(
     >>> risk.value() < proof.bound < 1.4
     True
     """
-    if risk.loss.objective is not None:
-        raise InputError(f"loss: a PAC-Bayes proof needs a loss without an attack, got {type(risk.loss).__name__}")
-    _refuse_data_in_model(risk)
-    check_range("[1, inf)", draws=draws)
+    check_provable(risk.model, risk.loss)
+    check_count(1, draws=draws)
     guessing, clip = _scale(risk, clip, alpha)
-    n, loss = len(risk), float(risk.values().clamp_max(clip).mean())
+    n, loss = len(risk), float(_values(risk, clip).clamp_max(clip).mean())
     options: dict[str, Any] = {"n": n, "clip": clip, "alpha": alpha / 2 / len(SIGMAS)}
     posteriors = _posteriors(risk, trace, diagonal, _squared_norm(risk))
     proofs = []
@@ -393,14 +394,22 @@ def pac_bayes_proof(
     return proofs
 
 
-def _refuse_data_in_model(risk: EmpiricalRisk) -> None:
-    """The bound is about the parameters: whatever else the model has learned from data is not in it."""
-    for name, parameter in risk.model.named_parameters():
+def check_provable(model: nn.Module, loss: Loss) -> None:
+    """Refuse what no PAC-Bayes proof can cover: losses with an attack, and what is learned outside of the parameters.
+
+    >>> from atoll.losses import AT
+    >>> check_provable(nn.Linear(2, 2), AT())
+    Traceback (most recent call last):
+    atoll.errors.InputError: loss: a PAC-Bayes proof needs a loss without an attack, got AT
+    """
+    if loss.objective is not None:
+        raise InputError(f"loss: a PAC-Bayes proof needs a loss without an attack, got {type(loss).__name__}")
+    for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             raise InputError(
                 f"model: a PAC-Bayes proof does not cover {name}, which is frozen but may depend on the data"
             )
-    for prefix, module in risk.model.named_modules():
+    for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_floating_point() and not isinstance(module, Normalize):
                 where = f"{prefix}.{name}" if prefix else name
@@ -419,6 +428,21 @@ def _scale(risk: EmpiricalRisk, clip: float | None, alpha: float) -> tuple[float
     return guessing, 2 * guessing if clip is None else clip
 
 
+def _values(risk: EmpiricalRisk, clip: float) -> Tensor:
+    """The losses, which rounding may have made slightly negative; the bounds are for losses of at least 0."""
+    values = risk.values()
+    if float(values.min()) < -1e-3 * clip:
+        raise InputError(f"loss: PAC-Bayes bounds need a loss of at least 0, got {float(values.min()):.3g}")
+    return values.clamp_min(0)
+
+
+def _check_shapes(risk: EmpiricalRisk, **vectors: Sequence[Tensor] | None) -> None:
+    shapes = [tuple(p.shape) for p in risk.parameters]
+    for name, vector in vectors.items():
+        if vector is not None and [tuple(part.shape) for part in vector] != shapes:
+            raise InputError(f"{name}: expected one tensor per parameter, of its shape")
+
+
 def _squared_norm(risk: EmpiricalRisk) -> float:
     return float(flatten([p.detach() for p in risk.parameters]).double().square().sum())
 
@@ -427,6 +451,7 @@ def _posteriors(
     risk: EmpiricalRisk, trace: float, diagonal: Vector | None, squared_norm: float
 ) -> dict[str, Callable[..., Posterior]]:
     """Optimal posteriors by name, as functions of prior and temperature."""
+    _check_shapes(risk, diagonal=diagonal)
     posteriors: dict[str, Callable[..., Posterior]] = {}
     posteriors["spherical"] = partial(optimal_posterior, [trace], [risk.size], squared_norm)
     if diagonal is not None:
@@ -456,6 +481,6 @@ def verdict(bound: float, *, clip: float, guessing: float) -> str:
 
 
 def _classes(risk: EmpiricalRisk) -> int:
-    with torch.no_grad():
+    with preserve_buffers(risk.model), torch.no_grad():
         out, _ = risk.outputs(torch.tensor([0]))
     return (out.g if out.logits is not None else out.g_adv).shape[1]

@@ -11,7 +11,9 @@ from atoll.curvature.check import DoubleRisk, check_gradient, check_hessian
 from atoll.curvature.risk import EmpiricalRisk, Vector, derivative, flatten, shared
 from atoll.distributed import all_sum
 from atoll.errors import InputError
+from atoll.modules import preserve_buffers
 
+NOT_FINITE = "the loss or its derivatives are not finite at these weights and points"
 LIMIT = 20_000  # parameters: in float32 the matrix takes 1.6 GB then
 _ROWS = 32  # at a time
 _STEP = 1e-6  # of a difference, in units of the weights
@@ -55,7 +57,10 @@ class HessianProducts:
         total = torch.zeros(risk.size, dtype=risk.parameters[0].dtype, device=risk.device)
         for index in shared(len(risk), risk.micro_batch):
             total += flatten(self.sums(index, [vector])[0])
-        return risk.split(all_sum(total) / len(risk))
+        mean = all_sum(total) / len(risk)
+        if not mean.isfinite().all():
+            raise InputError(NOT_FINITE)
+        return risk.split(mean)
 
     def sums(self, index: Tensor, vectors: Sequence[Sequence[Tensor]]) -> list[Vector]:
         """Products with the Hessian of the summed loss of some points; the vectors share the first passes."""
@@ -63,8 +68,9 @@ class HessianProducts:
         if self.by_differences:
             double = DoubleRisk(risk, index)
             return [[p.to(w) for p, w in zip(_difference(double, v), risk.parameters, strict=True)] for v in vectors]
-        gradient = risk.gradient_graph(index)
-        return [derivative(gradient, risk.parameters, v, retain_graph=True) for v in vectors]
+        with preserve_buffers(risk.model):
+            gradient = risk.gradient_graph(index)
+            return [derivative(gradient, risk.parameters, v, retain_graph=True) for v in vectors]
 
 
 def _difference(double: DoubleRisk, vector: Sequence[Tensor]) -> Vector:
@@ -72,12 +78,14 @@ def _difference(double: DoubleRisk, vector: Sequence[Tensor]) -> Vector:
     length = float(flatten(v).norm())
     if not length:
         return [torch.zeros_like(part) for part in v]
-    step = _STEP * max(float(flatten(double.weights).norm()), 1e-3) / length
+    step = _STEP * max(float(flatten(double.weights).detach().norm()), 1e-3) / length
     after, before = (double.moved(v, sign * step)[1] for sign in (1, -1))
     return [(a - b) / (2 * step) for a, b in zip(after, before, strict=True)]
 
 
-def hessian(risk: EmpiricalRisk, rows: Tensor | None = None, *, products: HessianProducts | None = None) -> Tensor:
+def hessian(
+    risk: EmpiricalRisk, rows: Tensor | Sequence[int] | None = None, *, products: HessianProducts | None = None
+) -> Tensor:
     """All second derivatives of the mean loss, ``(parameters, parameters)``, or some rows: a product for each row.
 
     Args:
@@ -95,8 +103,15 @@ def hessian(risk: EmpiricalRisk, rows: Tensor | None = None, *, products: Hessia
     """
     if risk.size > LIMIT:
         raise InputError(f"model: a dense Hessian is for at most {LIMIT:,} parameters, this net has {risk.size:,}")
+    rows = torch.arange(risk.size) if rows is None else torch.as_tensor(rows)
+    if rows.dtype != torch.int64 or rows.dim() != 1 or ((rows < 0) | (rows >= risk.size)).any():
+        raise InputError(f"rows: expected whole numbers in [0, {risk.size - 1}], got {rows.tolist()}")
     products = products or HessianProducts(risk)
-    rows = torch.arange(risk.size) if rows is None else rows
+    with preserve_buffers(risk.model):
+        return _rows(risk, rows, products)
+
+
+def _rows(risk: EmpiricalRisk, rows: Tensor, products: HessianProducts) -> Tensor:
     total = torch.zeros(len(rows), risk.size, dtype=risk.parameters[0].dtype, device=risk.device)
     for index in shared(len(risk), risk.micro_batch):
         gradient = None if products.by_differences else flatten(risk.gradient_graph(index))

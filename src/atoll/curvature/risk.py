@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.attacks.base import Attack, check_labels
+from atoll.attacks.base import Attack, check_labels, check_logits
 from atoll.data.base import in_order
 from atoll.derivatives import elementary_operations
 from atoll.distributed import all_sum, rank, world_size
-from atoll.errors import CaptureError, InputError, check_range
+from atoll.errors import CaptureError, InputError, check_count
 from atoll.graph.linearity import nonlinear_parameters
 from atoll.losses.base import Loss, Outputs
-from atoll.modules import preserve_parameters
+from atoll.modules import preserve_buffers, preserve_parameters
 
 Vector = list[Tensor]  # one tensor per parameter
 
@@ -68,7 +68,7 @@ class EmpiricalRisk:
             raise InputError(f"x_adv: {type(loss).__name__} needs {wanted}")
         if x_adv is not None and x_adv.shape != x.shape:
             raise InputError(f"x_adv: expected the shape of x, {tuple(x.shape)}, got {tuple(x_adv.shape)}")
-        check_range("[1, inf)", micro_batch=micro_batch)
+        check_count(1, micro_batch=micro_batch)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("model: expected at least one parameter that requires a gradient")
@@ -77,16 +77,19 @@ class EmpiricalRisk:
                 raise InputError(
                     f"model: {name} has a hook that may change its gradient; remove it to measure curvature"
                 )
-            if p.is_complex():
-                raise InputError(f"model: expected real parameters, but {name} is complex")
+            if p.dtype not in (torch.float32, torch.float64):
+                kind = str(p.dtype).removeprefix("torch.")
+                raise InputError(f"model: expected float32 or float64 parameters, but {name} is {kind}")
+            if any(stride == 0 and size > 1 for stride, size in zip(p.stride(), p.shape, strict=True)):
+                raise InputError(f"model: expected memory for every number of a parameter, but {name} is expanded")
         self.model, self.loss, self.micro_batch = model, loss, micro_batch
         self.x, self.y, self.x_adv = x, y, x_adv
         self.names = tuple(named)
         self.parameters = list(named.values())
         if nonlinear is not None:
             self.nonlinear = nonlinear
-        check_deterministic(model, self._to_model(x[:16]))
-        with torch.no_grad():
+        with preserve_buffers(model), torch.no_grad():
+            check_deterministic(model, self._to_model(x[:16]))
             check_labels(model(self._to_model(x[:1])), y)
             count = min(len(x), 2)
             for name, value in loss.values(*self.outputs(torch.arange(count))).items():
@@ -109,9 +112,10 @@ class EmpiricalRisk:
         """The risk at the adversarial inputs that ``attack`` finds now; it maximizes ``loss.objective``."""
         like = next(model.parameters())
         x_adv = torch.zeros_like(x)
-        for index in shared(len(x), micro_batch):
-            here = index.to(like.device)
-            x_adv[index] = attack(model, x[index].to(like), y[index].to(like.device), seed=seed, index=here).to(x)
+        with preserve_buffers(model):
+            for index in shared(len(x), micro_batch):
+                here, labels = index.to(like.device), y[index].to(like.device)
+                x_adv[index] = attack(model, x[index].to(like), labels, seed=seed, index=here).to(x)
         x_adv = all_sum(x_adv.to(like.device)).to(x)
         return cls(model, loss, x, y, x_adv, micro_batch=micro_batch, nonlinear=nonlinear)
 
@@ -153,8 +157,8 @@ class EmpiricalRisk:
     def values(self) -> Tensor:
         """The loss of every point."""
         values = torch.zeros(len(self), dtype=torch.float64, device=self.device)
-        for index in shared(len(self), self.micro_batch):
-            with torch.no_grad():
+        with preserve_buffers(self.model), torch.no_grad():
+            for index in shared(len(self), self.micro_batch):
                 values[index] = self.losses(index).double()
         return all_sum(values).cpu()
 
@@ -188,8 +192,9 @@ class EmpiricalRisk:
 
     def _mean(self, part: Callable[[Tensor], Vector]) -> Vector:
         total = torch.zeros(self.size, dtype=self.parameters[0].dtype, device=self.device)
-        for index in shared(len(self), self.micro_batch):
-            total += flatten(part(index))
+        with preserve_buffers(self.model):
+            for index in shared(len(self), self.micro_batch):
+                total += flatten(part(index))
         return self.split(all_sum(total) / len(self))
 
     def _to_model(self, x: Tensor) -> Tensor:
@@ -218,16 +223,17 @@ def derivative(
     rows = [i for i, value in enumerate(values) if value.requires_grad]
     if not rows:
         return [torch.zeros_like(p) for p in parameters]
-    return list(
-        torch.autograd.grad(
-            [values[i] for i in rows],
-            parameters,
-            None if vectors is None else [vectors[i] for i in rows],
-            create_graph=create_graph,
-            retain_graph=retain_graph,
-            materialize_grads=True,
-        )
+    gradients = torch.autograd.grad(
+        [values[i] for i in rows],
+        parameters,
+        None if vectors is None else [vectors[i] for i in rows],
+        create_graph=create_graph,
+        retain_graph=retain_graph,
+        materialize_grads=True,
     )
+    if any(gradient.layout != torch.strided for gradient in gradients):
+        raise InputError("model: expected dense gradients, got sparse ones (an embedding with sparse=True)")
+    return list(gradients)
 
 
 def check_deterministic(model: nn.Module, x: Tensor) -> None:
@@ -243,6 +249,7 @@ def check_deterministic(model: nn.Module, x: Tensor) -> None:
             raise InputError(f"model: expected evaluation mode, but {_title(name, module)} is in training mode")
     with torch.no_grad():
         first = model(x)
+        check_logits(first)
         if not first.isfinite().all():
             raise InputError("model: expected finite logits, got NaN or infinity")
         half = (len(x) + 1) // 2

@@ -14,7 +14,7 @@ from torch import Tensor
 from atoll.curvature.products import HessianProducts
 from atoll.curvature.risk import EmpiricalRisk, flatten
 from atoll.data.decode import read_npz
-from atoll.errors import AtollError, DataError, InputError
+from atoll.errors import AtollError, DataError, InputError, check_count
 from atoll.rng import generator
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def top_eigenvalues(risk: EmpiricalRisk, count: int = 5, *, tolerance: float = 1
     """
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh  # slow to import
 
-    if not 1 <= count < risk.size:
+    check_count(1, count=count)
+    if count >= risk.size:
         raise InputError(f"count: expected between 1 and {risk.size - 1} eigenvalues, got {count}")
     like, multiply = risk.parameters[0].detach(), HessianProducts(risk, seed=seed)
 
@@ -129,8 +130,7 @@ def density(risk: EmpiricalRisk, *, vectors: int = 4, steps: int = 40, seed: obj
     >>> abs(spectrum.eigenvalues).round(3).tolist(), round(float(spectrum.weights.sum()), 3)
     ([[0.0, 0.5]], 1.0)
     """
-    if vectors < 1 or steps < 1:
-        raise InputError(f"vectors, steps: expected at least 1, got {vectors}, {steps}")
+    check_count(1, vectors=vectors, steps=steps)
     steps = min(steps, risk.size)
     eigenvalues, weights = np.zeros((vectors, steps)), np.zeros((vectors, steps))
     products = HessianProducts(risk, seed=seed)

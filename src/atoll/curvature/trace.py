@@ -13,16 +13,15 @@ from torch import Tensor
 
 from atoll.curvature.check import Check, check_linearity
 from atoll.curvature.ggn import exact_gauss_newton, ggn_trace_samples
-from atoll.curvature.products import HessianProducts, hessian
+from atoll.curvature.products import NOT_FINITE, HessianProducts, hessian
 from atoll.curvature.risk import EmpiricalRisk, shared
 from atoll.data.base import in_order
 from atoll.distributed import all_sum, rank, world_size
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count, check_range
 from atoll.rng import generator
 from atoll.stats import Estimate
 
 Estimator = Literal["auto", "hutchinson", "gauss_newton", "exact"]
-NOT_FINITE = "the loss or its derivatives are not finite at these weights and points"
 OnProgress = Callable[[int, int], None]  # how much is done, and of how much as far as is known
 
 _FEWEST = 20  # degrees of freedom of the groups that matter: a few equal samples would look exact
@@ -137,11 +136,9 @@ def traces(
     """
     if estimator not in ("auto", "exact", "gauss_newton", "hutchinson"):
         raise InputError(f"estimator: expected auto, exact, gauss_newton or hutchinson, got {estimator!r}")
-    if not 0 < relative_error < math.inf or max_probes < 2:
-        raise InputError(
-            f"relative_error, max_probes: expected more than 0 and at least 2, got {relative_error}, {max_probes}"
-        )
-    check_range("[1, inf)", group=group)
+    check_range("(0, inf)", relative_error=relative_error)
+    check_count(2, max_probes=max_probes)
+    check_count(1, group=group)
     linear = Check(False, "as asked") if estimator == "hutchinson" else check_linearity(risk, seed=seed)
     if estimator == "exact":
         return _exact(risk, linear, on_progress, seed)

@@ -9,7 +9,7 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -86,6 +86,12 @@ class LogitCurvature:
 
 class Term(ABC):
     """One summand of a loss.  A term of your own only needs ``value``: its curvature then comes from autograd."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A class that changes the value does not inherit the closed form of another one."""
+        super().__init_subclass__(**options)
+        if "value" in vars(cls) and "curvature" not in vars(cls):
+            cls.curvature = Term.curvature  # type: ignore[method-assign]
 
     @abstractmethod
     def value(self, out: Outputs, y: Tensor) -> Tensor:
@@ -188,7 +194,8 @@ class Loss:
     """A robust loss: named terms with weights, and the objective its adversarial inputs maximize.
 
     ``objective`` is None for losses without an attack; ``uses_clean`` says whether a clean pass is needed,
-    ``uses_lipschitz`` whether the network's Lipschitz constants are (the threat model's norm is then l2).
+    ``uses_lipschitz`` whether the network's Lipschitz constants are (the threat model's norm is then l2).  A class with
+    ``values`` of its own also needs its own ``curvature``, for methods that use it.
     """
 
     registry: ClassVar[Registry] = LOSSES
@@ -198,6 +205,11 @@ class Loss:
     uses_lipschitz: ClassVar[bool] = False
 
     _arguments: dict[str, Any]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "values" in vars(cls) and "curvature" not in vars(cls):
+            cls.curvature = _no_curvature  # type: ignore[assignment]
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:
         """Remembers the arguments for ``repr``."""
@@ -238,6 +250,11 @@ class Loss:
         terms = self.terms.items()
         loss.terms = {name: (weight, term.with_clean_stopped(stopped)) for name, (weight, term) in terms}
         return loss
+
+
+def _no_curvature(loss: Loss, out: Outputs, y: Tensor) -> NoReturn:
+    name = type(loss).__name__
+    raise InputError(f"{name}: expected a curvature of its own, because it overrides values; or make it of terms")
 
 
 def hard_labels(y: Tensor, loss: str) -> Tensor:

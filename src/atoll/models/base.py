@@ -69,8 +69,8 @@ class Classifier(nn.Module):
     """Base of all models: ``logits = head(features(x))``.
 
     Subclasses build ``self.body`` (normalized inputs to penultimate features) and ``self.head`` (features to
-    logits, linear unless the model says otherwise).  Methods that need the penultimate layer (TrH, S2O, RAT,
-    Centroid Nets) call ``features`` and ``head``; everything else calls the model.
+    logits, linear unless the model says otherwise).  Training and certificates call ``features`` and ``head``, the rest
+    calls the model, so a subclass must not have a ``forward`` of its own.
 
     Args:
         input_shape: shape of one input, ``(channels, height, width)`` or ``(features,)``.
@@ -93,6 +93,11 @@ class Classifier(nn.Module):
         bounds: Bounds | None = (0.0, 1.0),
     ) -> None:
         super().__init__()
+        if type(self).forward is not Classifier.forward:
+            raise InputError(
+                f"{type(self).__name__}: a Classifier computes head(features(x)); put what forward adds into body or"
+                " head, or derive from nn.Module"
+            )
         if not input_shape or min(input_shape) < 1:
             raise InputError(f"input_shape: expected positive sizes, got {tuple(input_shape)}")
         check_range("[2, inf)", num_classes=num_classes)

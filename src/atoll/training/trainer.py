@@ -513,10 +513,11 @@ class Trainer:
         """End the run, before anything moves, if a term or a gradient is not finite on any process.
 
         The flags of a step are read together, which is one wait for the device.  With loss scaling, gradients may
-        overflow; the scaler then skips the update.
+        overflow; the scaler then skips the update and halves the scale.  At scale 1, after 16 halvings, they may not.
         """
         named = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
-        largest = nn.utils.get_total_norm([] if self.scaler.is_enabled() else named.values(), norm_type=math.inf)
+        may_overflow = self.scaler.get_scale() > 1
+        largest = nn.utils.get_total_norm([] if may_overflow else named.values(), norm_type=math.inf)
         numbers = [value.to(self.device) for value in (*step.terms.values(), largest)]
         wrong = all_sum(torch.stack([~number.isfinite() for number in numbers]).int())
         if not wrong.any():

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atoll.curvature.check import Case, Deviation, first_line
+from atoll.data.base import to_float
 from atoll.derivatives import call_with, elementary_operations
 from atoll.distributed import all_sum, world_size
 from atoll.errors import InputError, check_range
 from atoll.models.base import Classifier, is_linear
-from atoll.modules import evaluation_mode, move_parameters, weight_matrices
+from atoll.modules import evaluation_mode, move_parameters, preserve_buffers, weight_matrices
 from atoll.rng import generator
 from atoll.training.methods.awp import AWP
 from atoll.training.methods.base import METHODS, Method, Step
@@ -31,7 +34,8 @@ class RAT(Method):
     ``surrogate``, after the authors' code: the first and second term become soft targets built from the gradient of
     the cross-entropy with respect to the head, which needs no backward pass; the cross-entropy is weighted 1 - eta.
     ``exact``: :math:`\|(J - J') u\|^2 / \sigma^2` and :math:`\|u^T (H - H') u\|^2 / \sigma^4` of the logits by
-    forward-mode differentiation, with batch norm in evaluation mode.
+    forward-mode differentiation, with batch norm in evaluation mode.  Models for which PyTorch gets them wrong are
+    refused.
 
     The paper and its authors' code differ (``docs/errata.md``).  The default is ``code``, because the published numbers
     come from it:
@@ -80,8 +84,11 @@ class RAT(Method):
         model = trainer.model
         if self.kind == "surrogate" and not (isinstance(model, Classifier) and is_linear(model.head)):
             raise InputError(f"RAT: expected a Classifier with a linear head, got {type(model).__name__}")
-        if self.kind == "exact" and not self.noisy_weights(model):
-            raise InputError("RAT: with reading=code, the exact terms need convolutions, but the model has none")
+        if self.kind == "exact":
+            if not self.noisy_weights(model):
+                raise InputError("RAT: with reading=code, the exact terms need convolutions, but the model has none")
+            x = to_float(trainer.data.train.fetch(torch.arange(min(4, len(trainer.data.train)))))
+            check_taylor_terms(model, x.to(trainer.device), self.order)
 
     def noisy_weights(self, model: nn.Module) -> list[nn.Parameter]:
         """The weights that u moves."""
@@ -175,16 +182,78 @@ def taylor_terms(model: nn.Module, x: Tensor, tangents: dict[str, Tensor], order
     (True, tensor([[2.]], grad_fn=<AddBackward0>))
     """
     parameters: dict[str, Tensor] = dict(model.named_parameters())
+    return _directional(lambda weights: call_with(model, weights, x), parameters, tangents, order)
 
-    def logits(weights: dict[str, Tensor]) -> Tensor:
-        return call_with(model, weights, x)
 
+def _directional(
+    logits: Callable[[dict[str, Tensor]], Tensor], weights: dict[str, Tensor], tangents: dict[str, Tensor], order: int
+) -> tuple[Tensor, Tensor | None]:
     def first(weights: dict[str, Tensor]) -> Tensor:
         derivative: Tensor = torch.func.jvp(logits, (weights,), (tangents,))[1]
         return derivative
 
     with elementary_operations():
         if order == 1:
-            return first(parameters), None
-        derivatives: tuple[Tensor, Tensor] = torch.func.jvp(first, (parameters,), (tangents,))  # type: ignore[assignment]
+            return first(weights), None
+        derivatives: tuple[Tensor, Tensor] = torch.func.jvp(first, (weights,), (tangents,))  # type: ignore[assignment]
         return derivatives
+
+
+def check_taylor_terms(model: nn.Module, x: Tensor, order: int) -> None:
+    """Refuse a model if its Taylor terms, or their gradients, differ from differences in float64.
+
+    Several of PyTorch's operations have wrong derivatives of higher order in forward mode, or none.
+
+    >>> check_taylor_terms(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)), torch.rand(4, 2), 2)
+    """
+    tensors = {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+    double = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+    weights = {n: double[n].requires_grad_() for n, _ in model.named_parameters()}
+    draw = generator("taylor terms", device=x.device)
+    u, v = ({n: _random_direction(w, draw) for n, w in weights.items()} for _ in range(2))
+
+    def logits(at: dict[str, Tensor]) -> Tensor:
+        return call_with(model, {**double, **at}, x.double())
+
+    def terms(at: dict[str, Tensor], order: int = order) -> Tensor:
+        first, second = _directional(logits, at, u, order)
+        return torch.cat([first, second]) if second is not None else first
+
+    def moved(direction: dict[str, Tensor], step: float) -> dict[str, Tensor]:
+        return {n: (w + step * direction[n]).detach() for n, w in weights.items()}
+
+    def difference(value: Callable[[dict[str, Tensor]], Tensor], direction: dict[str, Tensor], step: float) -> Tensor:
+        return ((value(moved(direction, step)) - value(moved(direction, -step))) / (2 * step)).detach()
+
+    with evaluation_mode(model), preserve_buffers(model):
+        try:
+            claimed = terms(weights)
+            gradients = torch.autograd.grad(claimed.square().sum(), list(weights.values()), materialize_grads=True)
+            slope = torch.stack([(g * d).sum() for g, d in zip(gradients, v.values(), strict=True)]).sum()
+            values = {
+                "the first term": (claimed[: len(x)], partial(difference, logits, u)),
+                "the second term": (claimed[len(x) :], partial(difference, partial(terms, order=1), u)),
+                "the gradient": (slope, partial(difference, lambda at: terms(at).square().sum(), v)),
+            }
+            cases = [
+                Case(name, partial(_taylor_deviation, value.detach(), truth))
+                for name, (value, truth) in values.items()
+                if value.numel()
+            ]
+            for case in cases:
+                if not case.judge()[0]:
+                    raise InputError(f"RAT: the exact terms cannot be used: {case.name} differs from differences")
+        except (RuntimeError, NotImplementedError) as error:
+            raise InputError(f"RAT: the exact terms cannot be used: {first_line(error)}") from error
+
+
+def _taylor_deviation(claimed: Tensor, difference: Callable[[float], Tensor], step: float) -> Deviation:
+    truth = difference(step)
+    size = float(torch.maximum(claimed.norm(), truth.norm()))
+    return Deviation((claimed - truth).flatten(), size, 1e-14 * (1 + size) / step)
+
+
+def _random_direction(weight: Tensor, draw: torch.Generator) -> Tensor:
+    """As large as the weight."""
+    noise = torch.randn(weight.shape, generator=draw, device=weight.device, dtype=weight.dtype)
+    return noise * weight.detach().square().mean().sqrt().clamp_min(1e-3)

@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from atoll.curvature.check import check_gauss_newton
+from atoll.curvature.risk import EmpiricalRisk
+from atoll.data.base import to_float
 from atoll.derivatives import call_with, elementary_operations
 from atoll.errors import CaptureError, InputError, check_range
 from atoll.graph.linearity import nonlinear_parameters
 from atoll.losses.base import LogitCurvature, Loss, Outputs, hessian_blocks
+from atoll.losses.robust import Standard
 from atoll.models.base import Classifier, is_linear
+from atoll.modules import evaluation_mode
 from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
+_POINTS = 64  # of the check of a model at setup
 Ramp = Literal["constant", "linear", "multistep"]
 
 
@@ -47,7 +53,7 @@ class TrH(Method):
 
     differentiated through z, z' and the logits, so it shapes the whole net, at no extra pass.  With ``bias`` each of
     the three factors grows by 1.  ``full``: the trace over all parameters, for small nets whose logits are piecewise
-    linear in each of them (ReLU, no batch norm); others are refused.
+    linear in each of them (ReLU, no batch norm); others are refused, by their graph and by differences of gradients.
 
     By default the clean prediction is constant in terms that compare it with the adversarial one, as in Eq. 6 and
     section 4.4 of the thesis.  For TRADES the trace is then :math:`\|z\|^2\, \mathbf{1}^T h + \lambda_t \|z'\|^2\,
@@ -78,7 +84,9 @@ class TrH(Method):
         if self.layers == "top" and not (isinstance(model, Classifier) and is_linear(model.head)):
             raise InputError(f"TrH: expected a Classifier with a linear head, got {type(model).__name__}")
         if self.layers == "full":
-            _check_linear(model, trainer.data.shape)
+            split = trainer.data.train
+            index = torch.arange(min(_POINTS, len(split)))
+            _check_linear(model, to_float(split.fetch(index)), split.labels[index])
 
     def on_loss(self, trainer: Trainer, step: Step) -> None:
         weight = self.lambda_ * ramp(self.schedule, min(1.0, step.epoch / trainer.settings.epochs))
@@ -100,7 +108,7 @@ class TrH(Method):
                     parameter.grad.add_(parameter, alpha=2 * self.gamma * scale)
 
 
-def _check_linear(model: nn.Module, shape: tuple[int, ...]) -> None:
+def _check_linear(model: nn.Module, x: Tensor, y: Tensor) -> None:
     """Refuse a net whose full trace would not be exact."""
     for module in model.modules():
         changes = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
@@ -111,7 +119,7 @@ def _check_linear(model: nn.Module, shape: tuple[int, ...]) -> None:
                 f" {type(module).__name__}"
             )
     try:
-        reasons = nonlinear_parameters(model, shape)
+        reasons = nonlinear_parameters(model, tuple(x.shape[1:]))
     except CaptureError as error:
         raise InputError(f"TrH: with layers=full, the model must be captured to check it, but {error}") from error
     for name in _trained(model):
@@ -119,29 +127,43 @@ def _check_linear(model: nn.Module, shape: tuple[int, ...]) -> None:
             raise InputError(
                 f"TrH: with layers=full, the logits must be piecewise linear in {name}, but {reasons[name]}"
             )
-    _check_jacobians(
-        model, torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(next(model.parameters()))
-    )
+    _check_modes(model, x.to(next(model.parameters())))
+    with evaluation_mode(model):
+        check = check_gauss_newton(EmpiricalRisk(model, Standard(), x, y, nonlinear=reasons))
+    if not check.passed:
+        raise InputError(f"TrH: with layers=full, the trace would not be exact: {check.message}")
 
 
-def _check_jacobians(model: nn.Module, x: Tensor) -> None:
-    """Refuse a net whose per-example gradients PyTorch gets wrong (``vmap`` of PReLU in 2.13)."""
+def _check_modes(model: nn.Module, x: Tensor) -> None:
+    """Refuse a net that is another function in training than in evaluation mode, where it is checked.
+
+    Also a net whose per-example gradients PyTorch gets wrong (``vmap`` of PReLU in 2.13).
+    """
+    parameters, few = _trained(model), x[:4]
+    with evaluation_mode(model):
+        logits = model(x)
+        rows = [
+            torch.autograd.grad(row.sum(), list(parameters.values()), allow_unused=True, retain_graph=True)
+            for row in logits[: len(few)]
+        ]
+    model.train()  # as in every step
     try:
-        _, jacobians = _logits_and_jacobians(model, x)
+        _, jacobians = _logits_and_jacobians(model, few)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"TrH: with layers=full, PyTorch has no gradients of single examples here: {reason}"
         ) from error
-    parameters = _trained(model)
-    for row in range(len(x)):
-        total = call_with(model, {}, x[row : row + 1]).sum()
-        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    if (model(x) - logits).norm() > 1e-3 * (1 + logits.norm()):
+        raise InputError("TrH: with layers=full, the model must give the same logits in training and evaluation mode")
+    for number, gradients in enumerate(rows):
         for name, gradient in zip(parameters, gradients, strict=True):
-            mine = jacobians[name][row].sum(0)
+            mine = jacobians[name][number].sum(0)
             truth = torch.zeros_like(mine) if gradient is None else gradient
             if (mine - truth).norm() > 1e-3 * (1 + truth.norm()):
-                raise InputError(f"TrH: with layers=full, PyTorch's gradients of single examples are wrong in {name}")
+                raise InputError(
+                    f"TrH: with layers=full, gradients of single examples in training mode are wrong in {name}"
+                )
 
 
 def _logits_and_jacobians(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
