@@ -138,7 +138,7 @@ class GloRoTable(RecipeStudy[GloRoComparison]):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         text = (
-            "Accuracy in % of the best weights (selected on validation points). VRA: correct and proven not to change"
+            "Accuracy in % of the best weights (by `select_on` of the recipe). VRA: correct and proven not to change"
             " within the radius of training (l2: 1.58 on MNIST, 36/255 on the larger data sets). ERA: correct after"
             f" attacks within it (`{COMPARISONS[results.scale].attacks}`)."
         )

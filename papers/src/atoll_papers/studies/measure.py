@@ -217,11 +217,12 @@ def describe_evaluation(points: int | None, autoattack: str | None = None, *, as
     """How accuracies were measured, as text.
 
     >>> describe_evaluation(500, "fast")
-    'Accuracy on the first 500 test images, AutoAttack version `fast`. The best epoch is that on validation points.'
+    'Accuracy on the first 500 test images, AutoAttack version `fast`. `select_on` of the recipe chooses the best epoch.'
     """
     version = "" if autoattack is None else f", AutoAttack version `{autoattack}`"
     version += f", PGD-20 and CW-20 at linf {RAT_EPS} with step 0.003 (`RAT-PGD-20`, `RAT-CW-20`)" if as_rat else ""
-    return f"Accuracy on {describe_points(points)} test images{version}. The best epoch is that on validation points."
+    images = f"Accuracy on {describe_points(points)} test images{version}."
+    return f"{images} `select_on` of the recipe chooses the best epoch."
 
 
 def describe_points(points: int | None) -> str:
