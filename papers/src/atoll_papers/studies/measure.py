@@ -216,8 +216,8 @@ def certified_as_trained(run: Run, *, points: int | None, attacks: str, check: i
 def describe_evaluation(points: int | None, autoattack: str | None = None, *, as_rat: bool = False) -> str:
     """How accuracies were measured, as text.
 
-    >>> describe_evaluation(500, "fast")
-    'Accuracy on the first 500 test images, AutoAttack version `fast`. `select_on` of the recipe chooses the best epoch.'
+    >>> describe_evaluation(500)
+    'Accuracy on the first 500 test images. `select_on` of the recipe chooses the best epoch.'
     """
     version = "" if autoattack is None else f", AutoAttack version `{autoattack}`"
     version += f", PGD-20 and CW-20 at linf {RAT_EPS} with step 0.003 (`RAT-PGD-20`, `RAT-CW-20`)" if as_rat else ""
