@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from atoll.certify import GloRo, broken_certificates
 from atoll.certify.evaluate import CertificateCheck
 from atoll.certify.gloro import PairwiseLipschitz
-from atoll.certify.lipschitz import LayerBound
+from atoll.certify.propagation import LayerBound
 from atoll.certify.measure import (
     CentroidGuarantees,
     CertifyResult,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from atoll.certify.lipschitz import LayerBound
+from atoll.certify.propagation import LayerBound
 
 
 @dataclass(frozen=True)

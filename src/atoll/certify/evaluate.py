@@ -22,7 +22,7 @@ from atoll.attacks.suites import parse_attacks
 from atoll.certify.centroids import NearestCentroid
 from atoll.certify.certificate import Certificate, Certifier, Proof
 from atoll.certify.gloro import GloRo, PairwiseLipschitz
-from atoll.certify.lipschitz import Bound, LayerBound
+from atoll.certify.lipschitz import OnLayer
 from atoll.certify.norms import BUDGET
 from atoll.certify.power import LipschitzEstimator
 from atoll.certify.prototype_attack import PrototypeAttack, attackable
@@ -54,14 +54,17 @@ CHECKS: AttackTable = {
 def certifier_for(
     model: nn.Module,
     *,
+    shape: tuple[int, ...] | None = None,
     budget: float = BUDGET,
-    on_layer: Callable[[LayerBound], None] | None = None,
+    on_layer: OnLayer | None = None,
     radii: Sequence[float] = (),
     eta: float = 0.0,
 ) -> Proof:
     """The certifier of a model: ``NearestCentroid`` for Centroid Nets, ``GloRo`` for other classifiers.
 
     Args:
+        model: maps a batch of inputs to logits; it is captured, and the certificates are about the captured graph.
+        shape: of one input, if the model has no ``input_shape``.
         budget: operations per layer's proof.
         on_layer: called after each layer's proof.
         radii: radii that matter; some certifiers search longer for points that do not reach them.
@@ -73,18 +76,16 @@ def certifier_for(
     """
     if isinstance(model, CentroidNet):
         return NearestCentroid.proven(model, budget=budget, on_layer=on_layer, radii=radii, eta=eta)
-    if not isinstance(model, Classifier):
-        raise InputError(f"{type(model).__name__} cannot be certified: expected a Classifier with a linear head")
     if eta:
         raise InputError(f"eta: expected a CentroidNet, got {type(model).__name__}")
-    return GloRo.proven(model, budget=budget, on_layer=on_layer)
+    return GloRo.proven(model, shape, budget=budget, on_layer=on_layer)
 
 
 def heuristic_certifier(model: Classifier, lipschitz: LipschitzEstimator) -> Certifier:
     """A certifier with the constants that training estimates: no proof."""
     pairs = lipschitz.converged()
     if isinstance(model, CentroidNet):
-        return NearestCentroid(model, Bound(float(pairs[0, 1]) / (2 * model.head.lipschitz)))
+        return NearestCentroid.estimated(model, float(pairs[0, 1]) / (2 * model.head.lipschitz))
     return GloRo(model, PairwiseLipschitz.estimated(pairs))
 
 

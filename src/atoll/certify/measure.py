@@ -27,7 +27,7 @@ from atoll.certify.evaluate import (
     relative_cost,
     special_attacks,
 )
-from atoll.certify.lipschitz import LayerBound
+from atoll.certify.propagation import LayerBound
 from atoll.certify.norms import BUDGET
 from atoll.certify.prototypes import prototypes
 from atoll.certify.smoothing import ResumableCertifier, Smoothed

@@ -27,7 +27,7 @@ import yaml
 from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.certify import certifier_for
 from atoll.certify.export import Exported, export
-from atoll.certify.lipschitz import LayerBound
+from atoll.certify.propagation import LayerBound
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.certify.norms import BUDGET
 from atoll.config import build_part
