@@ -132,7 +132,7 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """A value that others are expressed by: its bound, its node, and, if it is a minimum or maximum, of which values."""
+    """A value that others are expressed by: bound, node, and, of a minimum or maximum, the two values."""
 
     bound: Bound
     node: str = ""

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from atoll.certify.bounds import UNIT_ROUNDOFF, Bound, Precision, gamma
 from atoll.certify.certificate import Certificate
@@ -17,8 +18,8 @@ from atoll.certify.norms import BUDGET
 from atoll.certify.polyhedra import distance_bounds
 from atoll.certify.propagation import LayerBound
 from atoll.errors import InputError
-from atoll.graph import capture, find_input
-from atoll.models.centroid import Centroids, CentroidNet, EtaLayer
+from atoll.graph import CapturedModel, capture, find_input
+from atoll.models.centroid import CentroidNet, Centroids, EtaLayer
 from atoll.modules import evaluation_mode
 from atoll.threat import Bounds
 
@@ -81,7 +82,7 @@ class NearestCentroid:
         run: Callable[[Tensor], tuple[Tensor, Tensor]],
         layers: tuple[LayerBound, ...] = (),
         *,
-        model: nn.Module,
+        model: Any,
         bounds: Bounds | None = None,
         input_size: int = 0,
         identity: bool = False,
@@ -169,7 +170,8 @@ class NearestCentroid:
         radius = ((torch.cat(distances) - error) / gain).clamp_min(0) * (1 - 1e-12)
         room = (self._largest_size() - size).clamp_min(0)
         safe = logits.isfinite().all(1) & (room > 0) & self._accepted(logits)
-        return Certificate(prediction, torch.where(safe & (radius > 0), torch.minimum(radius, room), 0.0))
+        function = self.model.digest if isinstance(self.model, CapturedModel) else ""
+        return Certificate(prediction, torch.where(safe & (radius > 0), torch.minimum(radius, room), 0.0), function)
 
     def _largest_size(self) -> float:
         """Inputs up to this norm overflow neither in the encoder nor in the squares of the head."""
@@ -245,7 +247,7 @@ class NearestCentroid:
 
     @property
     def global_radius(self) -> float:
-        r"""Two valid inputs that close are never accepted in different classes: :math:`\eta\, d_{\min} / L`, less rounding.
+        r""":math:`\eta\, d_{\min} / L`, less rounding: valid inputs that close are never accepted in different classes.
 
         Thesis, Theorem 8, corrected: accepted as y, the nearest centroid of any other class y' is further away than
         that of y by at least :math:`\eta (d_1 + d_2) \ge \eta\, d_{\min}`; accepted as y', it is the other way round;
@@ -256,7 +258,7 @@ class NearestCentroid:
 
     @property
     def local_radius(self) -> float:
-        r"""Within it the class of an accepted valid input is also the nearest one: :math:`\eta\, d_{\min} / (2L)`, less rounding.
+        r""":math:`\eta\, d_{\min} / (2L)`, less rounding: the class of an accepted valid input is the nearest in it.
 
         Thesis, Theorem 9, corrected, for the net without rejection.  In exact arithmetic the radius of a call is never
         smaller, since :math:`\|c - p\| \le d_1 + d_2`.
@@ -298,7 +300,9 @@ class NearestCentroid:
         features, largest = self.centroids.shape[1], float(self.centroids.norm(dim=1).max())
         size = min(size * self.head.lipschitz, math.sqrt(features)) if self.head.stretch is not None else size
         rounding = 5 * gamma(features + 16, self.precision.unit) * (size + largest) ** 2
-        off = 8 * self.precision.unit * self.head.lipschitz * math.sqrt(features) if self.head.stretch is not None else 0
+        off = (
+            8 * self.precision.unit * self.head.lipschitz * math.sqrt(features) if self.head.stretch is not None else 0
+        )
         return (rounding + 4 * largest * off + 16 * features * self.precision.tiny) * (1 + 1e-9)
 
 

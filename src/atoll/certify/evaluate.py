@@ -30,6 +30,7 @@ from atoll.data.base import MemorySplit, Split, batches, to_float
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
 from atoll.errors import InputError, UnsoundError
 from atoll.files import write_atomic
+from atoll.graph import CapturedModel
 from atoll.measure import OnProgress
 from atoll.models.base import Classifier
 from atoll.models.centroid import CentroidNet
@@ -250,14 +251,17 @@ def attack_certified(
     attacked model does not matter.  The label is the certified prediction, right or wrong.
 
     Args:
-        model: the model to attack: the certified one, or a copy of it in lower precision.
+        model: the model that the certifier captured, for ``special_attacks``; the others attack the captured graph.
         points: attack this many points, chosen at random (default: all).
         attacks: attacks by name, built for each radius; those of ``special_attacks`` are added.
         seed: seed of the attacks and of the choice of points.
         folder: where to write ``broken.safetensors``, the first point whose certificate is false; removed if there
             is none.
     """
-    began, attacks = time.monotonic(), {**attacks, **special_attacks(model)}
+    began = time.monotonic()
+    graph = getattr(certifier, "model", model)
+    targets = [(CastInputs(graph) if isinstance(graph, CapturedModel) else model, attacks)]
+    targets += [(model, special)] if (special := special_attacks(model)) else []
     certified = ((certification.radius > 0) & certification.radius.isfinite()).nonzero().squeeze(1)
     sample = certified[torch.randperm(len(certified), generator=generator(seed, "certified points"))[:points]]
     sample = sample[certification.radius[sample].argsort(stable=True)]
@@ -266,24 +270,37 @@ def attack_certified(
         index = sample[start : start + batch_size]
         threat = ThreatModel("l2", float(certification.radius[index].min()), bounds)
         x = to_float(split.fetch(index))
-        evaluation = evaluate(
-            model,
-            MemorySplit(x, certification.prediction[index]),
-            {name: make(threat) for name, make in attacks.items()},
-            cascade=True,
-            batch_size=batch_size,
-            seed=(seed, "check"),
-            device=device,
-            check=False,
-            keep=True,
-        )
-        passes += sum(attack.forward + attack.backward for attack in evaluation.attacks)
-        _confirm(evaluation, certifier, x, index, certification, folder, device)
+        for target, table in targets:
+            evaluation = evaluate(
+                target,
+                MemorySplit(x, certification.prediction[index]),
+                {name: make(threat) for name, make in table.items()},
+                cascade=True,
+                batch_size=batch_size,
+                seed=(seed, "check"),
+                device=device,
+                check=False,
+                keep=True,
+            )
+            passes += sum(attack.forward + attack.backward for attack in evaluation.attacks)
+            _confirm(evaluation, certifier, x, index, certification, folder, device)
         if on_progress is not None:
             on_progress("attack certified points", start + len(index), len(sample))
     if folder is not None and is_main():
         (folder / BROKEN).unlink(missing_ok=True)
     return CertificateCheck(len(sample), len(certified), passes, time.monotonic() - began)
+
+
+class CastInputs(nn.Module):
+    """A captured model for inputs of another precision, such as attacks make."""
+
+    def __init__(self, model: CapturedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x.to(self.model.dtype))
+        return logits.to(x.dtype)
 
 
 def _confirm(

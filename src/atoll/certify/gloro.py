@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +91,7 @@ class GloRo:
     in float64 (``model.double()``) nothing that could be seen.
 
     Args:
-        model: the captured classifier; its digest is that of the function that is certified.
+        model: the captured classifier, whose digest every certificate carries; for an estimate, any classifier.
         constants: ``GloRo.proven`` makes them.
         layers: what they were made of, for the table.
         largest_input: norm of inputs up to which nothing can overflow.
@@ -103,7 +104,7 @@ class GloRo:
     (tensor([0]), tensor([0.3536], dtype=torch.float64))
     """
 
-    model: nn.Module
+    model: Any
     constants: PairwiseLipschitz
     layers: tuple[LayerBound, ...] = ()
     largest_input: float = math.inf
@@ -127,7 +128,8 @@ class GloRo:
     def __call__(self, x: Tensor) -> Certificate:
         x, logits = run_certified(self.model, x)
         size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
-        return Certificate(logits.argmax(1), radius(logits, size, self.constants, self.largest_input))
+        function = self.model.digest if isinstance(self.model, CapturedModel) else ""
+        return Certificate(logits.argmax(1), radius(logits, size, self.constants, self.largest_input), function)
 
 
 def run_certified(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:

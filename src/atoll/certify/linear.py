@@ -165,7 +165,8 @@ class Convolution:
         """For each input channel the largest sum of the weights that one of its pixels meets."""
         (s, t), (height, width) = self.stride, weight.shape[2:]
         weight = F.pad(weight, (0, -width % t, 0, -height % s)).sum(0)
-        phases = weight.unflatten(2, (-1, t)).unflatten(1, (-1, s))  # in, height / s, s, width / t, t
+        rows, columns = weight.shape[1] // s, weight.shape[2] // t
+        phases = weight.reshape(-1, rows, s, columns, t)
         return phases.sum((1, 3)).amax((1, 2))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -79,7 +80,7 @@ def captured(model: nn.Module, shape: Shape | None = None) -> CapturedModel:
 def check_arithmetic(model: CapturedModel) -> None:
     """Refuse devices and settings that round more than sums of products in the model's own precision."""
     device = next((b.device.type for b in model.buffers()), "cpu")
-    settings = (torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv)
+    settings: list[Any] = [getattr(torch.backends.mkldnn, name, None) for name in ("matmul", "conv")]
     full = torch.get_float32_matmul_precision() == "highest" and all(
         getattr(setting, "fp32_precision", "ieee") in ("ieee", "none") for setting in settings
     )

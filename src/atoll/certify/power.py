@@ -155,7 +155,9 @@ class _Plan:
                 tail = capture(head, (head.centroids.shape[2],), dtype=head.centroids.dtype)
                 value = tracer.run(find_input(live.model, tail))
                 factor = head.lipschitz
-                return _Plan(tracer.bound(value).lipschitz, tracer.parts, None, 2 * factor, factor * model.num_classes**0.5)
+                return _Plan(
+                    tracer.bound(value).lipschitz, tracer.parts, None, 2 * factor, factor * model.num_classes**0.5
+                )
             logits = tracer.run()
             if isinstance(logits.relation, Dense) and len(logits.shape) == 1:
                 name = tracer.add(logits, logits.relation)
@@ -191,7 +193,8 @@ class _Subgraph:
     """The operations from one node to another as a function of the first one's value and of weights."""
 
     def __init__(self, live: LiveGraph, start: fx.Node, end: fx.Node) -> None:
-        self.graph, self.inputs = fx.Graph(), []
+        self.graph = fx.Graph()
+        self.inputs: list[fx.Node] = []  # weights
         self._live = live
         self._copies: dict[fx.Node, fx.Node] = {start: self.graph.placeholder("u")}
         self._u = self._copies[start]
@@ -220,7 +223,8 @@ class _Subgraph:
         return copy
 
     def _last_placeholder(self) -> fx.Node:
-        return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
+        placeholders: list[fx.Node] = [node for node in self.graph.nodes if node.op == "placeholder"]
+        return placeholders[-1]
 
 
 class _Weights:

@@ -77,7 +77,8 @@ class Call:
     @property
     def result(self) -> Tensor:
         """The result where the network's input is zero, float64, with a batch dimension of 1."""
-        return self.run({})
+        result: Tensor = self.run({})
+        return result
 
     @property
     def precision(self) -> Precision:
@@ -90,8 +91,9 @@ class Call:
         def plain(value: Any, name: str = "") -> Any:
             if isinstance(value, Value):
                 return replacements.get(name, value.zero)
-            if exact and isinstance(value, Tensor) and value.is_floating_point():
-                return value.double()
+            if isinstance(value, Tensor):
+                value = self.propagation.for_batch(value, batch)
+                return value.double() if exact and value.is_floating_point() else value
             if isinstance(value, (list, tuple)):
                 return [plain(v, f"{name}.{i}") for i, v in enumerate(value)]
             if isinstance(value, fx.Node):
@@ -212,6 +214,7 @@ class Propagation:
         self.largest_input = math.inf
         self._results: dict[fx.Node, Any] = {}
         self._bases: dict[int, tuple[Value, Base]] = {}  # by identity; the value is there to stay alive
+        self._rows: dict[int, Tensor] = {}  # constants that depend on the batch size, by identity
         self._batch: Any = None
         self._input = Base(Bound(), "x")
 
@@ -243,18 +246,20 @@ class Propagation:
         if node.op == "get_attr":
             return getattr(self.model.graph_module, str(node.target)).detach().cpu()
         if node.target is operator.getitem:
-            source, index = node.args
-            part = self._results[source][index]  # type: ignore[index]
+            source: Any = node.args[0]
+            index: Any = node.args[1]
+            part = self._results[source][index]
             if part is None:
                 raise self._refusal(source, "only its first result can be certified")
             self._check_rows(node)
-            return part
+            base = replace(part.base, node=node.name) if part.base.node == source.name else part.base
+            return replace(part, base=base, node=node.name)
         if isinstance(node.meta.get("val"), (int, torch.SymInt)):
             return node  # a batch size: `batch_number` computes it
         return self._apply(node)
 
     def _apply(self, node: fx.Node) -> Any:
-        arguments = fx.map_arg(bind_arguments(node), self._results.__getitem__)  # type: ignore[arg-type]
+        arguments = fx.map_arg(bind_arguments(node), self._results.__getitem__)
         call = Call(self, node, dict(arguments))
         if not any(isinstance(value, Value) for value in _flat(arguments)):
             return self._constant(call)
@@ -274,8 +279,16 @@ class Propagation:
             same = isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == batch and (tensor == tensor[:1]).all()
             if not same or not torch.equal(tensor[:1], tensors[0][:1]):
                 raise self._refusal(call.node, "it mixes the points of a batch")
-        result: Tensor = tensors[0][:1]
-        return result
+        return self.row_constant(tensors[0][:1])
+
+    def row_constant(self, tensor: Tensor) -> Tensor:
+        """Register a constant that stands for one row of a batch."""
+        self._rows[id(tensor)] = tensor
+        return tensor
+
+    def for_batch(self, tensor: Tensor, batch: int) -> Tensor:
+        """A constant as an operation sees it: one row for every point, if it stands for one."""
+        return tensor.expand(batch, *tensor.shape[1:]) if id(tensor) in self._rows else tensor
 
     def _check_rows(self, node: fx.Node) -> None:
         """Every result starts with the batch dimension and has no other that depends on the batch size."""
@@ -295,7 +308,7 @@ class Propagation:
         """A number that depends on the batch size, for a batch size."""
         if node.target in ARITHMETIC:
             left, right = (self.batch_number(a, batch) if isinstance(a, fx.Node) else a for a in node.args)
-            return int(node.target(left, right))  # type: ignore[operator]
+            return int(node.target(left, right))
         value = node.meta["val"]
         if isinstance(value, int):
             return value

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.certify.bounds import Base, Bound, Error, Precision, Selection, Value, hypot, norm
+from atoll.certify.bounds import Bound, Error, Precision, Selection, Value, hypot, norm
 from atoll.certify.linear import Dense, Diagonal, convolution
 from atoll.certify.propagation import (
     BATCHES,
@@ -91,19 +91,15 @@ def _convolution(call: Call) -> Value:
     if weight.dim() not in (3, 4):
         raise Refusal("expected a convolution in one or two dimensions")
     spatial = call.result.shape[2:] if call["transposed"] else None
-    linear = convolution(
-        weight,
-        value.shape[1:],
-        *(_sizes(call[name], weight.dim() - 2) for name in ("stride", "padding", "dilation")),
-        call["groups"],
-        tuple(spatial) if spatial is not None else None,
-    )
+    stride, padding, dilation = (_sizes(call[name], weight.dim() - 2) for name in ("stride", "padding", "dilation"))
+    output = tuple(spatial) if spatial is not None else None
+    linear = convolution(weight, value.shape[1:], stride, padding, dilation, call["groups"], output)
     return call.linear(value, linear, None if bias is None else bias.view(-1, *[1] * (weight.dim() - 2)))
 
 
 def _sizes(values: Any, count: int) -> tuple[int, ...]:
-    values = tuple(values) if isinstance(values, (list, tuple)) else (values,)
-    return values * count if len(values) == 1 else values
+    sizes: tuple[int, ...] = tuple(values) if isinstance(values, (list, tuple)) else (values,)
+    return sizes * count if len(sizes) == 1 else sizes
 
 
 @rule("_native_batch_norm_legit_no_training")
@@ -268,7 +264,7 @@ def _interpolate(call: Call) -> Value:
 
 
 def _non_negative(call: Call, terms: int, name: str = "self") -> Value:
-    r"""A linear map with weights :math:`\ge 0`: by Schur's test its norm squared is at most that of row and column sums."""
+    """A linear map with weights >= 0: by Schur's test its norm squared is at most row sum times column sum."""
     value = call.value(name)
     with torch.enable_grad():
         ones = torch.ones(1, *value.shape, dtype=torch.float64, requires_grad=True)
@@ -337,7 +333,7 @@ def entries_of_all(value: Value) -> Tensor:
 
 def _moved(call: Call, name: str, numbers: Tensor) -> Tensor:
     """Where each entry of the result comes from (0: a constant), found by moving numbers; refuses to mix points."""
-    changes = {"value": 0.0} if isinstance(call.arguments.get("value"), (int, float)) else {}
+    changes: dict[str, Any] = {"value": 0.0} if isinstance(call.arguments.get("value"), (int, float)) else {}
     results = []
     for batch in BATCHES:
         steps = numbers.numel() * torch.arange(batch, dtype=torch.float64)
@@ -371,6 +367,12 @@ def _reindexed(call: Call, value: Value, index: Tensor, zero: Tensor | None = No
     return call.named(replace(value, relation=moved, zero=zero, local=value.local.times(repeats)))
 
 
+@rule("full_like", "zeros_like", "ones_like")
+def _full_like(call: Call) -> Tensor:
+    """A constant in the shape of a value."""
+    return call.propagation.row_constant(call.run({}, exact=False))
+
+
 @rule("_to_copy")
 def _to_copy(call: Call) -> Value:
     """Another precision; from float32 to float64 nothing is lost."""
@@ -393,7 +395,7 @@ def _cat(call: Call) -> Value:
     combine = torch.cat if operation_kind(call.node) == "cat" else torch.stack
     values = [t for t in tensors if isinstance(t, Value)]
     zeros = [t.zero if isinstance(t, Value) else propagation.finite(t)[:1] for t in tensors]
-    zero = combine(zeros, dim)  # type: ignore[operator]
+    zero = combine(zeros, dim)
     join = joined(propagation, values)
     if join is None:
         bounds = [propagation.bound(value) for value in values]
@@ -410,7 +412,7 @@ def _cat(call: Call) -> Value:
             columns.append((entries(part).view(shape), slope))
         else:
             columns.append((torch.zeros(shape, dtype=torch.float64),) * 2)
-    index, slope = (combine(list(column), dim - 1) for column in zip(*columns, strict=True))  # type: ignore[operator]
+    index, slope = (combine(list(column), dim - 1) for column in zip(*columns, strict=True))
     linear = all(selection_of(part).linear for part in parts)
     local = Error.joint([part.local for part in parts])
     uniform = float(slope.max()) if (slope == slope.max()).logical_or(index == 0).all() else slope
@@ -471,7 +473,9 @@ def _max_pool(call: Call) -> tuple[Value, None]:
     value = call.value("self")
     if operation_kind(call.node) == "adaptive_max_pool2d":
         sizes = zip(value.shape[-2:], call["output_size"], strict=True)
-        windows = math.prod(1 if size % out == 0 else 2 if out <= size else math.ceil(out / size) + 1 for size, out in sizes)
+        windows = math.prod(
+            1 if size % out == 0 else 2 if out <= size else math.ceil(out / size) + 1 for size, out in sizes
+        )
     else:
         kernel, dilation = _sizes(call["kernel_size"], 2), _sizes(call["dilation"], 2)
         stride = _sizes(call["stride"], 2) if call["stride"] else kernel
@@ -498,8 +502,6 @@ RULES.update(
     cos=_function(1.0, 8, size=1.0),
     erf=_function(ERF_SLOPE, 8),
     gelu=_function(GELU_SLOPE, 16),
-    hardsigmoid=_function(1 / 6, 8, size=3.0),
-    hardswish=_function(1.5, 8, size=3.0),
     log_sigmoid=_function(1.0, 8, size=1.0),
     mish=_function(MISH_SLOPE, 16),
     relu=_function(1.0),
@@ -524,6 +526,15 @@ def _clamp(call: Call) -> Value:
         raise Refusal("its bounds depend on the input")
     sizes = [float(torch.as_tensor(limit).double().nan_to_num(0, 0, 0).abs().max()) for limit in limits]
     return call.elementwise(_expanded(call, call.value("self")), 1.0, 1, size=max(sizes, default=0.0))
+
+
+@rule("hardsigmoid", "hardswish")
+def _hard(call: Call) -> Value:
+    """PyTorch multiplies by 1/6 in float32, whatever the precision."""
+    value, slope = call.value("self"), 0.166667 if operation_kind(call.node) == "hardsigmoid" else 1.50001
+    result = call.elementwise(value, slope, 8, size=3.0)
+    factor = value.magnitude.times(1e-6) + Error(0.0, 1e-6 * math.sqrt(value.size))
+    return replace(result, local=result.local + factor)
 
 
 @rule("leaky_relu")
@@ -562,12 +573,6 @@ def _softplus(call: Call) -> Value:
     size = 1 / beta
     jump = math.log1p(math.exp(-threshold)) / beta if threshold > -limit else math.inf
     return call.elementwise(value, 1.0, 16, size=size, jump=jump * 1.001)
-
-
-@rule("softshrink")
-def _softshrink(call: Call) -> Value:
-    shrink = float(call["lambd"])
-    return call.elementwise(call.value("self"), 1.0, 2, size=abs(shrink))
 
 
 @rule("threshold")
