@@ -80,7 +80,8 @@ def _repeat_row(x: Value, row: Tensor) -> Value:
 def _write_node(node: fx.Node, values: dict[fx.Node, Values]) -> Values:
     operation = operation_name(node).removeprefix("aten.").partition(".")[0]
     # Sizes become None: the result has a shape.
-    arguments: Any = fx.map_arg(list(bind_arguments(node).values()), lambda source: values.get(source))  # type: ignore[arg-type]
+    value_of: Callable[[fx.Node], Any] = values.get
+    arguments: Any = fx.map_arg(list(bind_arguments(node).values()), value_of)
     if operation == "getitem":
         return _item(arguments, node)
     if operation not in FORMS:
@@ -328,11 +329,11 @@ def _norm(
 
 def _sorted(call: Call, x: Value, dim: int, descending: bool) -> tuple[Value | None, ...]:
     (axis,) = _dims(x, dim)
-    return x.topk(x.shape[axis], axis, descending), None
+    return x.topk(x.shape[axis], axis, descending)[0], None
 
 
 def _topk(call: Call, x: Value, k: int, dim: int, largest: bool, _: bool) -> tuple[Value | None, ...]:
-    return x.topk(k, _dims(x, dim)[0], largest), None
+    return x.topk(k, _dims(x, dim)[0], largest)[0], None
 
 
 # --- elements in another order
@@ -358,8 +359,8 @@ def _pad(call: Call, x: Value, widths: Sequence[int], mode: str = "constant", va
     pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]  # the last dimension comes first
     first = len(x.shape) - len(pairs)
     if mode == "constant":
-        sides = ([0] * first + [pair[side] for pair in pairs] for side in (0, 1))
-        return x.pad(*sides, value or 0.0)
+        lows, highs = ([0] * first + [pair[side] for pair in pairs] for side in (0, 1))
+        return x.pad(lows, highs, value or 0.0)
     for dim, (before, after) in enumerate(pairs, first):
         x = x.index_select(dim, _padded_positions(x.shape[dim], before, after, mode)).of_shape(x.shape)
     return x

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ class Writer:
 
     >>> writer = Writer()
     >>> x = writer.input("x", torch.float32, (-1, 2))
-    >>> y = (2 * x + torch.tensor([1.0, 0.0])).relu()
-    >>> [op for op, *_ in writer.nodes]
-    ['Mul', 'Add', 'Relu']
+    >>> y = (x + torch.tensor([1.0, 0.0])).relu()
+    >>> [operator for operator, *_ in writer.nodes]
+    ['Add', 'Relu']
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class Writer:
         self.constants: dict[str, Tensor] = {}
         self.inputs: list[Value] = []
         self._names: dict[tuple[Any, ...], str] = {}  # of constants, by content
+        self._lookups: dict[str, str] = {}  # results of lookups, by name of the table
 
     def input(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Value:
         """Declare an input; -1 in its shape is the batch dimension."""
@@ -51,12 +53,37 @@ class Writer:
         return Value(self, names[0], dtype)
 
     def constant(self, tensor: Tensor) -> Value:
-        """A constant of the tensor's type."""
+        """A constant of the tensor's type.
+
+        ONNX Runtime's optimizer rounds constants of one element to float32, even if they are float64: it drops a
+        product with 1 + 1e-9 (``NoopElimination``), and moves factors next to a product of matrices into an attribute
+        (``MatMulScaleFusion``).  So these constants are looked up at run time, by an index that depends on the input.
+        """
         tensor = tensor.detach().cpu().contiguous()
+        is_scalar = tensor.is_floating_point() and tensor.numel() == 1
+        name = self._lookup(tensor) if is_scalar else self._store(tensor)
+        return Value(self, name, tensor.dtype, tuple(tensor.shape), tensor)
+
+    def _store(self, tensor: Tensor) -> str:
         key = (tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes())
         name = self._names.setdefault(key, f"c{len(self._names)}")
         self.constants[name] = tensor
-        return Value(self, name, tensor.dtype, tuple(tensor.shape), tensor)
+        return name
+
+    def _lookup(self, tensor: Tensor) -> str:
+        table = self._store(torch.stack([tensor, tensor]))
+        if table not in self._lookups:
+            rows = Value(self, table, tensor.dtype)
+            self._lookups[table] = self.node("Gather", [rows, self._either_row], tensor.dtype, axis=0).name
+        return self._lookups[table]
+
+    @cached_property
+    def _either_row(self) -> Value:
+        """0 or 1, which no optimizer can tell."""
+        (x, *_) = self.inputs
+        total = self.node("ReduceSum", [x], x.dtype, keepdims=0)
+        zero = self.node("Sub", [total, total], x.dtype)
+        return self.node("Equal", [total, zero], torch.bool).to(torch.int64)
 
     def integers(self, values: Sequence[int]) -> Value:
         """A constant vector, such as a shape or axes."""
@@ -287,10 +314,11 @@ class Value:
     def gather(self, dim: int, index: Value) -> Value:
         return self.writer.node("GatherElements", [self, index], self.dtype, axis=dim)
 
-    def topk(self, k: int, dim: int, largest: bool = True) -> Value:
-        """The largest or smallest elements, in order."""
-        count, kinds = self.writer.integers([k]), {"axis": dim, "largest": int(largest)}
-        return self.writer.node("TopK", [self, count], self.dtype, outputs=2, **kinds)
+    def topk(self, k: int, dim: int, largest: bool = True) -> tuple[Value, Value]:
+        """The largest or smallest elements in order, and their indices."""
+        count = self.writer.integers([k])
+        values = self.writer.node("TopK", [self, count], self.dtype, outputs=2, axis=dim, largest=int(largest))
+        return values, Value(self.writer, self.writer.nodes[-1][2][1], torch.int64)
 
     def size(self, dim: int) -> Value:
         """The size of a dimension, as a vector of one element."""
