@@ -607,7 +607,7 @@ _SMOOTH: dict[str, Callable[..., Value]] = {
 # Overloads (default, Tensor, Scalar, ...) share a row.  A form gets all arguments in the order of the schema.
 FORMS: dict[str, Callable[..., Values]] = {
     **dict.fromkeys(
-        ["_unsafe_view", "flatten", "reshape", "squeeze", "unsqueeze", "view"],
+        ["_unsafe_view", "reshape", "squeeze", "unsqueeze", "view"],
         lambda call, x, *_: x.reshape(*call.shape),
     ),
     **dict.fromkeys(["_to_copy", "alias", "clone", "detach"], lambda call, x, *_: x.to(call.dtype)),
@@ -638,6 +638,7 @@ FORMS: dict[str, Callable[..., Values]] = {
     "div": _div,
     "expand": _expand,
     "flip": _flip,
+    "full_like": lambda call, x, fill, *_: _repeat_row(x, torch.full((1, *call.shape[1:]), fill, dtype=call.dtype)),
     "hardsigmoid": lambda call, x: (x + 3).clamp(0.0, 6.0) / 6,
     "hardtanh": lambda call, x, low, high: x.clamp(low, high),
     "im2col": _im2col,
@@ -665,6 +666,7 @@ FORMS: dict[str, Callable[..., Values]] = {
     "sub": _sub,
     "sum": _sum,
     "t": lambda call, x: _transpose(call, x, 0, 1),
+    "threshold": lambda call, x, threshold, value: x.where(x > threshold, value),
     "topk": _topk,
     "transpose": _transpose,
     "unbind": _unbind,
