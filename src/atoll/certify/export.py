@@ -80,6 +80,7 @@ def to_onnx(certifier: Proof, eps: float) -> bytes:
         )
     _expect_onnx()
     writer, model = Writer(), certifier.model
+    model.check_unchanged()
     x = writer.input("x", torch.float32, (-1, *model.shape))
     values = write_graph(model, x.to(model.dtype))
     logits = _tensor(values[model.graph_module.graph.output_node()]).to(torch.float64)
