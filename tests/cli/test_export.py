@@ -4,7 +4,7 @@ import json
 
 from atoll.certify.export import Exported
 from atoll.cli import main
-from atoll.models import PreActResNet
+from atoll.models import MLP
 from atoll.runs import run as run_module
 from atoll.runs.run import Run
 
@@ -50,12 +50,24 @@ def test_wrong_arguments_are_refused_before_any_work(gloro_run, tmp_path, capsys
     assert not list(tmp_path.iterdir())
 
 
-def test_models_that_cannot_be_exported_are_refused(trained, tmp_path, capsys, monkeypatch):
+class SoftmaxNet(MLP):
+    """Its softmax has no certification rule."""
+
+    def forward(self, x):
+        return super().forward(x).softmax(1)
+
+
+def test_models_that_cannot_be_exported_are_refused(trained, gloro_run, tmp_path, capsys, monkeypatch):
     status, out = export(capsys, trained, tmp_path / "model.onnx")
     assert status == 1
     assert "eps: the model was trained against linf; give an l2 radius" in out
+    status, out = export(capsys, gloro_run.folder, tmp_path / "model.onnx", "--eta", "0.1")
+    assert status == 1
+    assert "eta: expected a CentroidNet, got SmallConvNet" in out
     # As if it had been trained, which takes longer.
-    monkeypatch.setattr(run_module, "model_from", lambda *_, **__: PreActResNet((1, 8, 8), 10, width=2).eval())
+    monkeypatch.setattr(run_module, "model_from", lambda *_, **__: SoftmaxNet((1, 8, 8), 10).eval())
     status, out = export(capsys, trained, tmp_path / "model.onnx", "--eps", "0.1")
     assert status == 1
-    assert "body.1 (PreActBlock) cannot be certified" in out
+    assert "_softmax" in out
+    assert "no certification rule" in out
+    assert not list(tmp_path.iterdir())
