@@ -78,6 +78,7 @@ def test_the_file_agrees_with_the_certifier(build, certify, tmp_path):
     assert (exported.checked, exported.abstained) == (40, int((original.radius < eps).sum()))
     assert 0 < exported.abstained < 40
     assert exported.difference < 1e-11
+    onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     assert {i.name: i.type for i in session.get_inputs()} == {"x": "tensor(float)"}
     for x in (torch.rand(1, *model.input_shape), torch.rand(7, *model.input_shape), unusual(model.input_shape)):

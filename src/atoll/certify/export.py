@@ -189,7 +189,7 @@ def _slack(certifier: NearestCentroid, size: Value) -> Value:
 def compare(content: bytes, certifier: Proof, x: Tensor, eps: float) -> tuple[int, float]:
     """How many points the file abstains on, and its largest difference; an error if the two do not agree."""
     prediction, radii = run(content, x)
-    parts = [certifier(rows) for rows in x.split(_ROWS)]
+    parts = [certifier(rows) for rows in torch.split(x, _ROWS)]
     original = Certificate(torch.cat([p.prediction for p in parts]), torch.cat([p.radius for p in parts]))
     answer, truth = original.answer(eps).cpu(), original.radius.cpu()
     relative, absolute = TOLERANCES[_precision(certifier)]
@@ -215,7 +215,9 @@ def run(content: bytes, x: Tensor) -> tuple[Tensor, Tensor]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    outputs: list[Any] = [session.run(["prediction", "radius"], {"x": rows.cpu().numpy()}) for rows in x.split(_ROWS)]
+    outputs: list[Any] = [
+        session.run(["prediction", "radius"], {"x": rows.cpu().numpy()}) for rows in torch.split(x, _ROWS)
+    ]
     prediction, radius = (torch.cat([torch.from_numpy(part) for part in parts]) for parts in zip(*outputs, strict=True))
     return prediction, radius
 
