@@ -112,7 +112,7 @@ def test_near_ties(gap):
     np.testing.assert_allclose(radius, certifier(x).radius, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("stretch", "eta"), [(0.0, 0.0), (0.1, 0.05)])
+@pytest.mark.parametrize(("stretch", "eta"), [pytest.param(0.0, 0.0, marks=pytest.mark.slow), (0.1, 0.05)])
 def test_centroid_nets_in_files_use_single_planes(stretch, eta, tmp_path):
     """They never claim more than Python, whose radii may be larger."""
     torch.manual_seed(0)

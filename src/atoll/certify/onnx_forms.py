@@ -48,6 +48,14 @@ def write_graph(model: CapturedModel, x: Value) -> dict[fx.Node, Values]:
 
     Raises:
         InputError: an operation has no form; the message names it and the line of source.
+
+    >>> from torch import nn
+    >>> from atoll.certify.onnx_writer import Writer
+    >>> from atoll.graph import capture
+    >>> writer, model = Writer(), capture(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), (4,))
+    >>> values = write_graph(model, writer.input("x", torch.float32, (-1, 4)))
+    >>> [operator for operator, *_ in writer.nodes]
+    ['MatMul', 'Add', 'Relu']
     """
     values: dict[fx.Node, Values] = {}
     rows: dict[fx.Node, Any] = {}  # of nodes that depend on weights and the batch size only: values for a batch of one
