@@ -34,8 +34,8 @@ _ATEN = torch.ops.aten
 
 # Decomposing these changes the last bits of the result, loses the derivative, or hides an operation with a known rule.
 _WHOLE = (
-    "celu", "detach", "glu", "hardsigmoid", "hardswish", "im2col", "linear", "log_sigmoid", "matmul", "mish", "pad",
-    "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "rms_norm", "rrelu",
+    "celu", "detach", "eye", "glu", "hardsigmoid", "hardswish", "im2col", "linear", "log_sigmoid", "matmul", "mish",
+    "pad", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "rms_norm", "rrelu",
     "scaled_dot_product_attention", "silu", "softplus", "upsample_bicubic2d.vec",
 )  # fmt: skip
 
