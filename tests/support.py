@@ -26,6 +26,7 @@ from atoll.losses import (
     GloRoCE,
     GloRoTRADES,
     LipschitzMargin,
+    LogitAnnealing,
     Loss,
     Outputs,
     Standard,
@@ -52,7 +53,14 @@ from atoll.training.methods import (
 from atoll.training.trainer import Trainer, TrainerSettings
 
 # A new loss or method joins every test of the trainer (resume, processes, accumulation) by one line.
-LOSSES = {"standard": Standard, "at": AT, "trades": TRADES, "alp": ALP, "mart": MART}
+LOSSES = {
+    "standard": Standard,
+    "at": AT,
+    "trades": TRADES,
+    "alp": ALP,
+    "mart": MART,
+    "logit-annealing": lambda: LogitAnnealing(offset=0.5, beta=2.0),
+}
 # Losses of logits and Lipschitz constants; they have no attack and no curvature in logit space alone.
 CERTIFIED = {
     "gloro-ce": GloRoCE,
@@ -194,6 +202,13 @@ def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor
 
     With ``stop`` the clean prediction is constant where it is compared with the adversarial one.
     """
+    if isinstance(loss, LogitAnnealing):
+        t = loss.terms["ce"][1]
+        rows = (
+            (f - t.offset * torch.eye(len(f), dtype=f.dtype)[k]).div(t.temperature) for f, k in zip(g, y, strict=True)
+        )
+        p_y = torch.stack([row.exp()[k] / row.exp().sum() for row, k in zip(rows, y, strict=True)])
+        return -t.temperature * (1 - p_y) ** t.beta * p_y.log()
     p, q = g.softmax(1), g_adv.softmax(1)
     p_y, q_y = p.gather(1, y[:, None])[:, 0], q.gather(1, y[:, None])[:, 0]
     if stop:
