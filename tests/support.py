@@ -53,14 +53,9 @@ from atoll.training.methods import (
 from atoll.training.trainer import Trainer, TrainerSettings
 
 # A new loss or method joins every test of the trainer (resume, processes, accumulation) by one line.
-LOSSES = {
-    "standard": Standard,
-    "at": AT,
-    "trades": TRADES,
-    "alp": ALP,
-    "mart": MART,
-    "logit-annealing": lambda: LogitAnnealing(offset=0.5, beta=2.0),
-}
+LOSSES = {"standard": Standard, "at": AT, "trades": TRADES, "alp": ALP, "mart": MART}
+# Losses of clean logits for networks with a known Lipschitz constant.
+ANNEALED = {"logit-annealing": lambda: LogitAnnealing(offset=0.5, beta=2.0)}
 # Losses of logits and Lipschitz constants; they have no attack and no curvature in logit space alone.
 CERTIFIED = {
     "gloro-ce": GloRoCE,
@@ -149,7 +144,7 @@ def tiny_trainer(
     return Trainer(
         model,
         data,
-        (LOSSES | CERTIFIED | CENTROID)[loss](),
+        (LOSSES | ANNEALED | CERTIFIED | CENTROID)[loss](),
         ThreatModel("l2" if loss in CERTIFIED | CENTROID else "linf", 0.1),
         attack=lambda threat, objective: PGD(threat, objective, steps=3),
         methods=[EpsRamp() if name == "eps-ramp" else METHODS[name]() for name in methods],
