@@ -145,7 +145,7 @@ def tiny_trainer(
         model,
         data,
         (LOSSES | ANNEALED | CERTIFIED | CENTROID)[loss](),
-        ThreatModel("l2" if loss in CERTIFIED | CENTROID else "linf", 0.1),
+        ThreatModel("l2" if loss in ANNEALED | CERTIFIED | CENTROID else "linf", 0.1),
         attack=lambda threat, objective: PGD(threat, objective, steps=3),
         methods=[EpsRamp() if name == "eps-ramp" else METHODS[name]() for name in methods],
         optimizer=optimizer or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),

@@ -47,5 +47,7 @@ class LogitAnnealing(Loss):
     tensor([0.3466])
     """
 
+    certifies = True
+
     def __init__(self, *, temperature: float = 0.75, offset: float = 2.0, beta: float = 5.0) -> None:
         super().__init__(ce=(1.0, AnnealedCrossEntropy(temperature, offset, beta)))

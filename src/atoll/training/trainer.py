@@ -152,7 +152,7 @@ class Trainer:
             model = synchronize_batch_norm(model, self.device)
         self.model = model
         self.lipschitz = self._lipschitz_estimate()
-        self.passes: nn.Module = ForwardPasses(model, self.lipschitz)
+        self.passes: nn.Module = ForwardPasses(model, self.lipschitz if loss.uses_lipschitz else None)
         if world_size() > 1:
             self.passes = DistributedDataParallel(self.passes)
         make_optimizer = optimizer or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=5e-4))
@@ -500,8 +500,8 @@ class Trainer:
             )
 
     def _lipschitz_estimate(self) -> LipschitzEstimator | None:
-        """Where the loss asks for Lipschitz constants; a sentence if this model or threat has none."""
-        if not self.loss.uses_lipschitz:
+        """For losses that train certified radii; an InputError if this model or threat has none."""
+        if not self.loss.certifies:
             return None
         name = type(self.loss).__name__
         if self.threat.norm != "l2":
