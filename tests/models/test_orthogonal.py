@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from atoll.certify.power import LipschitzEstimator
 from atoll.errors import InputError
 from atoll.graph import capture
 from atoll.models import OrthogonalConv2d, OrthogonalLinear, OrthogonalNet
@@ -144,6 +145,15 @@ def test_a_network_never_lengthens_a_difference():
     x, y = (torch.rand(64, 1, 8, 8, dtype=torch.float64) for _ in range(2))
     ratio = (net.features(x) - net.features(y)).norm(dim=1) / (x - y).flatten(1).norm(dim=1)
     assert 0.1 < ratio.max() <= 1 + 1e-6
+
+
+def test_estimated_constants_are_those_of_the_head():
+    """The head follows sorted groups of features, and everything before it has norm 1."""
+    torch.manual_seed(0)
+    net = OrthogonalNet((1, 8, 8), 3, width=4, depth=0, stages=1, features=8, activation="groupsort")
+    pairs, _ = LipschitzEstimator(net, iterations=50)()
+    head = torch.cdist(net.head.unit_weight, net.head.unit_weight)
+    torch.testing.assert_close(pairs.detach(), head.detach(), rtol=0.02, atol=1e-5)
 
 
 def test_a_network_learns():
