@@ -145,9 +145,10 @@ class _Part:
         return product
 
     def matrix(self, weights: dict[fx.Node, Tensor]) -> Tensor:
-        """Outputs times inputs, for a map between vectors."""
+        """Outputs times inputs, for a map to vectors."""
         weight = next(iter(weights.values()))
-        return self(torch.eye(self.shape[0], dtype=weight.dtype, device=weight.device), weights).T
+        basis = torch.eye(math.prod(self.shape), dtype=weight.dtype, device=weight.device)
+        return self(basis.view(-1, *self.shape), weights).T
 
 
 @dataclass(frozen=True)

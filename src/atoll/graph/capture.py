@@ -36,10 +36,9 @@ _ATEN = torch.ops.aten
 
 # Decomposing these changes the last bits of the result, loses the derivative, or hides an operation with a known rule.
 _WHOLE = (
-    "celu", "detach", "glu", "hardsigmoid", "hardswish", "im2col", "linear", "log_sigmoid", "matmul", "mish", "pad",
-    "_prelu_kernel", "threshold",
-    "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "rms_norm", "rrelu",
-    "scaled_dot_product_attention", "silu", "softplus", "upsample_bicubic2d.vec",
+    "_prelu_kernel", "celu", "detach", "eye", "glu", "hardsigmoid", "hardswish", "im2col", "linear", "log_sigmoid",
+    "matmul", "mish", "pad", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d",
+    "rms_norm", "rrelu", "scaled_dot_product_attention", "silu", "softplus", "threshold", "upsample_bicubic2d.vec",
 )  # fmt: skip
 
 

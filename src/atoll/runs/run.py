@@ -336,7 +336,7 @@ class Run:
     @property
     def is_certified(self) -> bool:
         """Whether the run trains certified radii."""
-        return self.loss.uses_lipschitz
+        return self.loss.certifies
 
     def tests(self) -> list[TestRow]:
         """Test results of the best and the last checkpoint, as far as they were measured."""
