@@ -159,7 +159,7 @@ class NearestCentroid:
     def __call__(self, x: Tensor) -> Certificate:
         x = x.to(self.head.centroids.dtype)
         z, logits = self._run(x)
-        size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+        size = (1 + 1e-10) * torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
         error = 2 * (self.encoder.relative * size + self.encoder.absolute)
         gain = self.encoder.lipschitz + self.encoder.relative
         prediction = logits.argmax(1)

@@ -127,7 +127,7 @@ class GloRo:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Certificate:
         x, logits = run_certified(self.model, x)
-        size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+        size = (1 + 1e-10) * torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
         function = self.model.digest if isinstance(self.model, CapturedModel) else ""
         return Certificate(logits.argmax(1), radius(logits, size, self.constants, self.largest_input), function)
 
