@@ -5,8 +5,8 @@ if there are any) at l2 distance up to r from x.  Nothing of Atoll is imported, 
 The network is evaluated at x in float64.  The norm s of a linear layer A (witness) is proven by a Cholesky factor R of
 :math:`s^2 I - A^T A`, shifted for rounding: :math:`R^T R` is exact up to :math:`\gamma_{w+2} |R^T| |R|` for a band of
 width w (Higham, 2002, theorem 10.3).  Each value v has a Lipschitz constant L and a bound of the deployed network's
-rounding error at distance d from x, from :math:`\|v\| + L d` and :math:`|fl(Av) - Av| \le \gamma_k |A| |v|`, which holds
-in any order of summation (but not for Winograd convolutions or TF32).  A linear head keeps its class if each margin
+rounding error at distance d from x, from :math:`\|v\| + L d` and :math:`|fl(Av) - Av| \le \gamma_k |A| |v|`, which is
+true for any order of summation (but not for Winograd convolutions or TF32).  A linear head keeps its class if each margin
 exceeds :math:`\|w_j - w_i\| L r` and the errors; for Centroid Nets see ``Centroids``.
 """
 
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from scipy.linalg import LinAlgError, cholesky_banded
 from scipy.sparse import bsr_array, coo_array, csr_array, kron
 
@@ -51,22 +50,15 @@ def expect(condition: Any, message: str) -> None:
         raise ProofError(message)
 
 
-class Node(NamedTuple):
-    """An operation; its arguments refer to earlier nodes ({"node": place}) or to constants ({"constant": name})."""
-
-    name: str
-    operation: str
-    args: dict[str, Any]
-    line: str
-
-
 class Proof(NamedTuple):
-    """The validated content of a file."""
+    """The validated content of a file, and what is proven of it."""
 
     header: dict[str, Any]
     arrays: dict[str, Array]
-    nodes: list[Node]
+    nodes: list[dict[str, Any]]  # arguments refer to earlier nodes, {"node": place}, or {"constant": name}
     output: int
+    proven: Array  # whether each claim is proven
+    problems: list[str]  # reasons why claims are not
 
 
 def read(path: Path) -> Proof:
@@ -113,7 +105,7 @@ def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Proof:
         point, other, own, weight = (arrays[f"dual.{name}"] for name in DUAL)
         expect(own.shape == weight.shape and point.shape == other.shape == own.shape[:1], "dual: shapes do not match")
         expect(min(point.min(), other.min(), own.min(), weight.min()) >= 0, "dual: expected numbers, not below 0")
-    nodes: list[Node] = []
+    nodes: list[dict[str, Any]] = []
     places: list[int] = []  # of the entries among the nodes, which have no copies and no repetitions
     known: dict[str, int] = {}
 
@@ -128,33 +120,30 @@ def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Proof:
         return {"node": places[value["node"]]}
 
     for entry in header["nodes"]:
-        node = Node(entry["name"], entry["operation"], {k: refer(v) for k, v in entry["args"].items()}, entry["line"])
-        if node.operation == "aten.detach.default":
-            places.append(node.args["self"]["node"])
+        args = {name: refer(value) for name, value in entry["args"].items()}
+        if entry["operation"] == "aten.detach.default":
+            places.append(args["self"]["node"])
             continue
-        places.append(known.setdefault(f"{node.operation} {json.dumps(node.args, sort_keys=True)}", len(nodes)))
+        places.append(known.setdefault(f"{entry['operation']} {json.dumps(args, sort_keys=True)}", len(nodes)))
         if places[-1] == len(nodes):
-            nodes.append(node)
-    return Proof(header, arrays, nodes, places[header["output"]])
+            nodes.append({**entry, "args": args})
+    return Proof(header, arrays, nodes, places[header["output"]], np.zeros(len(x), bool), [])
 
 
 @dataclass(frozen=True)
 class Value:
-    """A node at the inputs, its Lipschitz constant (infinite if not proven), and a bound of the rounding error.
-
-    Bounds have three rows: at distance 0, slope in the distance, and for this program's own evaluation.
-    """
+    """A node at the inputs, its Lipschitz constant (infinite if not proven), and a bound of the rounding error."""
 
     array: Array
     lipschitz: float
-    error: Array  # (3, points)
+    error: Array  # (3, points): at distance 0, slope in the distance, and that of this program
     linear: Linear | None = None
 
     @property
     def reach(self) -> Array:
         """Bound of the norm of the computed value."""
         norm = np.linalg.norm(self.array.reshape(len(self.array), -1), axis=1)
-        return CONSTANT * norm + SLOPE * self.lipschitz + self.error
+        return np.asarray(CONSTANT * norm + SLOPE * self.lipschitz + self.error)
 
 
 class Moved:
@@ -282,12 +271,18 @@ def _is_below(part: Array, y: Axis, x: Axis, norm: float, spread: float) -> bool
 class Evaluation:
     """Evaluates nodes at some inputs; ``proven`` has the layers whose norms were looked at so far."""
 
-    def __init__(self, proof: Proof, x: Array, proven: dict[str, bool]) -> None:
-        self.proof, self.x, self.proven, self.norms = proof, x, proven, proof.header["norms"]
+    def __init__(self, proof: Proof, start: int, proven: dict[str, bool]) -> None:
+        self.proof, self.start, self.proven, self.norms = proof, start, proven, proof.header["norms"]
+        arrays = (proof.arrays[name][start : start + CHUNK] for name in ("input", "class", "radius"))
+        self.x, self.classes, self.radius = (v.astype(v.dtype if v.dtype == np.int64 else float) for v in arrays)
         self.results: dict[int, Moved] = {}
         unit, tiny, self.largest = PRECISIONS[proof.header["precision"]]
         self.unit, self.tiny = np.array([[unit], [unit], [UNIT]]), np.array([[tiny], [tiny], [2.0**-1022]])
-        self.peaks: list[Array] = [CONSTANT * np.abs(x).reshape(len(x), -1).max(1)]  # all that could overflow
+        self.peaks: list[Array] = []  # bounds of all numbers that could overflow
+
+    def total(self, bound: Array) -> Array:
+        """A bound for the deployed network at the distance of the claims, plus that of this program."""
+        return np.asarray(bound[0] + bound[1] * self.radius + bound[2])
 
     def gamma(self, terms: int) -> Array:
         product = terms * self.unit
@@ -297,7 +292,7 @@ class Evaluation:
         """The error of sums with this many roundings and a bound of their absolute terms, and of underflow."""
         self.peaks.append(bound)
         under = (reach + CONSTANT * (2 + weight)) * self.tiny * (terms * math.sqrt(outputs))
-        return bound * self.gamma(terms) + under
+        return np.asarray(bound * self.gamma(terms) + under)
 
     def run(self, target: int) -> Moved:
         """Evaluate a node and those before it that it needs."""
@@ -308,11 +303,11 @@ class Evaluation:
             return self.run(value["node"]) if "node" in value else self.proof.arrays[value["constant"]].astype(float)
 
         node = self.proof.nodes[target]
-        if node.operation not in OPERATIONS:
-            raise NotCovered(f"{node.operation} is not covered ({node.line})")
+        if node["operation"] not in OPERATIONS:
+            raise NotCovered(f"{node['operation']} is not covered ({node['line']})")
         if target not in self.results:
-            args = {name: resolve(value) for name, value in node.args.items()}
-            result = OPERATIONS[node.operation](self, node.name, args)
+            args = {name: resolve(value) for name, value in node["args"].items()}
+            result = OPERATIONS[node["operation"]](self, node["name"], args)
             self.results[target] = result if isinstance(result, Moved) else Moved(result)
         return self.results[target]
 
@@ -344,10 +339,12 @@ class Evaluation:
         image = base.array[:, :, None, None] if base.array.ndim == 2 else base.array
         geometry = (image.shape[2:], kernel.shape[2:], a.get("stride", (1, 1)), a.get("padding", (0, 0)))
         y, x = (Axis(*side) for side in zip(*geometry, strict=True))
-        valid = all(0 <= v.padding < v.taps and 0 < v.stride and v.out > 0 for v in (y, x))
+        valid = all(0 <= v.padding < v.taps and v.stride > 0 and v.out > 0 for v in (y, x))
         expect(valid and len(kernel) * y.out * x.out <= LIMIT, f"{name}: wrong padding or stride, or too large")
         padded = np.pad(image, [(0, 0), (0, 0), (y.padding, y.padding), (x.padding, x.padding)])
-        windows = sliding_window_view(padded, kernel.shape[2:], (2, 3))[:, :, :: y.stride, :: x.stride]
+        windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[2:], (2, 3))[
+            :, :, :: y.stride, :: x.stride
+        ]
         bias = np.zeros(len(kernel)) if a["bias"] is None else a["bias"]
         array = np.moveaxis(np.tensordot(windows, kernel, ((1, 4, 5), (1, 2, 3))), 3, 1) + bias[:, None, None]
         # An input is part of that many patches at most, so the square of the output sums up its square as often.
@@ -364,8 +361,9 @@ class Evaluation:
             constant = np.broadcast_to(other, (1, *value.array.shape[1:]))[0]
             offset = float(np.linalg.norm(constant))
             return self.scaled(name, value, value.array + sign * constant, np.ones_like(constant), offset, 2)
-        other, array = other.value, value.array + sign * other.value.array
+        other = other.value
         expect(value.array.shape == other.array.shape, f"{name}: shapes do not match")
+        array = value.array + sign * other.array
         for base, linear in ((value, other.linear), (other, value.linear)):
             if linear and linear.base is base and sign == 1 and name in self.norms:
                 return self.layer(name, linear.residual(), array)
@@ -384,6 +382,9 @@ class Evaluation:
             raise NotCovered(f"{name}: expected parts of one value, and points along the first axis")
         return Moved(parts[0].base, change([part.entries for part in parts]))
 
+    def relu(self, value: Value) -> Value:
+        return Value(np.maximum(value.array, 0), value.lipschitz, value.error)
+
     def extreme(self, name: str, a: Any, kind: int) -> Moved:
         return self.move(name, a, lambda v: np.stack([v[0][0], v[1][0], kind + 3 * (v[0][2] + v[1][2])]))
 
@@ -396,7 +397,7 @@ OPERATIONS: dict[str, Callable[[Evaluation, str, Any], Value | Moved]] = {
     "aten.sub.Tensor": lambda e, name, a: e.add(name, a, -1.0),
     "aten.mul.Tensor": Evaluation.multiply,
     "aten.div.Tensor": lambda e, name, a: e.multiply(name, a, -1.0),
-    "aten.relu.default": lambda e, name, a: replace(v := a["self"].value, array=np.maximum(v.array, 0), linear=None),
+    "aten.relu.default": lambda e, name, a: e.relu(a["self"].value),
     "aten.view.default": lambda e, name, a: e.move(name, a, lambda v: v[0].reshape(3, *a["size"][1:])),
     "aten.unsqueeze.default": lambda e, name, a: e.move(name, a, lambda v: np.expand_dims(v[0], a["dim"])),
     "aten.slice.Tensor": lambda e, name, a: e.move(
@@ -422,9 +423,9 @@ def matches(pattern: Any, value: Any, proof: Proof, names: dict[str, Any]) -> bo
     """Whether an argument has a pattern; ``names`` is filled with what the names stand for."""
     if isinstance(pattern, tuple):
         node = proof.nodes[value["node"]] if isinstance(value, dict) and "node" in value else None
-        if node is None or node.operation != f"aten.{pattern[0]}":
+        if node is None or node["operation"] != f"aten.{pattern[0]}":
             return False
-        return all(matches(part, node.args[key], proof, names) for key, part in pattern[1].items())
+        return all(matches(part, node["args"][key], proof, names) for key, part in pattern[1].items())
     if isinstance(pattern, list):
         return all(matches(*pair, proof, names) for pair in zip(pattern, value, strict=True))
     return bool(names.setdefault(pattern, value) == value if str(pattern).startswith("?") else pattern == value)
@@ -450,17 +451,12 @@ class Centroids:
         self.features: int = names["?z" if self.is_stretched else "?u"]["node"]
         self.low, self.gain = [names[key] if self.is_stretched else v for key, v in (("?low", 0.0), ("?gain", 1.0))]
 
-    def keeps(self, e: Evaluation, classes: Array, radius: Array, dual: list[Array]) -> Array:
+    def keeps(self, e: Evaluation) -> Array:
         """Whether the class stays the same within the radius."""
-        source, bounds, flat, squares, gain = (
-            e.run(self.features),
-            e.proof.header["bounds"],
-            self.flat,
-            self.squares,
-            self.gain,
-        )
-        x, count, largest = source.value.array, source.value.array.shape[1], math.sqrt(squares.max()) * UP
-        rho = UP * source.value.lipschitz * radius + SAFETY * total(source.value.error, radius)
+        source, bounds, classes = e.run(self.features), e.proof.header["bounds"], e.classes
+        flat, squares, gain, largest = self.flat, self.squares, self.gain, math.sqrt(self.squares.max()) * UP
+        x, count = source.value.array, source.value.array.shape[1]
+        rho = UP * source.value.lipschitz * e.radius + SAFETY * e.total(source.value.error)
         u, low, high, off = x, np.full_like(x, -np.inf), np.full_like(x, np.inf), 0.0
         if self.is_stretched:  # moves below ``low`` and above ``high`` change nothing more
             u, low, high = np.clip((x - self.low) * gain, 0, 1), self.low - x, self.low + 1 / gain - x
@@ -481,8 +477,11 @@ class Centroids:
             between = np.maximum(squares + squares[p][:, None] - 2 * flat[p] @ flat.T, 0)
             margin = score - np.take_along_axis(score, p[:, None], 1) - slack[:, None]
             keeps |= margin > 2 * UP * gain * np.sqrt(between + 8 * own_gamma * largest**2) * rho[:, None]
-        for start in range(0, len(dual[0]), 4 * CHUNK):
-            point, other, own, weight = (v[start : start + 4 * CHUNK] for v in dual)
+        dual = [e.proof.arrays.get(f"dual.{name}", np.zeros((0, 1), int)) for name in DUAL]
+        here = np.flatnonzero((dual[0] >= e.start) & (dual[0] < e.start + len(x)))
+        for part in np.split(here, range(4 * CHUNK, len(here), 4 * CHUNK)):
+            point, other, own, weight = (v[part] for v in dual)
+            point = point - e.start
             expect((own // self.per_class == classes[point][:, None]).all(), "dual: expected centroids of the class")
             margin = score[point, other][:, None] - score[point[:, None], own] - slack[point][:, None]
             rows = np.repeat(np.arange(len(own)), own.shape[1])
@@ -495,58 +494,41 @@ class Centroids:
             size += ((np.abs(move) + gain * np.abs(v)) * (2 + np.abs(x[point]))).sum(1)
             size += 4 * gain * largest * rho[point] * weight.sum(1)
             keeps[point, other] |= q - 2 * own_gamma * (1 + own.shape[1]) * size > UP * rho[point] ** 2 / 2
-        return keeps.all(1)
+        return np.asarray(keeps.all(1))
 
 
-def total(bound: Array, radius: Array) -> Array:
-    """A bound of the deployed network's error at the distance of the claims, plus that of this program."""
-    return bound[0] + bound[1] * radius + bound[2]
-
-
-def _linear_head_keeps(e: Evaluation, classes: Array, radius: Array) -> Array:
-    logits = e.run(e.proof.output).value
+def _linear_head_keeps(e: Evaluation) -> Array:
+    logits, classes = e.run(e.proof.output).value, e.classes[:, None]
     linear = logits.linear or Linear(logits, np.eye(logits.array.shape[1])[:, :, None, None], [], 0.0, 0.0, 0)
     base, weight = linear.base, linear.kernel.reshape(logits.array.shape[1], -1)
-    margin = np.take_along_axis(logits.array, classes[:, None], 1) - logits.array
-    distance = np.sqrt(((weight[classes][:, None] - weight) ** 2).sum(2))
+    margin = np.take_along_axis(logits.array, classes, 1) - logits.array
+    distance = np.sqrt(((weight[classes] - weight) ** 2).sum(2))
     bound = 2 * (base.reach * linear.spread + CONSTANT * linear.offset)
-    error = total(e.rounding(bound, linear.terms, base.reach, linear.spread, 4), radius)[:, None]
-    error = error + distance * total(base.error, radius)[:, None]
-    keeps = margin > UP * distance * base.lipschitz * radius[:, None] + SAFETY * error
-    np.put_along_axis(keeps, classes[:, None], True, 1)
-    return keeps.all(1)
+    error = e.total(e.rounding(bound, linear.terms, base.reach, linear.spread, 4))[:, None]
+    error = error + distance * e.total(base.error)[:, None]
+    keeps = margin > UP * distance * base.lipschitz * e.radius[:, None] + SAFETY * error
+    np.put_along_axis(keeps, classes, True, 1)
+    return np.asarray(keeps.all(1))
 
 
-class Report(NamedTuple):
-    """Which claims are proven, and reasons why others are not."""
-
-    proof: Proof
-    proven: Array
-    problems: list[str]
-
-
-def check(path: Path) -> Report:
+def check(path: Path) -> Proof:
     """Check all claims of a file; raises ``ProofError`` if it is damaged, altered or malformed."""
     norms: dict[str, bool] = {}
     names: dict[str, Any] = {}
     try:
         proof = read(path)
-        proven, problems = np.zeros(len(proof.arrays["radius"]), bool), []
         try:
             head = Centroids(proof, names) if matches(HEAD, {"node": proof.output}, proof, names) else None
-            for start in range(0, len(proven), CHUNK):
-                x, classes, radius = (proof.arrays[k][start : start + CHUNK] for k in ("input", "class", "radius"))
-                e = Evaluation(proof, x.astype(float), norms)
-                dual = [proof.arrays.get(f"dual.{name}", np.zeros((0, 1), int)) for name in DUAL]
-                point, *rest = (v[((dual[0] >= start) & (dual[0] < start + len(x))).ravel()] for v in dual)
+            for start in range(0, len(proof.proven), CHUNK):
                 with np.errstate(all="ignore"):
-                    dual = [point - start, *rest]
-                    keeps = head.keeps(e, classes, radius, dual) if head else _linear_head_keeps(e, classes, radius)
-                    proven[start : start + CHUNK] = keeps & (total(np.stack(e.peaks).max(0), radius) < e.largest)
+                    e = Evaluation(proof, start, norms)
+                    keeps = head.keeps(e) if head else _linear_head_keeps(e)
+                    proof.proven[start : start + CHUNK] = keeps & (e.total(np.stack(e.peaks).max(0)) < e.largest)
         except NotCovered as error:
-            proven[:], problems = False, [str(error)]
-        problems += [f"the norm of {name} is not proven" for name, holds in norms.items() if not holds]
-        return Report(proof, proven, problems)
+            proof.proven[:] = False
+            proof.problems.append(str(error))
+        proof.problems.extend(f"the norm of {name} is not proven" for name, holds in norms.items() if not holds)
+        return proof
     except OSError as error:
         raise ProofError(f"cannot read the file: {error.strerror}") from None
     except ProofError:
