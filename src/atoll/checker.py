@@ -4,10 +4,9 @@ A file claims that the stored network, computed in its precision, predicts one c
 if there are any) at l2 distance up to r from x.  Nothing of Atoll is imported, nothing in the file is trusted or run.
 The network is evaluated at x in float64.  The norm s of a linear layer A (witness) is proven by a Cholesky factor R of
 :math:`s^2 I - A^T A`, shifted for rounding: :math:`R^T R` is exact up to :math:`\gamma_{w+2} |R^T| |R|` for a band of
-width w (Higham, 2002, theorem 10.3).  Each value v has a Lipschitz constant L and a bound of the deployed network's
-rounding error at distance d from x, from :math:`\|v\| + L d` and :math:`|fl(Av) - Av| \le \gamma_k |A| |v|`, which is
-true for any order of summation (but not for Winograd convolutions or TF32).  A linear head keeps its class if each margin
-exceeds :math:`\|w_j - w_i\| L r` and the errors; for Centroid Nets see ``Centroids``.
+width w (Higham, 2002, theorem 10.3).  The deployed network's rounding error at distance d from x follows from the size
+:math:`\|v\| + L d` of its values and :math:`|fl(Av) - Av| \le \gamma_k |A| |v|`, true for any order of summation (not
+for Winograd or TF32).  A linear head keeps its class if margins exceed :math:`\|w_j - w_i\| L r` and the errors.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import LinAlgError, cholesky_banded
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.linalg import get_lapack_funcs
 from scipy.sparse import bsr_array, coo_array, csr_array, kron
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -31,13 +31,12 @@ PRECISIONS = {"float32": (2.0**-24, 2.0**-126, 2.0**126), "float64": (UNIT, 2.0*
 DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
 DUAL = ("point", "other", "own", "multiplier")  # a point, another centroid, own centroids and their multipliers
 FILE_LIMIT, LIMIT = 2**32, 2**27  # bytes of a file, numbers of a value or a matrix
-CHUNK = 64  # points that are evaluated together
-PLANES = 4  # own centroids, from the nearest on, that a plane is drawn for
+CHUNK, PLANES = 64, 4  # points that are evaluated together, nearest own centroids that a plane is drawn for
 UP, SAFETY = 1 + 1e-11, 1 + 1e-6  # for rounding in constants, and in bounds of errors
 CONSTANT, SLOPE = np.array([[1.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [0.0]])  # see Value
 
 
-class ProofError(ValueError):
+class ProofError(Exception):
     """A proof file is damaged, altered or malformed."""
 
 
@@ -67,8 +66,7 @@ def read(path: Path) -> Proof:
     raw = path.read_bytes()
     end = 8 + int.from_bytes(raw[:8], "little")
     table = json.loads(raw[8:end])
-    meta = table.pop("__metadata__")
-    digest = meta["digest"].encode()
+    digest = (meta := table.pop("__metadata__"))["digest"].encode()
     actual = hashlib.sha256(raw.replace(digest, b"0" * 64, 1)).hexdigest().encode()
     expect(digest == actual, "the digest does not match: the file is damaged or was altered")
     arrays = {}
@@ -76,9 +74,7 @@ def read(path: Path) -> Proof:
         dtype, shape, (start, stop) = np.dtype(DTYPES[entry["dtype"]]), entry["shape"], entry["data_offsets"]
         size = math.prod(shape) * dtype.itemsize
         expect(all(type(n) is int and 0 < n < 2**31 for n in shape) and len(shape) < 8, f"{name}: wrong shape {shape}")
-        expect(
-            0 <= start <= stop <= len(raw) - end and stop - start == size, f"{name}: expected {size:,} bytes of data"
-        )
+        expect(0 <= start <= stop <= len(raw) - end and stop - start == size, f"{name}: expected {size:,} bytes")
         arrays[name] = np.frombuffer(raw[end + start : end + stop], dtype).reshape(shape)
         expect(np.isfinite(arrays[name]).all(), f"{name}: expected finite numbers, got NaN or infinity")
     return _validate(json.loads(meta["proof"]), arrays)
@@ -93,18 +89,18 @@ def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Proof:
     x, classes, radius, bounds = arrays["input"], arrays["class"], arrays["radius"], header["bounds"]
     expect(str(x.dtype) == header["precision"], f"input: expected {header['precision']}, got {x.dtype}")
     expect(classes.shape == radius.shape == x.shape[:1], "expected a class and a radius for each input")
-    expect(classes.dtype == np.int64 and classes.min() >= 0, "class: expected whole numbers, not below 0")
-    expect(radius.dtype == np.float64 and radius.min() >= 0, "radius: expected numbers, not below 0")
+    expect(classes.dtype == np.int64 and radius.dtype == np.float64, "expected classes in int64, radii in float64")
+    expect(min(classes.min(), radius.min()) >= 0, "expected classes and radii that are not negative")
     digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in x]
     expect(header["inputs"] == digests, "inputs: the digests do not match the stored inputs")
     expect(bounds is None or -math.inf < bounds[0] < bounds[1] < math.inf, "bounds: expected null or low < high")
     for name, (norm, method) in header["norms"].items():
-        expect(1e-100 <= norm <= 1e100, f"{name}: expected a norm in [1e-100, 1e100], got {norm}")
-        expect(method in ("exact", "strip", "torus"), f"{name}: expected exact, strip or torus, got {method!r}")
+        valid = 1e-100 <= norm <= 1e100 and method in ("exact", "strip", "torus")
+        expect(valid, f"{name}: expected a norm in [1e-100, 1e100] and a method, got {norm} and {method!r}")
     if "dual.point" in arrays:
         point, other, own, weight = (arrays[f"dual.{name}"] for name in DUAL)
-        expect(own.shape == weight.shape and point.shape == other.shape == own.shape[:1], "dual: shapes do not match")
-        expect(min(point.min(), other.min(), own.min(), weight.min()) >= 0, "dual: expected numbers, not below 0")
+        valid = own.shape == weight.shape and point.shape == other.shape == own.shape[:1] and weight.min() >= 0
+        expect(valid, "dual: expected multipliers that are not negative, for each point and other centroid")
     nodes: list[dict[str, Any]] = []
     places: list[int] = []  # of the entries among the nodes, which have no copies and no repetitions
     known: dict[str, int] = {}
@@ -115,16 +111,13 @@ def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Proof:
         if "constant" in value:
             expect(value["constant"] in arrays, f"the constant {value['constant']!r} is missing")
             return {"constant": value["constant"]}
-        earlier = type(value["node"]) is int and 0 <= value["node"] < len(places)
-        expect(earlier, f"node {len(places)} refers to {value['node']!r}, which is not an earlier node")
+        expect(type(value["node"]) is int and 0 <= value["node"] < len(places), f"node {len(places)} refers ahead")
         return {"node": places[value["node"]]}
 
     for entry in header["nodes"]:
         args = {name: refer(value) for name, value in entry["args"].items()}
-        if entry["operation"] == "aten.detach.default":
-            places.append(args["self"]["node"])
-            continue
-        places.append(known.setdefault(f"{entry['operation']} {json.dumps(args, sort_keys=True)}", len(nodes)))
+        place = known.setdefault(f"{entry['operation']} {json.dumps(args, sort_keys=True)}", len(nodes))
+        places.append(args["self"]["node"] if entry["operation"] == "aten.detach.default" else place)
         if places[-1] == len(nodes):
             nodes.append({**entry, "args": args})
     return Proof(header, arrays, nodes, places[header["output"]], np.zeros(len(x), bool), [])
@@ -141,7 +134,6 @@ class Value:
 
     @property
     def reach(self) -> Array:
-        """Bound of the norm of the computed value."""
         norm = np.linalg.norm(self.array.reshape(len(self.array), -1), axis=1)
         return np.asarray(CONSTANT * norm + SLOPE * self.lipschitz + self.error)
 
@@ -190,18 +182,16 @@ class Axis(NamedTuple):
         return csr_array((np.ones(len(target)), (target, source[target])), (self.out, self.size))
 
     def closed(self, parts: Array, dim: int) -> Array:
-        """Close the direction to a ring that has the layer as a part: a direct sum over frequencies.
-
-        With a stride the inputs ``stride * J + phase - padding`` are channels of J, and meet output j in the tap
-        ``stride * q + phase`` if J = j + q.  On a ring of this size that has no further solutions.
-        """
+        """Close the direction to a ring that has the layer as a part: a direct sum over frequencies."""
+        # Inputs stride * J + phase - padding are channels of J, and meet output j in the tap stride * q + phase if
+        # J = j + q.  On a ring of this size that has no further solutions.
         count, first = -(-self.taps // self.stride), self.padding // self.stride
         ring = max((self.size - 1 + self.padding) // self.stride + 1, self.out + count - 1 - first)
         if ring * self.stride * parts.size > LIMIT:
             raise NotCovered("a layer is too large")
         kernel = np.pad(np.moveaxis(parts, dim, -1), [*[(0, 0)] * 4, (0, count * self.stride - self.taps)])
-        frequencies = ring if np.iscomplexobj(parts) else ring // 2 + 1  # the others are complex conjugates
-        waves = np.exp(2j * math.pi / ring * (np.outer(np.arange(frequencies), np.arange(count)) % ring))
+        frequency = np.arange(ring if np.iscomplexobj(parts) else ring // 2 + 1)  # the others are complex conjugates
+        waves = np.exp(2j * math.pi / ring * (np.outer(frequency, np.arange(count)) % ring))
         waves = np.tensordot(waves, kernel.reshape(*kernel.shape[:4], count, self.stride), (1, 4))
         return np.expand_dims(waves.reshape(-1, *waves.shape[2:4], waves.shape[4] * waves.shape[5]), dim)
 
@@ -216,19 +206,6 @@ class Linear:
     spread: float  # bound of the norm of the layer with all parts of its kernel replaced by absolute values
     offset: float  # norm of the absolute values of all constants that are added
     terms: int  # roundings of one output
-
-    def scaled(self, factor: Array, offset: float, terms: int) -> Linear | None:
-        """With a factor for each channel, before constants of norm ``offset`` are added."""
-        rows, gain, terms = factor.reshape(len(factor), -1), float(np.abs(factor).max()), self.terms + terms
-        kernel, offset = self.kernel * rows[:, :1, None, None], offset + gain * self.offset
-        is_constant = (rows == rows[:, :1]).all()
-        return Linear(self.base, kernel, self.axes, gain * self.spread, offset, terms) if is_constant else None
-
-    def residual(self) -> Linear:
-        """The layer plus its own input, which is one tap of its kernel."""
-        kernel, (y, x) = self.kernel.copy(), self.axes
-        np.einsum("iihw->ihw", kernel)[:, y.padding, x.padding] += 1
-        return replace(self, kernel=kernel, spread=self.spread + 1, terms=self.terms + 1)
 
     def has_norm(self, claim: float, method: str) -> bool:
         """Whether the norm is at most the claimed one; the kernel may have been merged, and is transformed, here."""
@@ -259,13 +236,10 @@ def _is_below(part: Array, y: Axis, x: Axis, norm: float, spread: float) -> bool
     lower, band = row >= column, int((row - column).max(initial=0))
     matrix = np.zeros((band + 1, order), part.dtype)
     matrix[(row - column)[lower], column[lower]] = -gram.data[lower]
-    terms = height * width * max(out, channels) + 8
-    matrix[0] += norm**2 - 8 * UNIT * (terms * spread**2 + (band + 8) * min(order, 2 * band + 1) * norm**2)
-    try:
-        cholesky_banded(matrix, overwrite_ab=True, lower=True, check_finite=False)
-    except LinAlgError:
-        return False
-    return True
+    size = (height * width * max(out, channels) + 8) * spread**2 + (band + 8) * min(order, 2 * band + 1) * norm**2
+    matrix[0] += norm**2 - 8 * UNIT * size
+    factorize = get_lapack_funcs("pbtrf", (matrix,))  # that of cholesky_banded
+    return bool(factorize(matrix, lower=True, overwrite_ab=True)[1] == 0)
 
 
 class Evaluation:
@@ -281,12 +255,10 @@ class Evaluation:
         self.peaks: list[Array] = []  # bounds of all numbers that could overflow
 
     def total(self, bound: Array) -> Array:
-        """A bound for the deployed network at the distance of the claims, plus that of this program."""
-        return np.asarray(bound[0] + bound[1] * self.radius + bound[2])
+        return np.asarray(bound[0] + bound[1] * self.radius + bound[2])  # at the radius, and of this program
 
     def gamma(self, terms: int) -> Array:
-        product = terms * self.unit
-        return np.where(product < 0.5, product / (1 - product), np.inf)
+        return np.where((product := terms * self.unit) < 0.5, product / (1 - product), np.inf)
 
     def rounding(self, bound: Array, terms: int, reach: Array, weight: float, outputs: int) -> Array:
         """The error of sums with this many roundings and a bound of their absolute terms, and of underflow."""
@@ -323,89 +295,87 @@ class Evaluation:
 
     def scaled(self, name: str, value: Value, array: Array, factor: Array, offset: float, terms: int) -> Value:
         """``array = factor * value + constants``, with constants of norm ``offset``."""
-        gain, linear = float(np.abs(factor).max()), value.linear and value.linear.scaled(factor, offset, terms)
-        if linear and (name in self.norms or math.isinf(value.lipschitz)):
-            return self.layer(name, linear, array)
-        bound = value.reach * gain + CONSTANT * offset
+        gain, rows = float(np.abs(factor).max()), factor.reshape(len(factor), -1)
+        linear, bound = value.linear if (rows == rows[:, :1]).all() else None, value.reach * gain + CONSTANT * offset
+        if linear:
+            kernel, offset, terms_ = (
+                linear.kernel * rows[:, :1, None, None],
+                gain * linear.offset + offset,
+                linear.terms,
+            )
+            linear = replace(linear, kernel=kernel, spread=gain * linear.spread, offset=offset, terms=terms_ + terms)
+            if name in self.norms or math.isinf(value.lipschitz):
+                return self.layer(name, linear, array)
         error = value.error * gain + self.rounding(bound, terms, value.reach, gain, array[0].size)
         return Value(array, value.lipschitz * gain, error, linear)
 
     def convolution(self, name: str, a: Any) -> Value:
-        """Two-dimensional or, on vectors, dense."""
-        base, kernel = a["input"].value, a["weight"]
+        base = a["input"].value
         if a.get("transposed") or a.get("groups", 1) != 1 or {1, *a.get("dilation", ())} != {1}:
             raise NotCovered(f"{name}: transposed, grouped and dilated convolutions are not covered")
-        kernel = kernel[:, :, None, None] if base.array.ndim == 2 else kernel
-        image = base.array[:, :, None, None] if base.array.ndim == 2 else base.array
+        image, kernel = (v[:, :, None, None] if base.array.ndim == 2 else v for v in (base.array, a["weight"]))
         geometry = (image.shape[2:], kernel.shape[2:], a.get("stride", (1, 1)), a.get("padding", (0, 0)))
         y, x = (Axis(*side) for side in zip(*geometry, strict=True))
         valid = all(0 <= v.padding < v.taps and v.stride > 0 and v.out > 0 for v in (y, x))
         expect(valid and len(kernel) * y.out * x.out <= LIMIT, f"{name}: wrong padding or stride, or too large")
         padded = np.pad(image, [(0, 0), (0, 0), (y.padding, y.padding), (x.padding, x.padding)])
-        windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[2:], (2, 3))[
-            :, :, :: y.stride, :: x.stride
-        ]
+        windows = sliding_window_view(padded, kernel.shape[2:], (2, 3))[:, :, :: y.stride, :: x.stride]
         bias = np.zeros(len(kernel)) if a["bias"] is None else a["bias"]
         array = np.moveaxis(np.tensordot(windows, kernel, ((1, 4, 5), (1, 2, 3))), 3, 1) + bias[:, None, None]
-        # An input is part of that many patches at most, so the square of the output sums up its square as often.
         patches = math.ceil(y.taps / y.stride) * math.ceil(x.taps / x.stride)
         spread, offset = np.linalg.norm(kernel) * math.sqrt(patches), np.linalg.norm(bias) * math.sqrt(y.out * x.out)
         layer = Linear(base, kernel, [y, x], float(spread) * UP, float(offset), kernel[0].size + 2)
         return self.layer(name, layer, array.reshape(array.shape[: base.array.ndim]))
 
     def add(self, name: str, a: Any, sign: float = 1.0) -> Value:
-        value, other = a["self"].value, a["other"]
-        if a["alpha"] != 1:
-            raise NotCovered(f"{name}: alpha is not covered")
+        value, other, sign = a["self"].value, a["other"], sign * a["alpha"]
         if not isinstance(other, Moved):
             constant = np.broadcast_to(other, (1, *value.array.shape[1:]))[0]
-            offset = float(np.linalg.norm(constant))
-            return self.scaled(name, value, value.array + sign * constant, np.ones_like(constant), offset, 2)
+            offset = abs(sign) * float(np.linalg.norm(constant))
+            return self.scaled(name, value, value.array + sign * constant, np.ones_like(constant), offset, 3)
         other = other.value
         expect(value.array.shape == other.array.shape, f"{name}: shapes do not match")
         array = value.array + sign * other.array
         for base, linear in ((value, other.linear), (other, value.linear)):
             if linear and linear.base is base and sign == 1 and name in self.norms:
-                return self.layer(name, linear.residual(), array)
-        total = Value(array, value.lipschitz + other.lipschitz, value.error + other.error)
-        return replace(total, error=total.error + self.rounding(total.reach, 1, total.reach, 1.0, array[0].size))
+                kernel = linear.kernel.copy()  # the input itself is one of its taps
+                np.einsum("iihw->ihw", kernel)[:, linear.axes[0].padding, linear.axes[1].padding] += 1
+                linear = replace(linear, kernel=kernel, spread=linear.spread + 1, terms=linear.terms + 1)
+                return self.layer(name, linear, array)
+        bound, error = value.reach + abs(sign) * other.reach, value.error + abs(sign) * other.error
+        error = error + self.rounding(bound, 2, bound, 1.0, array[0].size)
+        return Value(array, value.lipschitz + abs(sign) * other.lipschitz, error)
 
     def multiply(self, name: str, a: Any, power: float = 1.0) -> Value:
         value = a["self"].value
         factor = np.broadcast_to(np.asarray(a["other"], float) ** power, (1, *value.array.shape[1:]))[0]
         return self.scaled(name, value, value.array * factor, factor, 0.0, 4)
 
-    def move(self, name: str, a: Any, change: Callable[[list[Array]], Array]) -> Moved:
+    def move(self, name: str, a: Any, change: Callable[[list[Array]], Any]) -> Moved:
         """Change the layout of entries; the first axis, that of points, stays in its place."""
         parts = a.get("tensors") or [a[key] for key in ("self", "other") if key in a]
         if a.get("dim", 1) < 1 or a.get("size", [-1])[0] != -1 or any(part.base is not parts[0].base for part in parts):
             raise NotCovered(f"{name}: expected parts of one value, and points along the first axis")
-        return Moved(parts[0].base, change([part.entries for part in parts]))
-
-    def relu(self, value: Value) -> Value:
-        return Value(np.maximum(value.array, 0), value.lipschitz, value.error)
-
-    def extreme(self, name: str, a: Any, kind: int) -> Moved:
-        return self.move(name, a, lambda v: np.stack([v[0][0], v[1][0], kind + 3 * (v[0][2] + v[1][2])]))
+        return Moved(parts[0].base, np.asarray(change([part.entries for part in parts])))
 
 
 OPERATIONS: dict[str, Callable[[Evaluation, str, Any], Value | Moved]] = {
-    "input": lambda e, name, a: Value(e.x, 1.0, np.zeros((3, len(e.x)))),
+    "input": lambda e, n, a: Value(e.x, 1.0, np.zeros((3, len(e.x)))),
     "aten.linear.default": Evaluation.convolution,
     "aten.convolution.default": Evaluation.convolution,
     "aten.add.Tensor": Evaluation.add,
-    "aten.sub.Tensor": lambda e, name, a: e.add(name, a, -1.0),
+    "aten.sub.Tensor": lambda e, n, a: e.add(n, a, -1.0),
     "aten.mul.Tensor": Evaluation.multiply,
-    "aten.div.Tensor": lambda e, name, a: e.multiply(name, a, -1.0),
-    "aten.relu.default": lambda e, name, a: e.relu(a["self"].value),
-    "aten.view.default": lambda e, name, a: e.move(name, a, lambda v: v[0].reshape(3, *a["size"][1:])),
-    "aten.unsqueeze.default": lambda e, name, a: e.move(name, a, lambda v: np.expand_dims(v[0], a["dim"])),
-    "aten.slice.Tensor": lambda e, name, a: e.move(
-        name, a, lambda v: v[0][(slice(None),) * a["dim"] + (slice(a["start"], a["end"], a["step"]),)]
+    "aten.div.Tensor": lambda e, n, a: e.multiply(n, a, -1.0),
+    "aten.relu.default": lambda e, n, a: Value(np.maximum((v := a["self"].value).array, 0), v.lipschitz, v.error),
+    "aten.view.default": lambda e, n, a: e.move(n, a, lambda v: v[0].reshape(3, *a["size"][1:])),
+    "aten.unsqueeze.default": lambda e, n, a: e.move(n, a, lambda v: np.expand_dims(v[0], a["dim"])),
+    "aten.slice.Tensor": lambda e, n, a: e.move(
+        n, a, lambda v: v[0][(slice(None),) * a["dim"] + (slice(a["start"], a["end"], a["step"]),)]
     ),
-    "aten.cat.default": lambda e, name, a: e.move(name, a, lambda v: np.concatenate(v, a["dim"])),
-    "aten.minimum.default": lambda e, name, a: e.extreme(name, a, 1),
-    "aten.maximum.default": lambda e, name, a: e.extreme(name, a, 2),
+    "aten.cat.default": lambda e, n, a: e.move(n, a, lambda v: np.concatenate(v, a["dim"])),
+    "aten.minimum.default": lambda e, n, a: e.move(n, a, lambda v: [v[0][0], v[1][0], 1 + 3 * (v[0][2] + v[1][2])]),
+    "aten.maximum.default": lambda e, n, a: e.move(n, a, lambda v: [v[0][0], v[1][0], 2 + 3 * (v[0][2] + v[1][2])]),
 }
 
 # The head of a Centroid Net as operations with arguments; names with a question mark stand for anything.
@@ -422,10 +392,9 @@ STRETCH = ("clamp.default", {"self": SLOPED, "min": 0, "max": 1})
 def matches(pattern: Any, value: Any, proof: Proof, names: dict[str, Any]) -> bool:
     """Whether an argument has a pattern; ``names`` is filled with what the names stand for."""
     if isinstance(pattern, tuple):
-        node = proof.nodes[value["node"]] if isinstance(value, dict) and "node" in value else None
-        if node is None or node["operation"] != f"aten.{pattern[0]}":
-            return False
-        return all(matches(part, node["args"][key], proof, names) for key, part in pattern[1].items())
+        node = proof.nodes[value["node"]] if isinstance(value, dict) and "node" in value else {"operation": ""}
+        same = node["operation"] == f"aten.{pattern[0]}"
+        return same and all(matches(part, node["args"][key], proof, names) for key, part in pattern[1].items())
     if isinstance(pattern, list):
         return all(matches(*pair, proof, names) for pair in zip(pattern, value, strict=True))
     return bool(names.setdefault(pattern, value) == value if str(pattern).startswith("?") else pattern == value)
@@ -434,7 +403,7 @@ def matches(pattern: Any, value: Any, proof: Proof, names: dict[str, Any]) -> bo
 class Centroids:
     r"""The head of a Centroid Net: minus the distance to the nearest centroid of each class, which products select.
 
-    It keeps its class if features within :math:`\rho = L r + e` of z are closer to an own centroid p than to c, for each
+    It keeps its class if features within :math:`\rho = L r + e` are closer to an own centroid p than to c, for each
     other centroid c: by the plane between c and one p, or by multipliers :math:`\lambda \ge 0` of several p (witness):
     a move :math:`\delta` to where c is closest has :math:`\tfrac12 \|\delta\|^2 \ge q(\lambda)`, the dual function.
     """
@@ -484,9 +453,7 @@ class Centroids:
             point = point - e.start
             expect((own // self.per_class == classes[point][:, None]).all(), "dual: expected centroids of the class")
             margin = score[point, other][:, None] - score[point[:, None], own] - slack[point][:, None]
-            rows = np.repeat(np.arange(len(own)), own.shape[1])
-            v = 2 * (csr_array((weight.ravel(), (rows, own.ravel())), (len(own), len(flat))) @ flat)
-            v -= 2 * weight.sum(1)[:, None] * flat[other]
+            v = 2 * (weight[:, None] @ flat[own])[:, 0] - 2 * weight.sum(1)[:, None] * flat[other]
             move = np.clip(-gain * v, low[point], high[point])
             change = gain * (move - np.clip(0, low[point], high[point]))
             q = (weight * margin).sum(1) + np.minimum(move**2 / 2 + v * change, 0).sum(1)
@@ -513,8 +480,7 @@ def _linear_head_keeps(e: Evaluation) -> Array:
 
 def check(path: Path) -> Proof:
     """Check all claims of a file; raises ``ProofError`` if it is damaged, altered or malformed."""
-    norms: dict[str, bool] = {}
-    names: dict[str, Any] = {}
+    norms, names = dict[str, bool](), dict[str, Any]()
     try:
         proof = read(path)
         try:
@@ -525,13 +491,10 @@ def check(path: Path) -> Proof:
                     keeps = head.keeps(e) if head else _linear_head_keeps(e)
                     proof.proven[start : start + CHUNK] = keeps & (e.total(np.stack(e.peaks).max(0)) < e.largest)
         except NotCovered as error:
-            proof.proven[:] = False
             proof.problems.append(str(error))
         proof.problems.extend(f"the norm of {name} is not proven" for name, holds in norms.items() if not holds)
         return proof
     except OSError as error:
         raise ProofError(f"cannot read the file: {error.strerror}") from None
-    except ProofError:
-        raise
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         raise ProofError(f"the file is malformed ({type(error).__name__}: {str(error)[:80]})") from None
