@@ -98,9 +98,7 @@ def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Proof:
         valid = 1e-100 <= norm <= 1e100 and method in ("exact", "strip", "torus")
         expect(valid, f"{name}: expected a norm in [1e-100, 1e100] and a method, got {norm} and {method!r}")
     if "dual.point" in arrays:
-        point, other, own, weight = (arrays[f"dual.{name}"] for name in DUAL)
-        valid = own.shape == weight.shape and point.shape == other.shape == own.shape[:1] and weight.min() >= 0
-        expect(valid, "dual: expected multipliers that are not negative, for each point and other centroid")
+        expect(arrays["dual.multiplier"].min() >= 0, "dual: expected multipliers that are not negative")
     nodes: list[dict[str, Any]] = []
     places: list[int] = []  # of the entries among the nodes, which have no copies and no repetitions
     known: dict[str, int] = {}
@@ -131,6 +129,7 @@ class Value:
     lipschitz: float
     error: Array  # (3, points): at distance 0, slope in the distance, and that of this program
     linear: Linear | None = None
+    scale: float = 1.0  # a factor of all entries that the witness of a following layer contains
 
     @property
     def reach(self) -> Array:
@@ -160,7 +159,7 @@ class Moved:
         if repeated or ((kind > 0) != (i != j)).any() or kind.max() > 2:
             raise NotCovered("expected minimum, maximum and cat as in MinMax: sorted pairs, each entry used once")
         array = np.where(kind == 2, np.maximum(flat[:, i], flat[:, j]), np.minimum(flat[:, i], flat[:, j]))
-        return Value(array.reshape(len(flat), *self.entries.shape[1:]), self.base.lipschitz, self.base.error)
+        return replace(self.base, array=array.reshape(len(flat), *self.entries.shape[1:]), linear=None)
 
 
 class Axis(NamedTuple):
@@ -215,7 +214,7 @@ class Linear:
             parts, x = x.closed(parts, 2), Axis()
         if method == "torus":
             parts, y = y.closed(parts, 1), Axis()
-        return norm > 0 and all(_is_below(part, y, x, norm, self.spread) for part in parts)
+        return 0 < norm < 1e120 and all(_is_below(part, y, x, norm, self.spread) for part in parts)
 
 
 def _is_below(part: Array, y: Axis, x: Axis, norm: float, spread: float) -> bool:
@@ -287,8 +286,8 @@ class Evaluation:
         """The value of a linear layer; without a witness it has no Lipschitz constant, but may be part of a layer."""
         base, (norm, method) = linear.base, self.norms.get(name, (math.inf, ""))
         if name in self.norms and name not in self.proven:
-            self.proven[name] = linear.has_norm(norm, method)
-        norm = norm if self.proven.get(name) else math.inf
+            self.proven[name] = linear.has_norm(norm / base.scale, method)
+        norm = norm / base.scale if self.proven.get(name) else math.inf
         bound, weight = base.reach * linear.spread + CONSTANT * linear.offset, float(np.abs(linear.kernel).max())
         error = self.rounding(bound, linear.terms, base.reach, weight, array[0].size)
         return Value(array, norm * base.lipschitz, base.error * norm + error, linear)
@@ -307,7 +306,8 @@ class Evaluation:
             if name in self.norms or math.isinf(value.lipschitz):
                 return self.layer(name, linear, array)
         error = value.error * gain + self.rounding(bound, terms, value.reach, gain, array[0].size)
-        return Value(array, value.lipschitz * gain, error, linear)
+        scale = value.scale * gain if (np.abs(factor) == gain).all() else 1.0
+        return Value(array, value.lipschitz * gain, error, linear, scale or 1.0)
 
     def convolution(self, name: str, a: Any) -> Value:
         base = a["input"].value
