@@ -159,7 +159,7 @@ class Moved:
         if repeated or ((kind > 0) != (i != j)).any() or kind.max() > 2:
             raise NotCovered("expected minimum, maximum and cat as in MinMax: sorted pairs, each entry used once")
         array = np.where(kind == 2, np.maximum(flat[:, i], flat[:, j]), np.minimum(flat[:, i], flat[:, j]))
-        return replace(self.base, array=array.reshape(len(flat), *self.entries.shape[1:]), linear=None)
+        return Value(array.reshape(len(flat), *self.entries.shape[1:]), self.base.lipschitz, self.base.error)
 
 
 class Axis(NamedTuple):
@@ -448,7 +448,7 @@ class Centroids:
             keeps |= margin > 2 * UP * gain * np.sqrt(between + 8 * own_gamma * largest**2) * rho[:, None]
         dual = [e.proof.arrays.get(f"dual.{name}", np.zeros((0, 1), int)) for name in DUAL]
         here = np.flatnonzero((dual[0] >= e.start) & (dual[0] < e.start + len(x)))
-        for part in np.split(here, range(4 * CHUNK, len(here), 4 * CHUNK)):
+        for part in np.split(here, range(4 * CHUNK, len(here), 4 * CHUNK)) if len(here) else ():
             point, other, own, weight = (v[part] for v in dual)
             point = point - e.start
             expect((own // self.per_class == classes[point][:, None]).all(), "dual: expected centroids of the class")

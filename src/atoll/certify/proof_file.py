@@ -18,14 +18,103 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, fx
 
+from atoll.certify.centroids import NearestCentroid, Neighborhood
+from atoll.certify.certificate import Certificate
+from atoll.certify.gloro import GloRo
+from atoll.certify.polyhedra import Dual, ascend
 from atoll.errors import InputError
+from atoll.files import write_atomic
 from atoll.graph.capture import CapturedModel
 from atoll.graph.nodes import bind_arguments, locate, operation_name
 
 FORMAT = 1
-DIGEST = "digest"
 BLANK = "0" * 64  # stands for the digest while it is computed
+CUT = 1e-9  # radii are cut by this share, more than the rounding of float64 in the checker
+SMALLEST_NORM = 1e-100
+POINTS, PAIRS = 64, 256  # points, and pairs of a point and a centroid, whose multipliers are computed together
 _DTYPES = (torch.float32, torch.float64, torch.int64)
+
+
+@dataclass(frozen=True)
+class ProofFile:
+    """What was written: the file, its claims, the points they are a part of, and the size of the file in bytes."""
+
+    path: str
+    claims: int
+    points: int
+    bytes: int
+
+
+def write_proof(path: Path, certifier: GloRo | NearestCentroid, x: Tensor, certificate: Certificate) -> ProofFile:
+    """Write certificates with the witnesses that ``atoll.checker`` needs to prove them again.
+
+    Points with radius 0 are left out, because nothing is claimed about them.  Radii are cut by ``CUT``.
+
+    Args:
+        path: the file.
+        certifier: with proven constants.
+        x: the inputs.
+        certificate: what the certifier says about them.
+
+    >>> import tempfile
+    >>> from atoll.checker import check
+    >>> from atoll.models import MLP
+    >>> certifier, x = GloRo.proven(MLP((2,), 2, hidden=(4,)).double()), torch.rand(5, 2).double()
+    >>> path = Path(tempfile.mkdtemp(), "proof.safetensors")
+    >>> write_proof(path, certifier, x, certifier(x)).claims, check(path).proven.all()
+    (5, True)
+    """
+    model = certifier.model
+    if not isinstance(model, CapturedModel):
+        raise InputError("proof: expected a certifier with proven constants, got one with estimates")
+    rows = (certificate.radius > 0).nonzero().squeeze(1)
+    if not len(rows):
+        raise InputError("proof: expected at least one certified point, got none")
+    points, x = len(x), x[rows].to(model.dtype).contiguous()
+    prediction, radius = certificate.prediction[rows], certificate.radius[rows].double() * (1 - CUT)
+    entries, output, constants = graph_entries(model)
+    arrays = {**constants, "input": x, "class": prediction, "radius": radius}
+    bounds = None
+    if isinstance(certifier, NearestCentroid):
+        bounds = certifier.box
+        arrays |= multipliers(certifier, x, prediction, radius)
+    header = {
+        "format": FORMAT,
+        "precision": str(model.dtype).removeprefix("torch."),
+        "subject": model.digest,
+        "bounds": bounds,
+        "inputs": [hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in x],
+        "nodes": entries,
+        "output": output,
+        "norms": {layer.node: [max(layer.lipschitz, SMALLEST_NORM), layer.method] for layer in certifier.layers},
+    }
+    content = encode(header, arrays)
+    write_atomic(Path(path), content)
+    return ProofFile(str(path), len(rows), points, len(content))
+
+
+@torch.no_grad()
+def multipliers(certifier: NearestCentroid, x: Tensor, prediction: Tensor, radius: Tensor) -> dict[str, Tensor]:
+    """Multipliers for the points and centroids whose distance no single plane proves, in the order of the points."""
+    parts: dict[str, list[Tensor]] = {"point": [], "other": [], "own": [], "multiplier": []}
+    encoder, c = certifier.encoder, certifier.centroids
+    for start in range(0, len(x), POINTS):
+        inputs, top = x[start : start + POINTS], prediction[start : start + POINTS]
+        size = torch.linalg.vector_norm(inputs.flatten(1), dim=1, dtype=torch.float64)
+        error = 2 * (encoder.relative * size + encoder.absolute)
+        goal = radius[start : start + POINTS] * (encoder.lipschitz + encoder.relative) * (1 + CUT / 2) + error
+        near = Neighborhood.of(certifier.features(inputs).double(), top, certifier)
+        pairs = (certifier.planes(near) < goal[:, None]).nonzero()
+        for point, other in (part.unbind(1) for part in torch.split(pairs, PAIRS) if len(part)):
+            own = near.own[point]
+            squares = near.squares[point]
+            margin = squares.gather(1, other[:, None]) - squares.gather(1, own) - near.slack[point, None]
+            low, high = near.low[point, None], near.high[point, None]
+            problem = Dual(c[own], c[other][:, None], margin[:, None], low, high, certifier.head.lipschitz)
+            _, weights = ascend(problem, goal[point, None])
+            for name, part in {"point": point + start, "other": other, "own": own, "multiplier": weights[:, 0]}.items():
+                parts[name].append(part)
+    return {f"dual.{name}": torch.cat(tensors) for name, tensors in parts.items() if tensors}
 
 
 def graph_entries(model: CapturedModel) -> tuple[list[dict[str, Any]], int, dict[str, Tensor]]:
@@ -84,6 +173,6 @@ def encode(header: dict[str, Any], arrays: dict[str, Tensor]) -> bytes:
     True
     """
     text = json.dumps(header, allow_nan=False)
-    raw = save(arrays, metadata={"proof": text, DIGEST: BLANK})
+    raw = save(arrays, metadata={"proof": text, "digest": BLANK})
     before, _, after = raw.partition(BLANK.encode())
     return before + hashlib.sha256(raw).hexdigest().encode() + after
