@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, fx
 
-from atoll.certify.centroids import NearestCentroid, Neighborhood
+from atoll.certify.centroids import NearestCentroid, _Neighbourhood
 from atoll.certify.certificate import Certificate
 from atoll.certify.gloro import GloRo
 from atoll.certify.polyhedra import Dual, ascend
@@ -103,8 +103,8 @@ def multipliers(certifier: NearestCentroid, x: Tensor, prediction: Tensor, radiu
         size = torch.linalg.vector_norm(inputs.flatten(1), dim=1, dtype=torch.float64)
         error = 2 * (encoder.relative * size + encoder.absolute)
         goal = radius[start : start + POINTS] * (encoder.lipschitz + encoder.relative) * (1 + CUT / 2) + error
-        near = Neighborhood.of(certifier.features(inputs).double(), top, certifier)
-        pairs = (certifier.planes(near) < goal[:, None]).nonzero()
+        near = _Neighbourhood.of(certifier._run(inputs)[0].double(), top, certifier)
+        pairs = (certifier._planes(near) < goal[:, None]).nonzero()
         for point, other in (part.unbind(1) for part in torch.split(pairs, PAIRS) if len(part)):
             own = near.own[point]
             squares = near.squares[point]
