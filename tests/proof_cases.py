@@ -36,7 +36,7 @@ class Graph:
         self.arrays[name] = np.asarray(value, dtype or self.precision)
         return {"constant": name}
 
-    def call(self, operation, norm=None, method="exact", **args):
+    def call(self, operation, /, norm=None, method="exact", **args):
         name = f"node_{len(self.nodes)}"
         self.nodes.append({"name": name, "operation": f"aten.{operation}", "args": args, "line": "net.py, line 1"})
         if norm is not None:
@@ -120,7 +120,9 @@ class Graph:
 def convolution_matrix(weight, size, stride, padding):
     """A convolution as a dense matrix, entry by entry."""
     out, channels, height, width = weight.shape
-    rows, columns = ((n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, padding, (height, width), stride, strict=True))
+    rows, columns = (
+        (n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, padding, (height, width), stride, strict=True)
+    )
     matrix = np.zeros((out, rows, columns, channels, *size))
     for o, r, c, i, a, b in np.ndindex(out, rows, columns, channels, height, width):
         y, x = stride[0] * r + a - padding[0], stride[1] * c + b - padding[1]
