@@ -61,8 +61,8 @@ def write_proof(path: Path, certifier: GloRo | NearestCentroid, x: Tensor, certi
     >>> from atoll.models import MLP
     >>> certifier, x = GloRo.proven(MLP((2,), 2, hidden=(4,)).double()), torch.rand(5, 2).double()
     >>> path = Path(tempfile.mkdtemp(), "proof.safetensors")
-    >>> write_proof(path, certifier, x, certifier(x)).claims, check(path).proven.all()
-    (5, True)
+    >>> write_proof(path, certifier, x, certifier(x)).claims, check(path).proven.tolist()
+    (5, [True, True, True, True, True])
     """
     model = certifier.model
     if not isinstance(model, CapturedModel):
