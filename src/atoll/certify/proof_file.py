@@ -29,7 +29,7 @@ from atoll.graph.nodes import bind_arguments, locate, operation_name
 
 FORMAT = 1
 BLANK = "0" * 64  # stands for the digest while it is computed
-CUT = 1e-9  # radii are cut by this share, more than the rounding of float64 in the checker
+CUT = 1e-6  # radii are cut by this share, more than rounding in the checker takes
 SMALLEST_NORM = 1e-100
 POINTS, PAIRS = 64, 256  # points, and pairs of a point and a centroid, whose multipliers are computed together
 _DTYPES = (torch.float32, torch.float64, torch.int64)
