@@ -81,31 +81,29 @@ def points(function: Function, shape: Shape, dtype: torch.dtype, seed: int) -> T
     def uniform(count: int) -> Tensor:
         return torch.rand(count, *shape, generator=generator, dtype=torch.float64)
 
-    scales = torch.tensor([1e-40, 1e-20, 1e-6, 1e-3, 30, 1e4, 1e10, 1e18, 1e30], dtype=torch.float64)
+    sizes = [1e-40, 1e-20, 1e-6, 1e-3, 30, 1e4, 1e10, 1e18, 1e30]
+    if dtype == torch.float64:
+        sizes += [1e-310, 1e-150, 1e150, 1e300]
+    scales = torch.tensor(sizes, dtype=torch.float64)
     groups = [
         uniform(4), normal(4), 3 * normal(2), (uniform(3) > 0.5).double(), torch.zeros(1, *shape, dtype=torch.float64),
         normal(len(scales)) * scales.view(-1, *[1] * len(shape)), normal(2) * (uniform(2) > 0.7),
     ]  # fmt: skip
     x = torch.cat(groups).to(dtype)
-    return torch.cat([x, boundary_points(function, x[:10], 4)])
+    return torch.cat([x, *(boundary_points(function, x[:10], count=3, steps=steps) for steps in (4, 12, 60))])
 
 
 @torch.no_grad()
-def boundary_points(function: Function, x: Tensor, count: int) -> Tensor:
-    """Pairs of inputs on both sides of a decision boundary, close by: bisection between inputs of different classes."""
+def boundary_points(function: Function, x: Tensor, count: int, steps: int) -> Tensor:
+    """Inputs on both sides of a decision boundary: bisection between inputs of different classes."""
     classes = function(x).argmax(1)
-    pairs = (classes[:, None] != classes).triu().nonzero()[:count]
-    a, b = x[pairs[:, 0]], x[pairs[:, 1]]
-    first = classes[pairs[:, 0]]
-    for step in range(40):
+    first, second = (classes[:, None] != classes).triu().nonzero()[:count].T
+    a, b = x[first], x[second]
+    for _ in range(steps if len(a) else 0):
         middle = (a.double() / 2 + b.double() / 2).to(x.dtype)
-        if not len(middle) or step == 12:
-            a_far, b_far = a, b
-        if not len(middle):
-            break
-        same = (function(middle).argmax(1) == first).view(-1, *[1] * (x.dim() - 1))
+        same = (function(middle).argmax(1) == classes[first]).view(-1, *[1] * (x.dim() - 1))
         a, b = torch.where(same, middle, a), torch.where(same, b, middle)
-    return torch.cat([a, b, a_far, b_far])
+    return torch.cat([a, b])
 
 
 # --- attacks

@@ -197,14 +197,21 @@ def reduction(draw: random.Random, shape: Shape) -> Operation | None:
     dim, keep = draw.randint(1, len(shape)), len(shape) == 1 or draw.random() < 0.5
     return draw.choice(
         [
-            lambda x: x.sum(dim, keepdim=keep), lambda x: x.mean(dim, keepdim=keep), lambda x: x.amax(dim, keepdim=keep),
-            lambda x: x.amin(dim, keepdim=keep), lambda x: x.max(dim, keepdim=keep).values,
-            lambda x: x.min(dim, keepdim=keep).values, lambda x: x.logsumexp(dim, keepdim=keep),
-            lambda x: torch.linalg.vector_norm(x, dim=dim, keepdim=keep), lambda x: x.norm(dim=dim, keepdim=keep),
-            lambda x: x.abs().sum(dim, keepdim=keep), lambda x: x.median(dim, keepdim=keep).values,
-            lambda x: x.flatten(1).mean(1, keepdim=True), lambda x: x.flatten(1).sum(1, keepdim=True),
+            lambda x: x.sum(dim, keepdim=keep),
+            lambda x: x.mean(dim, keepdim=keep),
+            lambda x: x.amax(dim, keepdim=keep),
+            lambda x: x.amin(dim, keepdim=keep),
+            lambda x: x.max(dim, keepdim=keep).values,
+            lambda x: x.min(dim, keepdim=keep).values,
+            lambda x: x.logsumexp(dim, keepdim=keep),
+            lambda x: torch.linalg.vector_norm(x, dim=dim, keepdim=keep),
+            lambda x: x.norm(dim=dim, keepdim=keep),
+            lambda x: x.abs().sum(dim, keepdim=keep),
+            lambda x: x.median(dim, keepdim=keep).values,
+            lambda x: x.flatten(1).mean(1, keepdim=True),
+            lambda x: x.flatten(1).sum(1, keepdim=True),
         ]
-    )  # fmt: skip
+    )
 
 
 def order(draw: random.Random, shape: Shape) -> Operation | None:
@@ -258,16 +265,29 @@ def arithmetic(draw: random.Random, shape: Shape) -> Operation | None:
     tensor = torch.randn(draw.choice([shape, (shape[0], *[1] * (len(shape) - 1)), (1,)]))
     return draw.choice(
         [
-            lambda x: x * number, lambda x: number * x, lambda x: x / (number or 4.0), lambda x: x + number,
-            lambda x: number - x, lambda x: torch.rsub(x, number, alpha=2), torch.neg, lambda x: x - 0.5,
-            lambda x: torch.add(x, x, alpha=number), lambda x: torch.sub(x, 1.5, alpha=2),
-            Constant(torch.mul, tensor), Constant(torch.add, tensor), Constant(torch.sub, tensor),
-            Constant(lambda x, c: c - x, tensor), Constant(lambda x, c: x / (c.abs() + 0.1), tensor),
-            Constant(lambda x, c: torch.lerp(x, c, 0.3), tensor), Constant(lambda x, c: torch.add(c, x, alpha=3), tensor),
-            Constant(lambda x, c: x.masked_fill(c > 0, 0.3), tensor), Constant(lambda x, c: torch.where(c > 0, x, -x), tensor),
-            Constant(lambda x, c: torch.where(c > 0, x, c), tensor), Constant(lambda x, c: torch.addcmul(c, x, c), tensor),
+            lambda x: x * number,
+            lambda x: number * x,
+            lambda x: x / (number or 4.0),
+            lambda x: x + number,
+            lambda x: number - x,
+            lambda x: torch.rsub(x, number, alpha=2),
+            torch.neg,
+            lambda x: x - 0.5,
+            lambda x: torch.add(x, x, alpha=number),
+            lambda x: torch.sub(x, 1.5, alpha=2),
+            Constant(torch.mul, tensor),
+            Constant(torch.add, tensor),
+            Constant(torch.sub, tensor),
+            Constant(lambda x, c: c - x, tensor),
+            Constant(lambda x, c: x / (c.abs() + 0.1), tensor),
+            Constant(lambda x, c: torch.lerp(x, c, 0.3), tensor),
+            Constant(lambda x, c: torch.add(c, x, alpha=3), tensor),
+            Constant(lambda x, c: x.masked_fill(c > 0, 0.3), tensor),
+            Constant(lambda x, c: torch.where(c > 0, x, -x), tensor),
+            Constant(lambda x, c: torch.where(c > 0, x, c), tensor),
+            Constant(lambda x, c: torch.addcmul(c, x, c), tensor),
         ]
-    )  # fmt: skip
+    )
 
 
 def pooling(draw: random.Random, shape: Shape) -> Operation | None:
@@ -280,15 +300,19 @@ def pooling(draw: random.Random, shape: Shape) -> Operation | None:
     target = _sides(draw, 1, 3, rank)
     if rank == 1:
         kinds: list[Operation] = [
-            nn.AvgPool1d(kernel, **average), nn.MaxPool1d(kernel[0], stride[0], padding[0], dilation[0], ceil_mode=ceil),
-            nn.AdaptiveAvgPool1d(target[0]), nn.AdaptiveMaxPool1d(target[0]),
-        ]  # fmt: skip
+            nn.AvgPool1d(kernel, **average),
+            nn.MaxPool1d(kernel[0], stride[0], padding[0], dilation[0], ceil_mode=ceil),
+            nn.AdaptiveAvgPool1d(target[0]),
+            nn.AdaptiveMaxPool1d(target[0]),
+        ]
     else:
         kinds = [
             nn.AvgPool2d(kernel, **average, divisor_override=draw.choice([None, None, 1, 7])),
-            nn.MaxPool2d(kernel, stride, padding, dilation, ceil_mode=ceil), nn.AdaptiveAvgPool2d(target),
-            nn.AdaptiveMaxPool2d(target), nn.LPPool2d(2, kernel[0], stride[0]),
-        ]  # fmt: skip
+            nn.MaxPool2d(kernel, stride, padding, dilation, ceil_mode=ceil),
+            nn.AdaptiveAvgPool2d(target),
+            nn.AdaptiveMaxPool2d(target),
+            nn.LPPool2d(2, kernel[0], stride[0]),
+        ]
     return draw.choice(kinds)
 
 
@@ -344,9 +368,13 @@ def pixels(draw: random.Random, shape: Shape) -> Operation | None:
     kernel, size = _sides(draw, 1, 2, 2), _sides(draw, 1, 6, 2)
     kinds: list[Operation] = [
         nn.Unfold(kernel, dilation=_sides(draw, 1, 2, 2), padding=_sides(draw, 0, 1, 2), stride=_sides(draw, 1, 2, 2)),
-        nn.Upsample(size), nn.Upsample(size, mode="bilinear"), nn.Upsample(size, mode="bilinear", align_corners=True),
-        nn.Upsample(size, mode="bicubic"), nn.Upsample(scale_factor=1.7, mode="bilinear"), nn.Upsample(scale_factor=2.0),
-    ]  # fmt: skip
+        nn.Upsample(size),
+        nn.Upsample(size, mode="bilinear"),
+        nn.Upsample(size, mode="bilinear", align_corners=True),
+        nn.Upsample(size, mode="bicubic"),
+        nn.Upsample(scale_factor=1.7, mode="bilinear"),
+        nn.Upsample(scale_factor=2.0),
+    ]
     if shape[0] % 4 == 0:
         kinds += [nn.PixelShuffle(2)] * 3 + [nn.ChannelShuffle(2)]
     if shape[1] % 2 == shape[2] % 2 == 0:
@@ -468,7 +496,9 @@ class _Builder:
         while True:
             last = len(self.steps)
             source = last if self.draw.random() < 0.75 else self.draw.randint(0, last)
-            kind = self.draw.choices(["layer", "activation", "linear", "two", "shared", "refused"], [6, 6, 6, 4, 2, 0.3])[0]
+            kind = self.draw.choices(
+                ["layer", "activation", "linear", "two", "shared", "refused"], [6, 6, 6, 4, 2, 0.3]
+            )[0]
             if kind == "two":
                 name, operation = self.draw.choice([*TWO.items()])
                 if self.add(name, operation, source, self.partner(source)):

@@ -1,0 +1,84 @@
+"""Random networks: whatever is certified withstands attacks within the radius, and no slope is above its bound."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from atoll.certify import GloRo
+from atoll.certify.rules import RULES
+from atoll.errors import CaptureError, InputError
+from atoll.graph import capture
+from certify.break_certificates import find_breaks, in_double, largest_slopes, points
+from certify.random_graphs import random_net
+
+CHUNK = 10  # networks in one test
+FAST, SLOW = range(7), range(7, 300)
+ROUNDING = 1e-6  # of slopes that are computed in float64, relative
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened to a random network.
+
+    Args:
+        refusal: the reason if there is no certifier, else "".
+        problems: broken certificates, and slopes above their bounds.
+        certified: points with a positive radius.
+        detected: factors that radii were multiplied by, for which the attack broke a certificate.
+    """
+
+    refusal: str = ""
+    problems: tuple[str, ...] = ()
+    certified: int = 0
+    detected: tuple[float, ...] = ()
+
+
+@functools.cache
+def examine(seed: int) -> Outcome:
+    """Certify and attack the network of a seed."""
+    net = random_net(seed)
+    try:
+        certifier = GloRo.proven(net, net.shape)
+    except (InputError, CaptureError) as error:
+        return Outcome(refusal=str(error))
+    x = points(certifier.model, net.shape, net.dtype, seed)
+    problems = [str(problem) for problem in find_breaks(certifier, net, x, seed=seed)]
+    slopes = largest_slopes(in_double(net), x[:10].double())
+    bounds = certifier.constants.lipschitz
+    if (slopes > bounds * (1 + ROUNDING)).any():
+        problems.append(f"slopes {slopes.tolist()} are above the bounds {bounds.tolist()}")
+    certified = int((certifier(x).radius > 0).sum())
+    detected = [factor for factor in (1.5, 3.0) if find_breaks(certifier, net, x, factor=factor, seed=seed)]
+    return Outcome("", tuple(problems), certified, tuple(detected))
+
+
+@pytest.mark.parametrize("chunk", [*FAST, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in SLOW)])
+def test_certificates_hold(chunk):
+    for seed in range(CHUNK * chunk, CHUNK * (chunk + 1)):
+        outcome = examine(seed)
+        assert not outcome.problems, f"seed {seed}, {random_net(seed)}: {outcome.problems[0]}"
+        assert "\n" not in outcome.refusal
+
+
+def test_attacks_detect_radii_that_are_too_large():
+    outcomes = [examine(seed) for seed in range(CHUNK * len(FAST))]
+    certified = [outcome for outcome in outcomes if outcome.certified]
+    assert len(certified) >= 0.6 * len(outcomes)
+    for factor, share in ((1.5, 0.2), (3.0, 0.4)):
+        assert sum(factor in outcome.detected for outcome in certified) >= share * len(certified)
+
+
+@pytest.mark.slow
+def test_every_rule_is_reached():
+    missing = set(RULES)
+    for seed in range(CHUNK * len(SLOW)):
+        net = random_net(seed)
+        operations = capture(net, net.shape, dtype=net.dtype).operations()
+        missing -= {name.removeprefix("aten.").partition(".")[0] for name in operations}
+        if not missing:
+            return
+    assert not missing
