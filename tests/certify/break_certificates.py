@@ -10,16 +10,38 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.certify import Certificate, Certifier
+from atoll.errors import CaptureError, InputError
 
 Shape = tuple[int, ...]
+Result = TypeVar("Result")
 Function = Callable[[Tensor], Tensor]
 CLOSE = 1 + 1e-12  # distances are computed in float64: those so close to the radius do not count
 INSIDE = 1 - 1e-6
+FAR = 2.0**100
+ALONE = 6  # inputs that are evaluated in a batch of one
+
+
+@dataclass(frozen=True)
+class Refusal:
+    message: str
+
+
+def attempt(call: Callable[[], Result]) -> Result | Refusal:
+    """The result of a call, or the sentence that refuses it."""
+    try:
+        return call()
+    except (InputError, CaptureError) as error:
+        message = str(error)
+    assert message
+    assert "\n" not in message
+    return Refusal(message)
 
 
 @dataclass(frozen=True)
@@ -72,7 +94,7 @@ def in_double(module: nn.Module) -> nn.Module:
 
 
 def points(function: Function, shape: Shape, dtype: torch.dtype, seed: int) -> Tensor:
-    """Inputs of all kinds: random, corners, zeros, huge, tiny, sparse, and next to decision boundaries."""
+    """Inputs of all kinds: random, corners, sparse, huge, tiny, next to decision boundaries and to overflow."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(count: int) -> Tensor:
@@ -84,13 +106,11 @@ def points(function: Function, shape: Shape, dtype: torch.dtype, seed: int) -> T
     sizes = [1e-40, 1e-20, 1e-6, 1e-3, 30, 1e4, 1e10, 1e18, 1e30]
     if dtype == torch.float64:
         sizes += [1e-310, 1e-150, 1e150, 1e300]
-    scales = torch.tensor(sizes, dtype=torch.float64)
-    groups = [
-        uniform(4), normal(4), 3 * normal(2), (uniform(3) > 0.5).double(), torch.zeros(1, *shape, dtype=torch.float64),
-        normal(len(scales)) * scales.view(-1, *[1] * len(shape)), normal(2) * (uniform(2) > 0.7),
-    ]  # fmt: skip
-    x = torch.cat(groups).to(dtype)
-    return torch.cat([x, *(boundary_points(function, x[:10], count=3, steps=steps) for steps in (4, 12, 60))])
+    scales = torch.tensor(sizes, dtype=torch.float64).view(-1, *[1] * len(shape))
+    corners, zeros, sparse = (uniform(3) > 0.5).double(), 0 * uniform(1), normal(2) * (uniform(2) > 0.7)
+    x = torch.cat([uniform(4), normal(4), 3 * normal(2), corners, zeros, normal(len(sizes)) * scales, sparse]).to(dtype)
+    near = [boundary_points(function, x[:10], count=3, steps=steps) for steps in (4, 12, 60)]
+    return torch.cat([x, *near, overflow_points(function, x[:6])])
 
 
 @torch.no_grad()
@@ -101,16 +121,47 @@ def boundary_points(function: Function, x: Tensor, count: int, steps: int) -> Te
     a, b = x[first], x[second]
     for _ in range(steps if len(a) else 0):
         middle = (a.double() / 2 + b.double() / 2).to(x.dtype)
-        same = (function(middle).argmax(1) == classes[first]).view(-1, *[1] * (x.dim() - 1))
+        same = _per_row(function(middle).argmax(1) == classes[first], x)
         a, b = torch.where(same, middle, a), torch.where(same, b, middle)
     return torch.cat([a, b])
+
+
+@torch.no_grad()
+def overflow_points(function: Function, x: Tensor) -> Tensor:
+    """Multiples of inputs that are just small enough for finite logits, and somewhat smaller ones."""
+    limit = 120.0 if x.dtype == torch.float32 else 1000.0
+
+    def finite(exponent: Tensor) -> Tensor:
+        return function(x * _per_row(exponent.exp2(), x)).isfinite().all(1)
+
+    low = torch.full((len(x),), -limit, dtype=x.dtype)
+    high = torch.full((len(x),), limit, dtype=x.dtype)
+    rows = finite(low) & ~finite(high)
+    for _ in range(16):
+        middle = (low + high) / 2
+        good = finite(middle)
+        low, high = torch.where(good, middle, low), torch.where(good, high, middle)
+    largest = (x * _per_row(low.exp2(), x))[rows]
+    return torch.cat([largest, 0.8 * largest, 0.5 * largest, 0.2 * largest])
+
+
+def _per_row(values: Tensor, x: Tensor) -> Tensor:
+    """One value for each input, in a shape that broadcasts."""
+    return values.view(-1, *[1] * (x.dim() - 1))
 
 
 # --- attacks
 
 
 def find_breaks(
-    certifier: Certifier, module: nn.Module, x: Tensor, *, factor: float = 1.0, seed: int = 0, steps: int = 8
+    certifier: Certifier,
+    module: nn.Module,
+    x: Tensor,
+    *,
+    factor: float = 1.0,
+    bounds: tuple[float, float] | None = None,
+    seed: int = 0,
+    steps: int = 8,
 ) -> list[Break]:
     """Attack the certificates of inputs just inside their radii.
 
@@ -118,13 +169,14 @@ def find_breaks(
         certifier: with the certified function as ``model``.
         module: the original module, which is evaluated too.
         factor: radii are multiplied by it; a sound certifier with a factor above 1 is unsound.
+        bounds: valid range of inputs, if certificates are about valid inputs only.
         seed: of random directions.
         steps: of gradient ascent.
     """
     certificate: Certificate = certifier(x)
     rows = (certificate.radius > 0).nonzero()[:, 0]
     radius = (factor * certificate.radius[rows]).clamp_max(torch.finfo(x.dtype).max / 8)
-    attack = _Attack(certifier.model, module, x[rows], certificate.prediction[rows], radius, seed)
+    attack = _Attack(certifier.model, module, x[rows], certificate.prediction[rows], radius, bounds, seed)
     if len(rows):
         attack.run(steps)
     return attack.breaks
@@ -132,19 +184,25 @@ def find_breaks(
 
 class _Attack:
     def __init__(
-        self, model: nn.Module, module: nn.Module, x: Tensor, prediction: Tensor, radius: Tensor, seed: int
+        self,
+        model: nn.Module,
+        module: nn.Module,
+        x: Tensor,
+        prediction: Tensor,
+        radius: Tensor,
+        bounds: tuple[float, float] | None,
+        seed: int,
     ) -> None:
         self.functions = {"certified object": model, "module": module}
         self.x, self.prediction, self.radius = x, prediction, radius.double()
+        self.bounds = bounds
         self.generator = torch.Generator().manual_seed(seed)
         self.smooth = _smooth(model, x)
         self.breaks: list[Break] = []
 
     def run(self, steps: int) -> None:
         """Random directions, straight towards every class, gradient ascent, then the last bits."""
-        best = self.evaluate(self.gradients_of_all_classes())
-        for _ in range(2):
-            best = self.better(best, self.evaluate(self.random(4)))
+        best = self.evaluate(torch.cat([self.gradients_of_all_classes(), self.random(6), self.straight(8)], 1))
         for start in (best, self.random(1)[:, 0]):
             y = start
             for step in range(steps):
@@ -152,25 +210,28 @@ class _Attack:
                 best = self.better(best, self.evaluate(y[:, None]))
         for _ in range(3):
             best = self.better(best, self.evaluate(self.neighbors(best, 4)))
-
-    def shaped(self, values: Tensor) -> Tensor:
-        """Numbers for each row, ready to multiply inputs."""
-        return values.view(-1, *[1] * (self.x.dim() - 1))
+        self.evaluate_alone(best)
 
     def random(self, count: int) -> Tensor:
-        noise = torch.randn(len(self.x), count, *self.x.shape[1:], generator=self.generator, dtype=torch.float64)
-        if count > 1:  # one of them along an axis
-            index = noise[:, 0].flatten(1).abs().argmax(1, keepdim=True)
-            flat = torch.zeros_like(noise[:, 0].flatten(1))
-            noise[:, 0] = flat.scatter(1, index, noise[:, 0].flatten(1).gather(1, index)).view_as(noise[:, 0])
-        return torch.stack([self.project(self.x.double() + 1e30 * noise[:, i]) for i in range(count)], 1)
+        """In random directions."""
+        noise = torch.randn(count, *self.x.shape, generator=self.generator, dtype=torch.float64)
+        return torch.stack([self.project(self.x.double() + FAR * direction) for direction in noise], 1)
+
+    def straight(self, count: int) -> Tensor:
+        """Outwards, inwards, and along some axes outwards, where numbers grow."""
+        x = self.x.double()
+        sign = torch.where(x < 0, -1.0, 1.0)
+        axes = torch.randperm(x[0].numel(), generator=self.generator)[:count]
+        masks = F.one_hot(axes, x[0].numel()).view(-1, *x.shape[1:])
+        ends = [x * FAR, -x * FAR, sign * FAR, *(x + FAR * sign * mask for mask in masks)]
+        return torch.stack([self.project(end) for end in ends], 1)
 
     def project(self, y: Tensor) -> Tensor:
         """Onto the sphere just inside the radius, in float64."""
-        offset = y - self.x.double()
+        offset = (y - self.x.double()).nan_to_num()
         length = distances(torch.zeros_like(offset), offset)
         factor = torch.where(length > 0, INSIDE * self.radius / length, 0.0)
-        return self.x.double() + offset * self.shaped(factor)
+        return self.x.double() + offset * _per_row(factor, offset)
 
     def gradient(self, y: Tensor, other: Tensor | None = None) -> Tensor:
         """The direction in which the largest other logit, or that of a class, gains most; zeros if there is none."""
@@ -186,12 +247,12 @@ class _Attack:
             (gradient,) = torch.autograd.grad(margin.sum(), y)
         gradient = gradient.double().nan_to_num(0, 0, 0)
         length = distances(torch.zeros_like(gradient), gradient)
-        return gradient / self.shaped(torch.where(length > 0, length, 1.0))
+        return gradient / _per_row(torch.where(length > 0, length, 1.0), y)
 
     def gradients_of_all_classes(self) -> Tensor:
         """Where the logits are linear around the input, the nearest input of each other class is in this direction."""
         classes = self.smooth(self.x.double()).shape[1]
-        x, scale = self.x.double(), self.shaped(self.radius)
+        x, scale = self.x.double(), _per_row(self.radius, self.x)
         steps = []
         for other in range(classes):
             direction = self.gradient(x, torch.full((len(x),), other))
@@ -199,7 +260,7 @@ class _Attack:
         return torch.stack(steps, 1)
 
     def ascend(self, y: Tensor, size: float) -> Tensor:
-        return self.project(y + size * self.shaped(self.radius) * self.gradient(y))
+        return self.project(y + size * _per_row(self.radius, self.x) * self.gradient(y))
 
     def neighbors(self, y: Tensor, count: int) -> Tensor:
         """Inputs that differ in the last bits, for errors of rounding."""
@@ -212,9 +273,28 @@ class _Attack:
     def evaluate(self, candidates: Tensor) -> Tensor:
         """Record breaks among candidates (rows, count, ...); returns the best of each row, in float64."""
         count = candidates.shape[1]
-        y = candidates.flatten(0, 1).to(self.x.dtype)
         x, radius = self.x.repeat_interleave(count, 0), self.radius.repeat_interleave(count)
         prediction = self.prediction.repeat_interleave(count)
+        y = candidates.flatten(0, 1).to(self.x.dtype)
+        if self.bounds is not None:
+            y = y.clamp(*self.bounds)
+        outside = _per_row(distances(x, y) * CLOSE > radius, x)
+        y = torch.where(outside, torch.nextafter(y, x), y)
+        margin = self.margins(x, y, prediction, radius).view(-1, count)
+        best = margin.argmin(1)
+        return y.view_as(candidates)[torch.arange(len(best)), best].double()
+
+    @torch.no_grad()
+    def evaluate_alone(self, y: Tensor) -> None:
+        """Record breaks among candidates in batches of one, whose arithmetic may differ."""
+        y = y.to(self.x.dtype)
+        margin = self.margins(self.x, y, self.prediction, self.radius)
+        for row in margin.argsort()[:ALONE].tolist():
+            for end in (self.x, y):
+                self.margins(*(v[row, None] for v in (self.x, end, self.prediction, self.radius)))
+
+    def margins(self, x: Tensor, y: Tensor, prediction: Tensor, radius: Tensor) -> Tensor:
+        """The smaller of the margins of both functions at y, infinity outside of the radius; records breaks."""
         distance = distances(x, y)
         inside = distance * CLOSE <= radius
         margins = []
@@ -225,8 +305,7 @@ class _Attack:
             for row in (inside & (other != prediction)).nonzero()[:, 0].tolist():
                 numbers = float(radius[row]), float(distance[row]), int(prediction[row]), int(other[row])
                 self.breaks.append(Break(x[row], y[row], *numbers, name))
-        margin = torch.stack(margins).amin(0).masked_fill(~inside, math.inf).view(-1, count)
-        return candidates[torch.arange(len(candidates)), margin.argmin(1)]
+        return torch.stack(margins).amin(0).masked_fill(~inside, math.inf)
 
     def better(self, a: Tensor, b: Tensor) -> Tensor:
         """The one of two candidates of each row with the smaller margin."""

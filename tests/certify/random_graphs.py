@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.models import MinMax
+from atoll.models import CentroidNet, Centroids, MinMax
 
 Shape = tuple[int, ...]
 Operation = Callable[..., Tensor]
@@ -550,3 +550,36 @@ def random_net(seed: int) -> RandomNet:
             builder.grow()
         builder.finish()
     return RandomNet(builder.shape, builder.dtype, builder.steps).eval()
+
+
+def random_centroid_net(seed: int) -> CentroidNet:
+    """Random centroids, some of them equal or far from the origin, with a random encoder or without one."""
+    draw = random.Random(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        encoder = random_net(seed) if draw.random() < 0.5 else None
+        shape = encoder.shape if encoder else draw.choice(SHAPES)
+        bounds = (0.0, 1.0) if encoder is None and draw.random() < 0.7 else None
+        stretch = draw.choice([0.0, 0.1, 0.3]) if bounds else 0.0
+        net = CentroidNet(shape, draw.randint(2, 4), per_class=draw.randint(1, 4), bounds=bounds, stretch=stretch)
+        dtype = encoder.dtype if encoder else draw.choice([torch.float32, torch.float64])
+        if encoder is not None:
+            net.body = encoder
+            features = encoder(torch.zeros(1, *shape, dtype=dtype)).shape[1]
+            net.head = Centroids(features, net.num_classes, net.head.centroids.shape[1])
+        _move_centroids(draw, net.head.centroids.data)
+    return net.to(dtype).eval()
+
+
+def _move_centroids(draw: random.Random, centroids: Tensor) -> None:
+    style = draw.choice(["uniform", "normal", "grid", "far", "equal", "huge"])
+    if style == "uniform":
+        centroids.uniform_()
+    elif style == "grid":
+        centroids.uniform_().round_()
+    elif style == "far":
+        centroids.add_(10.0 ** draw.uniform(1, 7))
+    elif style == "equal":
+        centroids[1, 0] = centroids[0, 0]
+    elif style == "huge":
+        centroids.mul_(10.0 ** draw.uniform(-20, 18))

@@ -7,7 +7,7 @@ import copy
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import pytest
 import torch
@@ -17,35 +17,17 @@ from torch.nn.utils import parametrizations, parametrize
 
 from atoll.certify import Smoothed, certifier_for
 from atoll.certify.certificate import Proof
-from atoll.errors import CaptureError, InputError
 from atoll.models import MLP, CentroidNet, Centroids, LiResNet
 from atoll.models.liresnet import LinearResidual
-from certify.break_certificates import Function, Shape, find_breaks, points
+from certify.break_certificates import Function, Refusal, Shape, attempt, find_breaks, points
 
 Outcome = Literal["certified", "refused", "any"]
-Result = TypeVar("Result")
 
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return build().eval()
-
-
-@dataclass(frozen=True)
-class Refusal:
-    message: str
-
-
-def attempt(call: Callable[[], Result]) -> Result | Refusal:
-    """The result of a call, or the sentence that refuses it."""
-    try:
-        return call()
-    except (InputError, CaptureError) as error:
-        message = str(error)
-    assert message
-    assert "\n" not in message
-    return Refusal(message)
 
 
 def prove(net: nn.Module, shape: Shape) -> Proof | Refusal:
@@ -205,6 +187,31 @@ def autocast_region(z: Tensor) -> Tensor:
         return F.linear(z, torch.ones(4, 4)).float()
 
 
+def mixed_precision() -> nn.Module:
+    net = Between(torch.Tensor.double)
+    net.head.double()
+    return net
+
+
+class Amplifier(nn.Module):
+    """Multiplies by an attribute that is neither parameter nor buffer."""
+
+    def __init__(self, factor: Tensor | float) -> None:
+        super().__init__()
+        self.linear, self.factor = nn.Linear(4, 3), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x * self.factor)
+
+
+def exporting() -> nn.Module:
+    return Between(lambda z: z if torch.compiler.is_exporting() else 30 * z)
+
+
+def quantized() -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(scaled_rows(30.0), {nn.Linear}, dtype=torch.qint8)
+
+
 HISTORY = [
     Case("shared module", "certified", shared),
     between("residual that broadcasts", "certified", lambda z: z + F.adaptive_avg_pool2d(z, 1), IMAGE),
@@ -247,6 +254,21 @@ HISTORY = [
     Case("old weight norm", "certified", lambda: parametrized(torch.nn.utils.weight_norm)),
     Case("orthogonal", "certified", lambda: parametrized(parametrizations.orthogonal)),
     between("autocast region", "refused", autocast_region),
+    Case("half weights", "refused", lambda: scaled_rows(1.0).half()),
+    Case("bfloat16 weights", "refused", lambda: scaled_rows(1.0).bfloat16()),
+    Case("float64 head", "any", mixed_precision),
+    Case("tensor that is no buffer", "certified", lambda: Amplifier(torch.tensor(30.0))),
+    Case("number that is no buffer", "certified", lambda: Amplifier(30.0), slow=True),
+    Case("other function in export", "refused", exporting),
+    Case(
+        "other function with gradients", "refused", lambda: Between(lambda z: 30 * z if torch.is_grad_enabled() else z)
+    ),
+    Case("other function in large batches", "refused", lambda: Between(lambda z: 30 * z if len(z) > 100 else z)),
+    Case("other function in a batch of seven", "refused", lambda: Between(lambda z: 30 * z if len(z) == 7 else z)),
+    Case("compiled", "any", lambda: torch.compile(scaled_rows(30.0), backend="eager"), slow=True),
+    Case("scripted", "any", lambda: torch.jit.script(scaled_rows(30.0)), slow=True),
+    Case("data parallel", "any", lambda: nn.DataParallel(scaled_rows(30.0)), slow=True),
+    Case("quantized", "refused", quantized, slow=True),
 ]
 
 # --- (o) and (p): no function of a single input
@@ -678,6 +700,62 @@ def test_changes_of_the_certified_object_are_noticed(change):
     x = points(proof.model, (4,), torch.float32, seed=1)
     change(net, proof)
     assert_unbroken(proof, proof.model, x)
+
+
+# --- inputs
+
+INWARDS = (1 - 1e-6) * torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+
+
+def test_inputs_that_are_not_finite_have_no_certificate():
+    proof = certifier_for(seeded(NETS["dense"]), shape=(4,))
+    x = torch.ones(4, 4)
+    for row, value in enumerate((float("nan"), float("inf"), -float("inf"))):
+        x[row, 2] = value
+    certificate = attempt(lambda: proof(x))
+    if not isinstance(certificate, Refusal):
+        assert (certificate.radius[:3] == 0).all()
+        assert certificate.radius[3] > 0
+
+
+def test_inputs_of_another_precision():
+    """A float32 network sees rounded inputs, so distances between the inputs that were given are different ones."""
+    net = seeded(lambda: nn.Sequential(nn.Linear(2, 2)))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.eye(2))
+        net[0].bias.zero_()
+    proof = certifier_for(net, shape=(2,))
+    gap = torch.logspace(-9, -5, 200, dtype=torch.float64)
+    x = torch.stack([1000 + gap, torch.full_like(gap, 1000)], 1)
+    certificate = attempt(lambda: proof(x))
+    if isinstance(certificate, Refusal):
+        return
+    for y in (x - INWARDS * (certificate.radius / 2**0.5)[:, None], x):
+        other = net(y.float()).argmax(1) != certificate.prediction
+        assert not (other & (certificate.radius > 0)).any()
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 5), (2, 2, 2), (1, 4, 1)])
+def test_inputs_of_another_shape_are_refused(shape):
+    proof = certifier_for(seeded(NETS["dense"]), shape=(4,))
+    assert isinstance(attempt(lambda: proof(torch.ones(shape))), Refusal)
+
+
+def test_an_empty_batch():
+    certificate = certifier_for(seeded(NETS["dense"]), shape=(4,))(torch.ones(0, 4))
+    assert certificate.prediction.shape == certificate.radius.shape == (0,)
+
+
+def test_strides_of_the_input_do_not_matter():
+    net = seeded(lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)))
+    proof = certifier_for(net, shape=IMAGE)
+    x = points(proof.model, IMAGE, torch.float32, seed=1)[:10]
+    expected = proof(x)
+    for other in (x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
+        certificate = proof(other)
+        assert torch.equal(certificate.prediction, expected.prediction)
+        torch.testing.assert_close(certificate.radius, expected.radius, rtol=1e-3, atol=1e-6)
+        assert_unbroken(proof, net, other)
 
 
 # --- smoothing, and the eta layer

@@ -6,14 +6,12 @@ import functools
 from dataclasses import dataclass
 
 import pytest
-import torch
-
-from atoll.certify import GloRo
 from atoll.certify.rules import RULES
-from atoll.errors import CaptureError, InputError
+
+from atoll.certify import GloRo, NearestCentroid
 from atoll.graph import capture
-from certify.break_certificates import find_breaks, in_double, largest_slopes, points
-from certify.random_graphs import random_net
+from certify.break_certificates import Refusal, attempt, find_breaks, in_double, largest_slopes, points
+from certify.random_graphs import random_centroid_net, random_net
 
 CHUNK = 10  # networks in one test
 FAST, SLOW = range(7), range(7, 300)
@@ -41,10 +39,9 @@ class Outcome:
 def examine(seed: int) -> Outcome:
     """Certify and attack the network of a seed."""
     net = random_net(seed)
-    try:
-        certifier = GloRo.proven(net, net.shape)
-    except (InputError, CaptureError) as error:
-        return Outcome(refusal=str(error))
+    certifier = attempt(lambda: GloRo.proven(net, net.shape))
+    if isinstance(certifier, Refusal):
+        return Outcome(refusal=certifier.message)
     x = points(certifier.model, net.shape, net.dtype, seed)
     problems = [str(problem) for problem in find_breaks(certifier, net, x, seed=seed)]
     slopes = largest_slopes(in_double(net), x[:10].double())
@@ -61,7 +58,26 @@ def test_certificates_hold(chunk):
     for seed in range(CHUNK * chunk, CHUNK * (chunk + 1)):
         outcome = examine(seed)
         assert not outcome.problems, f"seed {seed}, {random_net(seed)}: {outcome.problems[0]}"
-        assert "\n" not in outcome.refusal
+
+
+def examine_centroids(seed: int) -> Outcome:
+    """Certify and attack the Centroid Net of a seed."""
+    net = random_centroid_net(seed)
+    certifier = attempt(lambda: NearestCentroid.proven(net, radii=(0.1, 1.0), eta=(seed % 3) / 4))
+    if isinstance(certifier, Refusal):
+        return Outcome(refusal=certifier.message)
+    x = points(certifier.model, net.input_shape, net.head.centroids.dtype, seed)
+    x = x if net.bounds is None else x.clamp(*net.bounds)
+    breaks = find_breaks(certifier, net, x, bounds=net.bounds, seed=seed)
+    return Outcome("", tuple(map(str, breaks)), int((certifier(x).radius > 0).sum()))
+
+
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 40))])
+def test_certificates_of_centroid_nets_hold(chunk):
+    outcomes = {seed: examine_centroids(seed) for seed in range(CHUNK * chunk, CHUNK * (chunk + 1))}
+    for seed, outcome in outcomes.items():
+        assert not outcome.problems, f"seed {seed}: {outcome.problems[0]}"
+    assert sum(outcome.certified > 0 for outcome in outcomes.values()) >= 0.3 * CHUNK
 
 
 def test_attacks_detect_radii_that_are_too_large():
