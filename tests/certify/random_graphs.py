@@ -565,7 +565,7 @@ def random_centroid_net(seed: int) -> CentroidNet:
         dtype = encoder.dtype if encoder else draw.choice([torch.float32, torch.float64])
         if encoder is not None:
             net.body = encoder
-            features = encoder(torch.zeros(1, *shape, dtype=dtype)).shape[1]
+            features = encoder(torch.zeros(2, *shape, dtype=dtype)).shape[1]
             net.head = Centroids(features, net.num_classes, net.head.centroids.shape[1])
         _move_centroids(draw, net.head.centroids.data)
     return net.to(dtype).eval()
