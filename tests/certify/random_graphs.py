@@ -518,13 +518,21 @@ class _Builder:
                     return
 
     def partner(self, source: int) -> int:
-        """A result of the same shape, which may be the same one, or any result in hope of broadcasting."""
+        """Another result of the same shape, or any result in hope of broadcasting."""
         shape = self.values[source].shape
-        same = [i for i, value in enumerate(self.values) if value.shape == shape]
-        return self.draw.choice(same if self.draw.random() < 0.8 else range(len(self.values)))
+        same = [i for i, value in enumerate(self.values) if value.shape == shape and i != source]
+        return self.draw.choice(same if same and self.draw.random() < 0.8 else range(len(self.values)))
+
+    def join(self) -> None:
+        """Put all results that no step uses next to each other, so that every step matters."""
+        used = {source for step in self.steps for source in step.sources}
+        ends = [i for i in range(1, len(self.values)) if i not in used]
+        if len(ends) > 1:
+            self.add("join", lambda *values: torch.cat([value.flatten(1) for value in values], 1), *ends)
 
     def finish(self) -> None:
         """End with logits: a linear head, perhaps with an activation after it, or what is there."""
+        self.join()
         if self.values[-1].dim() > 2:
             self.add("flatten", nn.Flatten(), len(self.steps))
         width = self.values[-1].shape[1]
@@ -541,7 +549,8 @@ class _Builder:
 def random_net(seed: int) -> RandomNet:
     """The network of a seed.
 
-    >>> random_net(3)
+    >>> random_net(0)
+    RandomNet((4, 6), torch.float32: 1 = flatten(0,); 2 = head(1,))
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
