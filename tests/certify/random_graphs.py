@@ -390,6 +390,8 @@ LINEAR: dict[str, Maker] = {
     "pixels": pixels,
 }
 
+COMMON = {"structure": 5, "arithmetic": 3, "reduction": 3, "order": 2, "clamps": 2}  # tables with many operations
+
 # --- operations of two results
 
 TWO: dict[str, Operation] = {
@@ -513,7 +515,7 @@ class _Builder:
                     return
             elif kind in ("layer", "activation", "linear"):
                 table = {"layer": LAYERS, "activation": ACTIVATIONS, "linear": LINEAR}[kind]
-                name = self.draw.choice([*table])
+                (name,) = self.draw.choices([*table], [COMMON.get(name, 1) for name in table])
                 if self.add(name, table[name](self.draw, tuple(self.values[source].shape[1:])), source):
                     return
 
