@@ -25,6 +25,8 @@ Function = Callable[[Tensor], Tensor]
 CLOSE = 1 + 1e-12  # distances are computed in float64: those so close to the radius do not count
 INSIDE = 1 - 1e-6
 FAR = 2.0**100
+NOISE = 1e-9  # rounding of logits in float64, relative to the largest
+LARGEST_CLASS = 10
 ALONE = 6  # inputs that are evaluated in a batch of one
 
 
@@ -155,7 +157,7 @@ def _per_row(values: Tensor, x: Tensor) -> Tensor:
 
 def find_breaks(
     certifier: Certifier,
-    module: nn.Module,
+    module: nn.Module | None,
     x: Tensor,
     *,
     factor: float = 1.0,
@@ -167,7 +169,7 @@ def find_breaks(
 
     Args:
         certifier: with the certified function as ``model``.
-        module: the original module, which is evaluated too.
+        module: the original module, which is evaluated too; if None, only predictions of the certifier count.
         factor: radii are multiplied by it; a sound certifier with a factor above 1 is unsound.
         bounds: valid range of inputs, if certificates are about valid inputs only.
         seed: of random directions.
@@ -176,7 +178,10 @@ def find_breaks(
     certificate: Certificate = certifier(x)
     rows = (certificate.radius > 0).nonzero()[:, 0]
     radius = (factor * certificate.radius[rows]).clamp_max(torch.finfo(x.dtype).max / 8)
-    attack = _Attack(certifier.model, module, x[rows], certificate.prediction[rows], radius, bounds, seed)
+    functions: dict[str, Function] = {"certified object": certifier.model, "module": module}
+    if module is None:
+        functions = {"certifier": lambda y: _one_hot(certifier(y).prediction)}
+    attack = _Attack(certifier.model, functions, x[rows], certificate.prediction[rows], radius, bounds, seed)
     if len(rows):
         attack.run(steps)
     return attack.breaks
@@ -186,14 +191,14 @@ class _Attack:
     def __init__(
         self,
         model: nn.Module,
-        module: nn.Module,
+        functions: dict[str, Function],
         x: Tensor,
         prediction: Tensor,
         radius: Tensor,
         bounds: tuple[float, float] | None,
         seed: int,
     ) -> None:
-        self.functions = {"certified object": model, "module": module}
+        self.functions = functions
         self.x, self.prediction, self.radius = x, prediction, radius.double()
         self.bounds = bounds
         self.generator = torch.Generator().manual_seed(seed)
@@ -233,9 +238,10 @@ class _Attack:
         factor = torch.where(length > 0, INSIDE * self.radius / length, 0.0)
         return self.x.double() + offset * _per_row(factor, offset)
 
+    @torch.inference_mode(False)
     def gradient(self, y: Tensor, other: Tensor | None = None) -> Tensor:
         """The direction in which the largest other logit, or that of a class, gains most; zeros if there is none."""
-        y = y.detach().requires_grad_()
+        y = y.detach().clone().requires_grad_()
         with torch.enable_grad():
             logits = self.smooth(y)
             rows = torch.arange(len(y))
@@ -244,6 +250,8 @@ class _Attack:
             if other is None:
                 other = logits.detach().masked_fill(own, -math.inf).argmax(1)
             margin = logits[rows, other] - logits[rows, self.prediction]
+            if not margin.requires_grad:
+                return torch.zeros_like(y)
             (gradient,) = torch.autograd.grad(margin.sum(), y)
         gradient = gradient.double().nan_to_num(0, 0, 0)
         length = distances(torch.zeros_like(gradient), gradient)
@@ -312,6 +320,11 @@ class _Attack:
         return self.evaluate(torch.stack([a, b], 1))
 
 
+def _one_hot(prediction: Tensor) -> Tensor:
+    """Logits that only tell a class."""
+    return F.one_hot(prediction, LARGEST_CLASS).float()
+
+
 def _margin(logits: Tensor, prediction: Tensor) -> Tensor:
     own = logits.gather(1, prediction[:, None])
     rest = logits.scatter(1, prediction[:, None], -math.inf).amax(1)
@@ -341,5 +354,6 @@ def largest_slopes(function: Function, x: Tensor) -> Tensor:
     norms = (jacobian[:, :, None] - jacobian[:, None]).norm(dim=3).amax(0)
     logits = logits.detach()
     change = logits[1:] - logits[:-1]
-    quotients = (change[:, :, None] - change[:, None]).abs() / distances(x[:-1], x[1:]).view(-1, 1, 1)
+    difference = (change[:, :, None] - change[:, None]).abs() - NOISE * logits.abs().max()
+    quotients = difference.clamp_min(0) / distances(x[:-1], x[1:]).view(-1, 1, 1)
     return torch.maximum(norms, quotients.nan_to_num(0).amax(0))

@@ -560,7 +560,10 @@ def random_net(seed: int) -> RandomNet:
         for _ in range(builder.draw.choice([0, 1, 2, 2, 3, 3, 4, 5, 6, 8])):
             builder.grow()
         builder.finish()
-    return RandomNet(builder.shape, builder.dtype, builder.steps).eval()
+    net = RandomNet(builder.shape, builder.dtype, builder.steps).eval()
+    if not any(True for _ in net.parameters()):  # float64 is for parameters
+        net.float().dtype = torch.float32
+    return net
 
 
 def random_centroid_net(seed: int) -> CentroidNet:
