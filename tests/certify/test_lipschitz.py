@@ -65,7 +65,7 @@ LAYERS = {
     "dense-residual": (lambda: Residual(nn.Linear(5, 5)), (5,), True),
     "conv-minus-identity": function(lambda x: F.conv2d(x, torch.ones(4, 4, 3, 3).to(x), padding=1) - 2 * x, (4, 4, 4)),
     "two-convolutions": function(
-        lambda x: F.conv2d(x, 0.1 * torch.ones(2, 2, 3, 3).to(x), padding=1) - F.conv2d(x, torch.ones(2, 2, 1, 1).to(x)),
+        lambda x: F.conv2d(x, torch.ones(2, 2, 3, 3).to(x), padding=1) - F.conv2d(x, 5 * torch.ones(2, 2, 1, 1).to(x)),
         (2, 4, 4),
     ),
     "identity-minus-itself": function(lambda x: x - x + 0.5 * x),
@@ -118,7 +118,9 @@ LAYERS = {
     "identity": (nn.Identity, (3,), True),
     "dropout": (lambda: nn.Dropout(0.5), (3,), True),
     "minmax": (MinMax, (4, 2, 2), True),
-    "minmax-of-others": function(lambda x: torch.cat([torch.minimum(x, x.flip(1)), torch.maximum(x, x.flip(1))], 1), tight=False),
+    "minmax-of-others": function(
+        lambda x: torch.cat([torch.minimum(x, x.flip(1)), torch.maximum(x, x.flip(1))], 1), tight=False
+    ),
     "minimum": function(lambda x: torch.minimum(x[:, :2], x[:, 2:])),
     "maximum-constant": function(lambda x: torch.maximum(x, WEIGHT.to(x))),
     "amax": function(lambda x: x.amax((2, 3))),
@@ -131,14 +133,16 @@ LAYERS = {
             ("relu", nn.ReLU, True), ("relu6", nn.ReLU6, True), ("leaky-relu", lambda: nn.LeakyReLU(3.0), True),
             ("prelu", lambda: nn.PReLU(init=-2.0), True), ("elu", lambda: nn.ELU(1.5), False),
             ("celu", lambda: nn.CELU(2.0), True), ("selu", nn.SELU, False), ("hardtanh", nn.Hardtanh, True),
-            ("hardsigmoid", nn.Hardsigmoid, False), ("hardswish", nn.Hardswish, False), ("softplus", nn.Softplus, False),
+            ("hardsigmoid", nn.Hardsigmoid, False), ("hardswish", nn.Hardswish, False),
+            ("softplus", nn.Softplus, False),
             ("softplus-beta", lambda: nn.Softplus(3.0, 5.0), False), ("gelu", nn.GELU, False),
             ("gelu-tanh", lambda: nn.GELU("tanh"), False), ("silu", nn.SiLU, False), ("mish", nn.Mish, False),
             ("tanh", nn.Tanh, False), ("sigmoid", nn.Sigmoid, False), ("logsigmoid", nn.LogSigmoid, False),
             ("threshold", lambda: nn.Threshold(0.5, 0.5), True),
             ("abs", lambda: Function(torch.abs), True), ("sin", lambda: Function(torch.sin), False),
             ("cos", lambda: Function(torch.cos), False), ("atan", lambda: Function(torch.atan), False),
-            ("erf", lambda: Function(torch.erf), False), ("clamp", lambda: Function(lambda x: x.clamp(-0.1, 0.7)), True),
+            ("erf", lambda: Function(torch.erf), False),
+            ("clamp", lambda: Function(lambda x: x.clamp(-0.1, 0.7)), True),
         ]
     },
     "residual": (lambda: Residual(nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))), (5,), False),

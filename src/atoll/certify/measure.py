@@ -250,6 +250,7 @@ def _prove(
     """Certificates that are proofs, and attacks that try to refute them."""
     certifier = certifier_for(
         certified,
+        shape=tuple(subject.data.shape),
         budget=settings.budget,
         on_layer=lambda layer: context.on_progress(f"norm of {layer.name}", 0, 1),
         radii=settings.radii,

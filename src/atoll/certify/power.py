@@ -83,6 +83,15 @@ class LipschitzEstimator(nn.Module):
         """Whether there is nothing to estimate: no linear layers, but for centroids."""
         return not self._plan.parts
 
+    def products(self) -> dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]]:
+        """For every linear part A of the graph the product :math:`A^T A`, and the shape of its input."""
+        weights = {node: weight.detach() for node, weight in self._weights().items()}
+
+        def product(part: _Part) -> Callable[[Tensor], Tensor]:
+            return lambda v: part.gram(v, weights, part.source(torch.zeros_like(v[:1]), weights))
+
+        return {name: (product(part), part.shape) for name, part in self._plan.parts.items()}
+
     @torch.no_grad()
     def converged(self, calls: int = 20) -> Tensor:
         """The matrix after more iterations, with the vectors restored afterwards: for measuring, not for training."""
@@ -123,17 +132,23 @@ class _Part:
         with torch.no_grad():
             shift = self.source(torch.zeros_like(v), weights)
         for _ in range(steps):
-            with torch.enable_grad():
-                v = v.detach().requires_grad_()
-                y = self.source(v, weights)
-                (v,) = torch.autograd.grad(y, v, y.detach() - shift)
+            v = self.gram(v, weights, shift)
             v = v / v.norm().clamp_min(1e-30)
         return v
 
+    def gram(self, v: Tensor, weights: dict[fx.Node, Tensor], shift: Tensor) -> Tensor:
+        """:math:`A^T A v`, given the value at zero."""
+        with torch.enable_grad():
+            v = v.detach().requires_grad_()
+            y = self.source(v, weights)
+            (product,) = torch.autograd.grad(y, v, y.detach() - shift)
+        return product
+
     def matrix(self, weights: dict[fx.Node, Tensor]) -> Tensor:
-        """Outputs times inputs, for a map between vectors."""
+        """Outputs times inputs, for a map to vectors."""
         weight = next(iter(weights.values()))
-        return self(torch.eye(self.shape[0], dtype=weight.dtype, device=weight.device), weights).T
+        basis = torch.eye(math.prod(self.shape), dtype=weight.dtype, device=weight.device)
+        return self(basis.view(-1, *self.shape), weights).T
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ def _linear(call: Call) -> Value:
 @rule("addmm")
 def _addmm(call: Call) -> Value:
     shift, matrix = call.constant("self"), call.constant("mat2")
-    assert shift is not None and matrix is not None
+    assert shift is not None
+    assert matrix is not None
     if call["alpha"] != 1 or call["beta"] != 1:
         raise Refusal("expected alpha = beta = 1")
     shift = call.propagation.per_point(shift, (matrix.shape[1],))
@@ -108,7 +109,8 @@ def _batch_norm(call: Call) -> tuple[Value | None, ...]:
     value = call.value("input")
     mean, variance = call.constant("running_mean"), call.constant("running_var")
     weight, bias = call.constant("weight"), call.constant("bias")
-    assert mean is not None and variance is not None
+    assert mean is not None
+    assert variance is not None
     if not (variance >= 0).all() or not (variance + call["eps"] > 0).all():
         raise Refusal("expected positive running variances")
     factor = (variance + call["eps"]).rsqrt() * (1 if weight is None else weight)

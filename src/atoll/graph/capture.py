@@ -36,9 +36,9 @@ _ATEN = torch.ops.aten
 
 # Decomposing these changes the last bits of the result, loses the derivative, or hides an operation with a known rule.
 _WHOLE = (
-    "celu", "detach", "glu", "hardsigmoid", "hardswish", "im2col", "linear", "log_sigmoid", "matmul", "mish", "pad",
-    "_prelu_kernel", "threshold", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "rms_norm", "rrelu",
-    "scaled_dot_product_attention", "silu", "softplus", "upsample_bicubic2d.vec",
+    "_prelu_kernel", "celu", "detach", "eye", "glu", "hardsigmoid", "hardswish", "im2col", "linear", "log_sigmoid",
+    "matmul", "mish", "pad", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d",
+    "rms_norm", "rrelu", "scaled_dot_product_attention", "silu", "softplus", "threshold", "upsample_bicubic2d.vec",
 )  # fmt: skip
 
 
@@ -160,6 +160,14 @@ class CapturedModel(nn.Module):
         """Raise an InputError if a constant was replaced or changed in place since the capture."""
         if self._state() != self._captured_state:
             raise InputError("the captured model was changed after its capture; capture the module again")
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.check_unchanged()
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._captured_state = self._state()
 
     def _state(self) -> list[tuple[str, int, int]]:
         return [(name, id(b), b._version) for name, b in self.named_buffers()]
