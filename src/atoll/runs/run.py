@@ -27,9 +27,9 @@ import yaml
 from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.certify import certifier_for
 from atoll.certify.export import Exported, export
-from atoll.certify.lipschitz import LayerBound
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.certify.norms import BUDGET
+from atoll.certify.propagation import LayerBound
 from atoll.config import build_part
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float
@@ -256,6 +256,7 @@ class Run:
         path: Path,
         *,
         eps: str | None = None,
+        eta: float = 0.0,
         points: int = 1000,
         budget: float = BUDGET,
         checkpoint: Which = "best",
@@ -267,6 +268,7 @@ class Run:
         Args:
             path: the file.
             eps: l2 radius below which the file abstains; as trained if None.
+            eta: parameter of an eta layer, for Centroid Nets only.
             points: test points to compare on.
             budget: operations per layer's proof.
             checkpoint: best, last, or a step.
@@ -280,7 +282,8 @@ class Run:
         subject = self.subject(checkpoint, weights)
         radius = CertifySettings(eps=eps).resolve(subject).radii[0]
         split = select(subject.data, "test", points)
-        certifier = certifier_for(self.model(checkpoint, weights).double(), budget=budget, on_layer=on_layer)
+        model = self.model(checkpoint, weights).double()
+        certifier = certifier_for(model, budget=budget, on_layer=on_layer, eta=eta)
         return export(certifier, to_float(split.fetch(torch.arange(len(split)))), Path(path), eps=radius)
 
     def results(self, kind: str | None = None) -> list[Result]:
@@ -333,7 +336,7 @@ class Run:
     @property
     def is_certified(self) -> bool:
         """Whether the run trains certified radii."""
-        return self.loss.uses_lipschitz
+        return self.loss.certifies
 
     def tests(self) -> list[TestRow]:
         """Test results of the best and the last checkpoint, as far as they were measured."""
