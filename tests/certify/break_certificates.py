@@ -202,7 +202,8 @@ class _Attack:
         self.x, self.prediction, self.radius = x, prediction, radius.double()
         self.bounds = bounds
         self.generator = torch.Generator().manual_seed(seed)
-        self.smooth = _smooth(model, x)
+        with torch.inference_mode(False):
+            self.smooth = _smooth(model, x.clone())
         self.breaks: list[Break] = []
 
     def run(self, steps: int) -> None:
@@ -249,7 +250,7 @@ class _Attack:
             own[rows, self.prediction] = True
             if other is None:
                 other = logits.detach().masked_fill(own, -math.inf).argmax(1)
-            margin = logits[rows, other] - logits[rows, self.prediction]
+            margin = logits[rows, other.clone()] - logits[rows, self.prediction.clone()]
             if not margin.requires_grad:
                 return torch.zeros_like(y)
             (gradient,) = torch.autograd.grad(margin.sum(), y)
