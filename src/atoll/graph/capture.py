@@ -153,7 +153,7 @@ class CapturedModel(nn.Module):
             sizes = ", ".join(["batch", *map(str, self.shape)])
             raise InputError(f"x: expected shape ({sizes}) and {self.dtype}, got {tuple(x.shape)} and {x.dtype}")
         with torch.autocast(x.device.type, enabled=False):  # casts at capture are in the graph; others would change it
-            logits: Tensor = self.graph_module.forward(x)  # without hooks
+            logits: Tensor = self.graph_module.forward(x.contiguous())  # without hooks
             return logits
 
     def check_unchanged(self) -> None:
@@ -182,7 +182,7 @@ class CapturedModel(nn.Module):
 
         def run(x: Tensor) -> tuple[Tensor, Tensor]:
             with torch.autocast(x.device.type, enabled=False):
-                outputs: tuple[Tensor, Tensor] = module.forward(x)
+                outputs: tuple[Tensor, Tensor] = module.forward(x.contiguous())
                 return outputs
 
         return run
