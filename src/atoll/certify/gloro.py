@@ -141,7 +141,7 @@ def run_certified(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         check_arithmetic(model)
         model.check_unchanged()
         x = x.to(model.dtype)
-        return x, model.forward(x)
+        return x, CapturedModel.forward(model, x)  # also if the instance has another forward
     x = x.to(next(model.parameters()).dtype)
     with evaluation_mode(model):
         return x, model(x)
