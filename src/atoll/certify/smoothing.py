@@ -105,7 +105,8 @@ class Smoothed:
             for draws in torch.split(torch.arange(n, device=point.device), self.batch_size):
                 noise = PointRNG(*names, index=draws).normal(*point.shape, dtype=point.dtype)
                 logits = self.model(noise.mul_(self.sigma).add_(point))
-                total = total + torch.bincount(logits.argmax(1), minlength=logits.shape[1])
+                classes = logits.argmax(1)[~logits.isnan().any(1)]  # NaN predicts no class
+                total = total + torch.bincount(classes, minlength=logits.shape[1])
         return total
 
 
