@@ -670,13 +670,7 @@ def by_hook_of_the_object(net: nn.Module, proof: Proof) -> None:
 
 
 OUTSIDE = [by_data, by_load_state_dict, by_optimizer, by_buffers, by_new_layers, by_hooks]
-UNNOTICED = pytest.mark.xfail(strict=True, reason="changes through .data leave identity and version as they were")
-INSIDE = [
-    by_constants,
-    pytest.param(by_constants_of_the_graph, marks=UNNOTICED),
-    by_forward_of_the_object,
-    by_hook_of_the_object,
-]
+INSIDE = [by_constants, by_constants_of_the_graph, by_forward_of_the_object, by_hook_of_the_object]
 
 
 def with_buffers() -> nn.Module:

@@ -6,9 +6,9 @@ import functools
 from dataclasses import dataclass
 
 import pytest
-from atoll.certify.rules import RULES
 
 from atoll.certify import GloRo, NearestCentroid
+from atoll.certify.rules import RULES
 from atoll.graph import capture
 from certify.break_certificates import Refusal, attempt, find_breaks, in_double, largest_slopes, points
 from certify.random_graphs import random_centroid_net, random_net

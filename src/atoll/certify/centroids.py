@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.certify.bounds import UNIT_ROUNDOFF, Bound, Precision, gamma
-from atoll.certify.certificate import Certificate
+from atoll.certify.certificate import Certificate, rounded_inputs
 from atoll.certify.lipschitz import OnLayer, captured, check_arithmetic, propagate
 from atoll.certify.norms import BUDGET
 from atoll.certify.polyhedra import distance_bounds
@@ -158,7 +158,7 @@ class NearestCentroid:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Certificate:
-        x = x.to(self.head.centroids.dtype)
+        given, x = x.dtype, x.to(self.head.centroids.dtype)
         z, logits = self._run(x)
         size = (1 + 1e-10) * torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
         error = 2 * (self.encoder.relative * size + self.encoder.absolute)
@@ -172,7 +172,8 @@ class NearestCentroid:
         room = (self._largest_size() - size).clamp_min(0)
         safe = logits.isfinite().all(1) & (room > 0) & self._accepted(logits)
         function = self.model.digest if isinstance(self.model, CapturedModel) else ""
-        return Certificate(prediction, torch.where(safe & (radius > 0), torch.minimum(radius, room), 0.0), function)
+        radius = torch.where(safe & (radius > 0), torch.minimum(radius, room), 0.0)
+        return Certificate(prediction, rounded_inputs(radius, size, given, x.dtype), function)
 
     def _largest_size(self) -> float:
         """Inputs up to this norm overflow neither in the encoder nor in the squares of the head."""

@@ -32,8 +32,8 @@ from atoll.certify.certificate import Certificate
 from atoll.certify.export import Exported, export
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.certify.norms import BUDGET
-from atoll.certify.propagation import LayerBound
 from atoll.certify.proof_file import ProofFile, write_proof
+from atoll.certify.propagation import LayerBound
 from atoll.config import build_part
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float
@@ -302,7 +302,7 @@ class Run:
             raise InputError("proof: expected the stored result of a run, with proofs instead of randomized smoothing")
         subject = self.subject(origin.step, origin.weights)
         model = copy.deepcopy(subject.model).to(getattr(torch, settings.precision or "float64"))
-        certifier = certifier_for(model, budget=settings.budget, radii=settings.radii, eta=settings.eta)
+        certifier: Any = certifier_for(model, budget=settings.budget, radii=settings.radii, eta=settings.eta)
         stored = load_file(result.folder / "certificates.safetensors")
         split = select(subject.data, settings.split, settings.points)
         x = to_float(split.fetch(torch.arange(len(split))))
