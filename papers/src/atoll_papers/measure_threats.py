@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from atoll.certify import heuristic_certifier
-from atoll.certify.gloro import GloRo, PairwiseLipschitz, radius_per_class
+from atoll.certify.gloro import GloRo, PairwiseLipschitz, radius_per_class, run_certified
 from atoll.data.base import sample
 from atoll.errors import InputError
 from atoll.models.base import Classifier
-from atoll.modules import evaluation_mode
 from atoll.training.methods.base import Method
 
 if TYPE_CHECKING:
@@ -73,9 +72,7 @@ def threatening(certifier: GloRo, x: Tensor) -> Tensor:
     >>> threatening(GloRo(model, constants), torch.zeros(1, 1))  # its logit is lower, but changes faster
     tensor([2])
     """
-    x = x.to(next(certifier.model.parameters()))
-    with evaluation_mode(certifier.model):
-        logits = certifier.model(x)
+    x, logits = run_certified(certifier.model, x)
     size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
     return radius_per_class(logits, size, certifier.constants).argmin(1)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.certify.bounds import UNIT_ROUNDOFF, Bound, Precision, gamma
-from atoll.certify.certificate import Certificate
+from atoll.certify.certificate import Certificate, rounded_inputs
 from atoll.certify.lipschitz import OnLayer, captured, check_arithmetic, propagate
 from atoll.certify.norms import BUDGET
 from atoll.certify.polyhedra import distance_bounds
@@ -25,6 +25,7 @@ from atoll.threat import Bounds
 
 CHUNK = 2**22  # numbers that are looked at together
 OWN = 4  # own centroids, from the nearest on, that a bisecting plane is drawn for
+LARGEST_NORM = 1e3  # of inputs without bounds, for the guarantees of an eta-layer
 REFINED_OWN = 24  # the same when all planes are used together,
 REFINED_OTHER = 8  # for this many other centroids at a time
 
@@ -157,9 +158,9 @@ class NearestCentroid:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Certificate:
-        x = x.to(self.head.centroids.dtype)
+        given, x = x.dtype, x.to(self.head.centroids.dtype)
         z, logits = self._run(x)
-        size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+        size = (1 + 1e-10) * torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
         error = 2 * (self.encoder.relative * size + self.encoder.absolute)
         gain = self.encoder.lipschitz + self.encoder.relative
         prediction = logits.argmax(1)
@@ -171,7 +172,8 @@ class NearestCentroid:
         room = (self._largest_size() - size).clamp_min(0)
         safe = logits.isfinite().all(1) & (room > 0) & self._accepted(logits)
         function = self.model.digest if isinstance(self.model, CapturedModel) else ""
-        return Certificate(prediction, torch.where(safe & (radius > 0), torch.minimum(radius, room), 0.0), function)
+        radius = torch.where(safe & (radius > 0), torch.minimum(radius, room), 0.0)
+        return Certificate(prediction, rounded_inputs(radius, size, given, x.dtype), function)
 
     def _largest_size(self) -> float:
         """Inputs up to this norm overflow neither in the encoder nor in the squares of the head."""
@@ -251,7 +253,8 @@ class NearestCentroid:
 
         Thesis, Theorem 8, corrected: accepted as y, the nearest centroid of any other class y' is further away than
         that of y by at least :math:`\eta (d_1 + d_2) \ge \eta\, d_{\min}`; accepted as y', it is the other way round;
-        and a step of r changes the difference by at most 2 L r.  Rounding: see ``_margin``.
+        and a step of r changes the difference by at most 2 L r.  Rounding: see ``_margin``.  Without bounds, inputs
+        up to an l2 norm of ``LARGEST_NORM`` are valid.
         """
         margin, _, error = self._margin()
         return max(0.0, margin - 2 * error) / self._feature_lipschitz() * (1 - 1e-12)
@@ -279,7 +282,7 @@ class NearestCentroid:
         :math:`d_1 = (D^2 + F) / (D + \sqrt{\kappa^2 D^2 + (\kappa^2 - 1) F})`, and is then :math:`D - 2 d_1`.
         """
         distance, eta = self.separation * (1 - 1e-12), self.eta.eta
-        if self._valid_size() == math.inf or eta >= 1 or not distance > 0:
+        if eta >= 1 or not distance > 0:
             return 0.0, 0.0, 0.0
         encoder, size = self.encoder, self._valid_size()
         error = (encoder.relative * size + encoder.absolute) * self.head.lipschitz
@@ -291,9 +294,9 @@ class NearestCentroid:
         return distance - 2 * nearest, 2 * square / distance, error
 
     def _valid_size(self) -> float:
-        """The largest norm of a valid input; infinity without bounds."""
+        """The largest norm of a valid input; without bounds, of the inputs that the guarantees are about."""
         bounds = self.bounds
-        return math.inf if bounds is None else max(map(abs, bounds)) * math.sqrt(self.input_size)
+        return LARGEST_NORM if bounds is None else max(map(abs, bounds)) * math.sqrt(self.input_size)
 
     def _square_error(self, size: float) -> float:
         """How far a computed squared distance to the nearest centroid may be off, for features of a norm."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from atoll.certify.propagation import LayerBound
@@ -21,7 +22,6 @@ class Certificate:
         radius: float64; 0 if nothing is proven.
         function: digest of the captured graph that this is proven of, "" if it is not a proof.
 
-    >>> import torch
     >>> certificate = Certificate(torch.tensor([3, 7]), torch.tensor([0.5, 0.1], dtype=torch.float64))
     >>> certificate.answer(0.2)
     tensor([ 3, -1])
@@ -38,6 +38,21 @@ class Certificate:
     def answer(self, eps: float | Tensor) -> Tensor:
         """The prediction, or -1 if the classifier abstains because nothing is proven within eps."""
         return self.prediction.where(self.holds(eps), -1)
+
+
+def rounded_inputs(radius: Tensor, size: Tensor, given: torch.dtype, dtype: torch.dtype) -> Tensor:
+    """The radius for inputs that are rounded to the precision of the network first, which moves both ends.
+
+    Args:
+        radius: between rounded inputs.
+        size: l2 norm of each input.
+        given: precision of the inputs.
+        dtype: precision of the network.
+    """
+    if torch.finfo(given).eps >= torch.finfo(dtype).eps:
+        return radius
+    unit = torch.finfo(dtype).eps / 2
+    return ((radius - 2.01 * unit * size) / (1 + 2 * unit)).clamp_min(0) * (1 - 1e-12)
 
 
 Certifier = Callable[[Tensor], Certificate]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.certify.bounds import Error, Shape, Value
-from atoll.certify.certificate import Certificate
+from atoll.certify.certificate import Certificate, rounded_inputs
 from atoll.certify.linear import Dense
 from atoll.certify.lipschitz import OnLayer, captured, check_arithmetic, propagate
 from atoll.certify.norms import BUDGET
@@ -126,10 +126,12 @@ class GloRo:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Certificate:
+        given = x.dtype
         x, logits = run_certified(self.model, x)
-        size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+        size = (1 + 1e-10) * torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
         function = self.model.digest if isinstance(self.model, CapturedModel) else ""
-        return Certificate(logits.argmax(1), radius(logits, size, self.constants, self.largest_input), function)
+        radii = rounded_inputs(radius(logits, size, self.constants, self.largest_input), size, given, x.dtype)
+        return Certificate(logits.argmax(1), radii, function)
 
 
 def run_certified(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +143,7 @@ def run_certified(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         check_arithmetic(model)
         model.check_unchanged()
         x = x.to(model.dtype)
-        return x, model.forward(x)
+        return x, model(x)
     x = x.to(next(model.parameters()).dtype)
     with evaluation_mode(model):
         return x, model(x)

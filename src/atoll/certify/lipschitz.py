@@ -73,7 +73,8 @@ def captured(model: nn.Module, shape: Shape | None = None) -> CapturedModel:
         raise InputError(f"shape: expected the shape of one input, because {type(model).__name__} has no input_shape")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise InputError("certificates are for float32 and float64: certify outside of torch.autocast")
-    dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
+    tensors = (t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point())
+    dtype = next(tensors, torch.get_default_dtype())
     return capture(model, tuple(shape), dtype=dtype)
 
 

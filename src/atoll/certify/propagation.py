@@ -214,6 +214,7 @@ class Propagation:
         self.largest_input = math.inf
         self._results: dict[fx.Node, Any] = {}
         self._bases: dict[int, tuple[Value, Base]] = {}  # by identity; the value is there to stay alive
+        self._anchors: dict[int, Value] = {}
         self._rows: dict[int, Tensor] = {}  # constants that depend on the batch size, by identity
         self._batch: Any = None
         self._input = Base(Bound(), "x")
@@ -271,6 +272,9 @@ class Propagation:
             return rule(call)
         except (Refusal, InputError) as error:
             raise self._refusal(node, str(error)) from None
+        except Exception as error:  # shapes or values that no rule expects
+            message = next(iter(str(error).splitlines()), type(error).__name__)
+            raise self._refusal(node, f"its rule failed: {message}") from error
 
     def _constant(self, call: Call) -> Tensor:
         """A tensor made from the batch size, such as zeros to append; it must be the same for every point."""
@@ -362,7 +366,9 @@ class Propagation:
 
     def anchor(self, value: Value) -> Value:
         """The same value as its own base."""
-        return replace(value, base=self.base(value), relation=Selection(), local=Error())
+        if id(value) not in self._anchors:
+            self._anchors[id(value)] = replace(value, base=self.base(value), relation=Selection(), local=Error())
+        return self._anchors[id(value)]
 
     def gain(self, value: Value) -> float:
         """The Lipschitz constant of a value's relation to its base."""

@@ -322,7 +322,8 @@ def _check_dims(call: Call, name: str) -> None:
     if kind == "roll" and not flat:
         raise Refusal("it mixes the points of a batch")
     if kind == "slice" and flat == [0]:
-        if call["start"] not in (None, 0) or call["step"] != 1 or (call["end"] is not None and call["end"] < 2**62):
+        start, end = call["start"], call["end"]
+        if start not in (None, 0) or call["step"] != 1 or not (end is None or (isinstance(end, int) and end >= 2**62)):
             raise Refusal("it mixes the points of a batch")
         return
     _keep_batch(call, flat, name)

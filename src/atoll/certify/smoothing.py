@@ -91,13 +91,13 @@ class Smoothed:
         prediction = torch.full((len(x),), ABSTAIN, device=x.device)
         for row, point in enumerate(x):
             (first, second), classes = self.counts(point, self.n, "predict").topk(2)
-            if binomtest(int(first), int(first + second), 0.5).pvalue <= self.alpha:
+            if first > 0 and binomtest(int(first), int(first + second), 0.5).pvalue <= self.alpha:
                 prediction[row] = classes[0]
         return prediction
 
     @torch.no_grad()
     def counts(self, point: Tensor, n: int, purpose: str) -> Tensor:
-        """How often each class was predicted in n draws, for one input."""
+        """How often each class was predicted in n draws, for one input; logits with NaN count for no class."""
         point = point.to(next(self.model.parameters(), point))
         names = (self.seed, "smoothing", purpose, content_hash(point))
         total = torch.zeros((), dtype=torch.int64, device=point.device)
@@ -105,7 +105,7 @@ class Smoothed:
             for draws in torch.split(torch.arange(n, device=point.device), self.batch_size):
                 noise = PointRNG(*names, index=draws).normal(*point.shape, dtype=point.dtype)
                 logits = self.model(noise.mul_(self.sigma).add_(point))
-                total = total + torch.bincount(logits.argmax(1), minlength=logits.shape[1])
+                total = total + torch.bincount(logits.argmax(1)[~logits.isnan().any(1)], minlength=logits.shape[1])
         return total
 
 

@@ -15,6 +15,7 @@ VERBS = {
     "train": "train a recipe",
     "attack": "measure robust accuracy",
     "certify": "prove robustness",
+    "check": "check proof files of certify, independently",
     "export": "write certified models as ONNX files",
     "curvature": "measure flatness, layer by layer",
     "explain": "show what models look at, and whether that is faithful",
@@ -33,6 +34,7 @@ Train, attack, certify and explain adversarially robust image classifiers.
   atoll train --resume --out runs/digits-at    resume a run that was stopped or killed
   atoll attack runs/digits-at                  measure robust accuracy of the best checkpoint
   atoll certify runs/digits-gloro              prove radii within which predictions cannot change
+  atoll check proof.safetensors                prove the certificates of a file again, independently
   atoll export runs/digits-gloro -o net.onnx   write the certified model for other programs
   atoll curvature runs/digits-at               measure flatness, layer by layer
   atoll explain runs/digits-at                 show what the model looks at

@@ -3,6 +3,7 @@
 atoll certify runs/digits-gloro
 atoll certify runs/mnist-gloro --eps 0.3,1.58 --points 1000
 atoll certify runs/mnist-gloro --no-attack
+atoll certify runs/mnist-gloro --proof mnist.safetensors
 atoll certify runs/mnist-centroid --eta 0.1 --reject noise --reject FashionMNIST
 atoll certify runs/digits-smoothing --smooth 0.25 --samples 10000
 
@@ -14,6 +15,8 @@ Gaussian noise.  Each of these certificates is false with probability alpha at m
 For a Centroid Net the command also reports the radii that hold for all inputs, the share of points that the eta layer
 accepts, and prototypes of the first points.
 
+--proof writes the certificates with their witnesses to a file that `atoll check` proves again.
+
 --reject reports how much of other data is rejected: inputs for which nothing is certified at eps.
 
 Results are stored in RUN/results.  Rerun the same command to resume.
@@ -21,12 +24,16 @@ Results are stored in RUN/results.  Rerun the same command to resume.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
-from functools import partial
+from pathlib import Path
 
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.cli.measure import add_flags, run_measurement
-from atoll.cli.output import percent_interval, print_lines, print_table
+from atoll.cli.output import error_console, percent_interval, print_lines, print_table
+from atoll.distributed import is_main
+from atoll.errors import InputError
+from atoll.runs.run import open_run
 
 
 def show(results: Mapping[str, CertifyResult]) -> None:
@@ -74,5 +81,20 @@ def _lines(result: CertifyResult) -> list[str]:
     return [*lines, f"certificates and results: {result.folder}"]
 
 
-arguments = partial(add_flags, settings=CertifySettings)
-run = partial(run_measurement, settings=CertifySettings, show=show)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, CertifySettings)
+    parser.add_argument("--proof", type=Path, metavar="FILE", help="write a proof file for `atoll check`")
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.proof is not None and len(options.runs) > 1:
+        raise InputError(f"--proof: expected one run, got {len(options.runs)}")
+    results = run_measurement(options, CertifySettings, show)
+    if options.proof is not None and is_main():
+        (result,) = results.values()
+        proof = open_run(options.runs[0], trust=options.trust).write_proof(options.proof, result)
+        error_console.print(
+            f"{proof.path}: {proof.claims:,} claims of {proof.points:,} points, {proof.bytes:,} bytes",
+            markup=False,
+            soft_wrap=True,
+        )

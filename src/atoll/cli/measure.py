@@ -70,8 +70,8 @@ def settings_from(options: argparse.Namespace, settings: type[Settings], **more:
 
 def run_measurement(
     options: argparse.Namespace, settings: type[Settings], show: Callable[[dict[str, Any]], None], **more: Any
-) -> None:
-    """Measure every run, print the results."""
+) -> dict[str, Any]:
+    """Measure every run, print the results, and return them by run."""
     question = settings_from(options, settings, **more)
     checkpoint = parse_checkpoint(options.checkpoint)
     runs = {str(folder): open_run(folder, trust=options.trust) for folder in options.runs}  # all, before any work
@@ -97,6 +97,7 @@ def run_measurement(
             print_json({name: {**result.to_json(), "folder": str(result.folder)} for name, result in results.items()})
         else:
             show(results)
+    return results
 
 
 def parse_checkpoint(word: str) -> Which:

@@ -65,6 +65,8 @@ def capture(module: nn.Module, shape: tuple[int, ...], *, dtype: torch.dtype = t
     """
     if not isinstance(module, nn.Module):
         raise InputError(f"module: expected an nn.Module, got {type(module).__name__}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError("cannot capture the model: it is a TorchScript module; use the original module")
     if not dtype.is_floating_point:
         raise InputError(f"dtype: expected a floating-point type, got {dtype}")
     with torch.inference_mode(False), _evaluation(module):
@@ -153,8 +155,12 @@ class CapturedModel(nn.Module):
             sizes = ", ".join(["batch", *map(str, self.shape)])
             raise InputError(f"x: expected shape ({sizes}) and {self.dtype}, got {tuple(x.shape)} and {x.dtype}")
         with torch.autocast(x.device.type, enabled=False):  # casts at capture are in the graph; others would change it
-            logits: Tensor = self.graph_module.forward(x)  # without hooks
+            logits: Tensor = self.graph_module.forward(x.contiguous())  # strides of inputs do not matter
             return logits
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The graph alone runs: neither hooks nor a ``forward`` of this instance."""
+        return CapturedModel.forward(self, x)
 
     def check_unchanged(self) -> None:
         """Raise an InputError if a constant was replaced or changed in place since the capture."""
@@ -169,8 +175,8 @@ class CapturedModel(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._captured_state = self._state()
 
-    def _state(self) -> list[tuple[str, int, int]]:
-        return [(name, id(b), b._version) for name, b in self.named_buffers()]
+    def _state(self) -> list[tuple[str, int, int, int]]:
+        return [(name, id(b), b._version, b.data_ptr()) for name, b in self.named_buffers()]
 
     def with_value(self, node: fx.Node) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """The generated code that returns the value of a node and the logits, with the same constants."""
@@ -182,7 +188,7 @@ class CapturedModel(nn.Module):
 
         def run(x: Tensor) -> tuple[Tensor, Tensor]:
             with torch.autocast(x.device.type, enabled=False):
-                outputs: tuple[Tensor, Tensor] = module.forward(x)
+                outputs: tuple[Tensor, Tensor] = module.forward(x.contiguous())
                 return outputs
 
         return run

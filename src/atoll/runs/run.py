@@ -13,6 +13,7 @@ In it::
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
@@ -23,12 +24,15 @@ from typing import Any, Literal
 
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.certify import certifier_for
+from atoll.certify.certificate import Certificate
 from atoll.certify.export import Exported, export
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.certify.norms import BUDGET
+from atoll.certify.proof_file import ProofFile, write_proof
 from atoll.certify.propagation import LayerBound
 from atoll.config import build_part
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
@@ -285,6 +289,24 @@ class Run:
         model = self.model(checkpoint, weights).double()
         certifier = certifier_for(model, budget=budget, on_layer=on_layer, eta=eta)
         return export(certifier, to_float(split.fetch(torch.arange(len(split)))), Path(path), eps=radius)
+
+    def write_proof(self, path: Path, result: CertifyResult) -> ProofFile:
+        """Write the certificates of a result, with their witnesses, to a file that ``atoll.checker`` proves again.
+
+        Args:
+            path: the file.
+            result: of ``certify``, stored in this run.
+        """
+        settings, origin = result.settings, result.subject.origin
+        if result.is_probabilistic or result.folder is None or origin.step is None:
+            raise InputError("proof: expected the stored result of a run, with proofs instead of randomized smoothing")
+        subject = self.subject(origin.step, origin.weights)
+        model = copy.deepcopy(subject.model).to(getattr(torch, settings.precision or "float64"))
+        certifier: Any = certifier_for(model, budget=settings.budget, radii=settings.radii, eta=settings.eta)
+        stored = load_file(result.folder / "certificates.safetensors")
+        split = select(subject.data, settings.split, settings.points)
+        x = to_float(split.fetch(torch.arange(len(split))))
+        return write_proof(Path(path), certifier, x, Certificate(stored["prediction"], stored["radius"]))
 
     def results(self, kind: str | None = None) -> list[Result]:
         """Everything that was measured of this run, oldest first; ``stale`` says why a result is out of date."""
