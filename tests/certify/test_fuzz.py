@@ -6,9 +6,9 @@ import functools
 from dataclasses import dataclass
 
 import pytest
-from atoll.certify.rules import RULES
 
 from atoll.certify import GloRo, NearestCentroid
+from atoll.certify.rules import RULES
 from atoll.graph import capture
 from certify.break_certificates import Refusal, attempt, find_breaks, in_double, largest_slopes, points
 from certify.random_graphs import random_centroid_net, random_net
@@ -63,7 +63,7 @@ def test_certificates_hold(chunk):
 def examine_centroids(seed: int) -> Outcome:
     """Certify and attack the Centroid Net of a seed."""
     net = random_centroid_net(seed)
-    certifier = attempt(lambda: NearestCentroid.proven(net, radii=(0.1, 1.0), eta=(seed % 3) / 4))
+    certifier = attempt(lambda: NearestCentroid.proven(net, radii=(0.1, 1.0), eta=(seed % 3) / 50))
     if isinstance(certifier, Refusal):
         return Outcome(refusal=certifier.message)
     x = points(certifier.model, net.input_shape, net.head.centroids.dtype, seed)
