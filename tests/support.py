@@ -26,6 +26,7 @@ from atoll.losses import (
     GloRoCE,
     GloRoTRADES,
     LipschitzMargin,
+    LogitAnnealing,
     Loss,
     Outputs,
     Standard,
@@ -53,6 +54,8 @@ from atoll.training.trainer import Trainer, TrainerSettings
 
 # A new loss or method joins every test of the trainer (resume, processes, accumulation) by one line.
 LOSSES = {"standard": Standard, "at": AT, "trades": TRADES, "alp": ALP, "mart": MART}
+# Losses of clean logits for networks with a known Lipschitz constant.
+ANNEALED = {"logit-annealing": lambda: LogitAnnealing(offset=0.5, beta=2.0)}
 # Losses of logits and Lipschitz constants; they have no attack and no curvature in logit space alone.
 CERTIFIED = {
     "gloro-ce": GloRoCE,
@@ -141,8 +144,8 @@ def tiny_trainer(
     return Trainer(
         model,
         data,
-        (LOSSES | CERTIFIED | CENTROID)[loss](),
-        ThreatModel("l2" if loss in CERTIFIED | CENTROID else "linf", 0.1),
+        (LOSSES | ANNEALED | CERTIFIED | CENTROID)[loss](),
+        ThreatModel("l2" if loss in ANNEALED | CERTIFIED | CENTROID else "linf", 0.1),
         attack=lambda threat, objective: PGD(threat, objective, steps=3),
         methods=[EpsRamp() if name == "eps-ramp" else METHODS[name]() for name in methods],
         optimizer=optimizer or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
@@ -194,6 +197,13 @@ def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor
 
     With ``stop`` the clean prediction is constant where it is compared with the adversarial one.
     """
+    if isinstance(loss, LogitAnnealing):
+        t = loss.terms["ce"][1]
+        rows = (
+            (f - t.offset * torch.eye(len(f), dtype=f.dtype)[k]).div(t.temperature) for f, k in zip(g, y, strict=True)
+        )
+        p_y = torch.stack([row.exp()[k] / row.exp().sum() for row, k in zip(rows, y, strict=True)])
+        return -t.temperature * (1 - p_y) ** t.beta * p_y.log()
     p, q = g.softmax(1), g_adv.softmax(1)
     p_y, q_y = p.gather(1, y[:, None])[:, 0], q.gather(1, y[:, None])[:, 0]
     if stop:

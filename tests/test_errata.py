@@ -444,7 +444,7 @@ def test_size_classes_of_table_5_1():
 
 def two_centroids(eta):
     """One centroid for each of two classes, at distance 1 on a line, and its certifier with an eta-layer."""
-    model = CentroidNet((1,), 2, per_class=1, bounds=None).double()
+    model = CentroidNet((1,), 2, per_class=1, bounds=(-0.5, 1.5)).double()
     model.head.centroids.data = torch.tensor([[[0.0]], [[1.0]]], dtype=torch.float64)
     return NearestCentroid.proven(model, eta=eta)
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from atoll.certify import GloRo, broken_certificates
 from atoll.certify.evaluate import CertificateCheck
 from atoll.certify.gloro import PairwiseLipschitz
-from atoll.certify.lipschitz import LayerBound
 from atoll.certify.measure import (
     CentroidGuarantees,
     CertifyResult,
@@ -27,12 +26,13 @@ from atoll.certify.measure import (
     Rejection,
     Verified,
 )
+from atoll.certify.propagation import LayerBound
 from atoll.certify.smoothing import Smoothed
 from atoll.cli import main
 from atoll.config import from_plain
 from atoll.errors import InputError, UnsoundError
 from atoll.measure import Environment, load_result, measure, save_result
-from atoll.models import MLP, PreActResNet, SmallConvNet
+from atoll.models import MLP, SmallConvNet, ViT
 from atoll.runs.run import open_run
 from atoll.stats import Accuracy
 from atoll.subject import Origin, Subject, SubjectRecord
@@ -231,8 +231,8 @@ def test_precision_is_that_of_the_certified_network():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: torch.nn.Sequential(MLP((1, 8, 8), 3)), "Sequential cannot be certified: expected a Classifier"),
-        (lambda: PreActResNet((1, 8, 8), 3, width=2), r"body.1 \(PreActBlock\) cannot be certified: no Lipschitz"),
+        (lambda: ViT((1, 8, 8), 3, patch_size=4, width=8, depth=1, heads=2), "native_layer_norm cannot be certified"),
+        (lambda: torch.nn.Sequential(MLP((1, 8, 8), 3), torch.nn.Softmax(1)), "_softmax cannot be certified"),
     ],
 )
 def test_models_that_cannot_be_certified_are_refused(model, message):
@@ -350,9 +350,11 @@ def test_command_and_python_store_the_same_files(gloro_run, tmp_path, capsys):
 def test_a_false_certificate_leaves_the_point_and_no_result(gloro_run, tmp_path, monkeypatch):
     proven, here, question = GloRo.proven, gloro_run.subject(), CertifySettings(points=10, check=5, attacks="FGSM")
 
-    def wrong(model, **options):
-        certifier = proven(model, **options)
-        return GloRo(model, PairwiseLipschitz.estimated(0.1 * certifier.constants.lipschitz), certifier.layers)
+    def wrong(*arguments, **options):
+        certifier = proven(*arguments, **options)
+        return GloRo(
+            certifier.model, PairwiseLipschitz.estimated(0.1 * certifier.constants.lipschitz), certifier.layers
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(GloRo, "proven", staticmethod(wrong))

@@ -12,7 +12,7 @@ from atoll.certify import GloRo, NearestCentroid
 from atoll.certify.gloro import PairwiseLipschitz
 from atoll.certify.measure import CertifyResult
 from atoll.cli import main
-from atoll.models import PreActResNet
+from atoll.models import ViT
 from atoll.runs import run as run_module
 from atoll.runs.run import open_run
 from atoll.runs.train import train
@@ -77,9 +77,11 @@ def test_the_test_of_training_is_the_result_of_the_command(gloro_run, capsys):
 def test_a_false_certificate_fails_the_command(gloro_run, capsys, monkeypatch):
     proven = GloRo.proven
 
-    def wrong(model, **options):
-        certifier = proven(model, **options)
-        return GloRo(model, PairwiseLipschitz.estimated(0.1 * certifier.constants.lipschitz), certifier.layers)
+    def wrong(*arguments, **options):
+        certifier = proven(*arguments, **options)
+        return GloRo(
+            certifier.model, PairwiseLipschitz.estimated(0.1 * certifier.constants.lipschitz), certifier.layers
+        )
 
     monkeypatch.setattr(GloRo, "proven", staticmethod(wrong))
     assert "a certificate is false" in refuse(capsys, gloro_run.folder, "--points", "39", "--check", "10")
@@ -181,9 +183,11 @@ def test_wrong_arguments_are_refused(gloro_run, capsys, words, message):
 def test_models_that_cannot_be_certified_are_refused(trained, capsys, monkeypatch):
     assert "was trained against linf; give an l2 radius" in refuse(capsys, trained)
     # As if it had been trained, which takes longer.
-    monkeypatch.setattr(run_module, "model_from", lambda *_, **__: PreActResNet((1, 8, 8), 10, width=2).eval())
+    monkeypatch.setattr(
+        run_module, "model_from", lambda *_, **__: ViT((1, 8, 8), 10, patch_size=4, width=8, depth=1, heads=2).eval()
+    )
     error = refuse(capsys, trained, "--eps", "0.1")
-    assert "body.1 (PreActBlock) cannot be certified: no Lipschitz" in error
+    assert "native_layer_norm cannot be certified: it has no certification rule" in error
 
 
 def test_a_centroid_net_is_certified_with_its_polyhedra_at_the_radii_of_the_settings(centroid_run, capsys):

@@ -2,11 +2,15 @@
 
 import json
 
+import torch
+from torch import nn
+
+from atoll.certify import NearestCentroid
 from atoll.certify.export import Exported
 from atoll.cli import main
-from atoll.models import PreActResNet
+from atoll.models import MLP, CentroidNet
 from atoll.runs import run as run_module
-from atoll.runs.run import Run
+from atoll.runs.run import Run, open_run
 
 
 def export(capsys, folder, file, *words):
@@ -50,12 +54,40 @@ def test_wrong_arguments_are_refused_before_any_work(gloro_run, tmp_path, capsys
     assert not list(tmp_path.iterdir())
 
 
-def test_models_that_cannot_be_exported_are_refused(trained, tmp_path, capsys, monkeypatch):
+def softmax_net():
+    """Its softmax has no certification rule."""
+    model = MLP((1, 8, 8), 10)
+    model.head = nn.Sequential(model.head, nn.Softmax(1))
+    return model.eval()
+
+
+def test_centroid_nets_are_exported_with_their_eta_layer(trained, tmp_path, capsys, monkeypatch):
+    torch.manual_seed(0)
+    net = CentroidNet((1, 8, 8), 10, per_class=2).eval()
+    net.head.centroids.data.uniform_()
+    monkeypatch.setattr(run_module, "model_from", lambda *_, **__: net)  # as if it had been trained
+    abstained = []
+    for eta in ("0", "0.02"):
+        words = ("--eps", "0.01", "--eta", eta, "--points", "100", "--json")
+        status, out = export(capsys, trained, tmp_path / "model.onnx", *words)
+        assert status == 0
+        abstained.append(json.loads(out)["abstained"])
+    certifier = NearestCentroid.proven(net.double(), eta=0.02)
+    x, _ = open_run(trained).data.tensors("test", 100)
+    assert abstained[0] < abstained[1] == int((certifier(x).radius < 0.01).sum()) < 100
+
+
+def test_models_that_cannot_be_exported_are_refused(trained, gloro_run, tmp_path, capsys, monkeypatch):
     status, out = export(capsys, trained, tmp_path / "model.onnx")
     assert status == 1
     assert "eps: the model was trained against linf; give an l2 radius" in out
+    status, out = export(capsys, gloro_run.folder, tmp_path / "model.onnx", "--eta", "0.1")
+    assert status == 1
+    assert "eta: expected a CentroidNet, got SmallConvNet" in out
     # As if it had been trained, which takes longer.
-    monkeypatch.setattr(run_module, "model_from", lambda *_, **__: PreActResNet((1, 8, 8), 10, width=2).eval())
+    monkeypatch.setattr(run_module, "model_from", lambda *_, **__: softmax_net())
     status, out = export(capsys, trained, tmp_path / "model.onnx", "--eps", "0.1")
     assert status == 1
-    assert "body.1 (PreActBlock) cannot be certified" in out
+    assert "_softmax" in out
+    assert "no certification rule" in out
+    assert not list(tmp_path.iterdir())

@@ -90,6 +90,14 @@ def weight_norm() -> nn.Module:
     return nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
 
 
+def cayley() -> nn.Module:
+    def forward(net: Apply, x: Tensor) -> Tensor:
+        identity, weight = torch.eye(3), net.linear.weight[:, :3]
+        return x[:, :3] @ torch.linalg.inv_ex(identity + weight - weight.T).inverse
+
+    return Apply(forward)
+
+
 def cancel() -> nn.Module:
     net = nn.Sequential(nn.Linear(4, 3))
     parametrize.register_parametrization(net[0], "weight", Cancel())
@@ -128,8 +136,8 @@ def plain_tensor() -> nn.Module:
 
 
 ODD_NETS = [
-    shared, hooked, pre_hooked, overridden, conv_forward, weight_norm, cancel, old_spectral_norm, autocast,
-    writes_slices, straight_through, plain_tensor,
+    shared, hooked, pre_hooked, overridden, conv_forward, weight_norm, cayley, cancel, old_spectral_norm,
+    autocast, writes_slices, straight_through, plain_tensor,
 ]  # fmt: skip
 ACTIVATIONS = [nn.ReLU, nn.GELU, nn.Softplus, nn.SiLU, nn.Tanh, nn.ELU, nn.Mish, lambda: nn.LeakyReLU(0.2), nn.Sigmoid]
 

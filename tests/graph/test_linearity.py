@@ -149,7 +149,8 @@ def test_which_models_are_piecewise_linear(case):
     reasons = nonlinear_parameters(model, tuple(case.images().shape[1:]))
     if case.name in smooth:
         assert smooth[case.name] in {reason.partition(" ")[0] for reason in reasons.values()}
-    elif case.name.startswith(("hybrid", "liresnet", "resnet", "centroid")):  # standardized weights, norms, distances
+    elif case.name.startswith(("hybrid", "liresnet", "resnet", "centroid", "orthogonal")) or "householder" in case.name:
+        # standardized weights, norms, distances, Cayley transforms, angles
         assert reasons
     else:
         assert not reasons

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from atoll.certify.power import LipschitzEstimator
 from atoll.errors import InputError, TrainingError
 from atoll.losses import EMMA, Abstention, GloRoCE, GloRoTRADES, Outputs
-from atoll.models import MLP, PreActResNet
+from atoll.models import MLP, ViT
 from atoll.runs.train import train
 from atoll.threat import ThreatModel
 from atoll.training.methods import EpsRamp
@@ -145,8 +145,8 @@ def test_what_does_not_go_together_is_refused():
     data = TinyData(validation=1 / 6)
     with pytest.raises(InputError, match=r"threat\.norm: GloRoCE certifies l2, got linf"):
         Trainer(MLP((1, 8, 8), 3), data, GloRoCE(), ThreatModel("linf", 0.1))
-    with pytest.raises(InputError, match=r"body.1 \(PreActBlock\) cannot be trained"):
-        Trainer(PreActResNet((1, 8, 8), 3, width=2), data, EMMA(), ThreatModel("l2", 0.1))
+    with pytest.raises(InputError, match="cannot be trained with a Lipschitz bound"):
+        Trainer(ViT((1, 8, 8), 3, patch_size=4, width=8, depth=1, heads=2), data, EMMA(), ThreatModel("l2", 0.1))
     with pytest.raises(InputError, match="expected a Classifier"):
         Trainer(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)), data, EMMA(), ThreatModel("l2", 0.1))
     with pytest.raises(InputError, match="lambda_t: expected at least 0"):

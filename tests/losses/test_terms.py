@@ -18,10 +18,12 @@ from atoll.losses import (
     TRADES,
     AbstainCrossEntropy,
     Abstention,
+    AnnealedCrossEntropy,
     CrossEntropy,
     DynamicMargin,
     FixedMargin,
     GlobalMargin,
+    LogitAnnealing,
     Loss,
     Margin,
     Outputs,
@@ -43,6 +45,8 @@ LOSSES = {
     "alp-stopped": ALP(stop_clean_gradient=True),
     "mart": MART(lambda_m=5.0),
     "mart-stopped": MART(stop_clean_gradient=True),
+    "logit-annealing": LogitAnnealing(),
+    "logit-annealing-cross-entropy": LogitAnnealing(temperature=2.0, offset=0.0, beta=0.0),
 }
 TERMS = {
     "ce-clean": CrossEntropy("clean"),
@@ -54,6 +58,7 @@ TERMS = {
     "margin": Margin(),
     "wkl": WeightedKL(),
     "wkl-stopped": WeightedKL(stop_clean_gradient=True),
+    "annealed-ce": AnnealedCrossEntropy(temperature=0.5, offset=1.0, beta=3.0),
 }
 
 shapes = st.tuples(st.integers(1, 4), st.integers(2, 7), st.floats(0.1, 6.0), st.integers(0, 10**6))
@@ -137,6 +142,11 @@ def abstain(g):
     return max(other + 1 for k, other in enumerate(g) if k != g.index(max(g)))
 
 
+def annealed(g, y):
+    p = softmax([2 * (f - (k == y)) for k, f in enumerate(g)])[y]
+    return -((1 - p) ** 3) * p.ln() / 2
+
+
 DECIMAL = {
     "ce-clean": lambda g, g_adv, y: -softmax(g)[y].ln(),
     "ce-adversarial": lambda g, g_adv, y: -softmax(g_adv)[y].ln(),
@@ -144,6 +154,7 @@ DECIMAL = {
     "pairing": lambda g, g_adv, y: sum((p - q) ** 2 for p, q in zip(softmax(g), softmax(g_adv), strict=True)),
     "margin": lambda g, g_adv, y: -(1 - max(q for k, q in enumerate(softmax(g_adv)) if k != y)).ln(),
     "wkl": lambda g, g_adv, y: (1 - softmax(g)[y]) * divergence(g, g_adv),
+    "annealed-ce": lambda g, g_adv, y: annealed(g, y),
     "abstain-ce": lambda g, g_adv, y: -softmax([*g, abstain(g)])[y].ln(),
     "abstention": lambda g, g_adv, y: -(1 - softmax([*g, abstain(g)])[-1]).ln(),
     "fixed-margin": lambda g, g_adv, y: -softmax([f + (k != y) for k, f in enumerate(g)])[y].ln(),
@@ -320,6 +331,8 @@ def test_weights_are_checked():
         lambda: TRADES(lambda_t=-1),
         lambda: ALP(lambda_a=math.nan),
         lambda: MART(lambda_m=math.inf),
+        lambda: LogitAnnealing(offset=-1.0),
+        lambda: LogitAnnealing(beta=math.nan),
     ):
         with pytest.raises(InputError, match="expected at least 0"):
             build()

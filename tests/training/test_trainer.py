@@ -15,6 +15,7 @@ from atoll.training.methods import Method
 from atoll.training.observers import JsonLines, Observer, read_records
 from atoll.training.trainer import Trainer, TrainerSettings
 from support import (
+    ANNEALED,
     CENTROID,
     CERTIFIED,
     LOSSES,
@@ -40,7 +41,7 @@ def test_a_step_makes_no_more_passes_than_it_must(loss, passes):
     assert len(count) == passes
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [*LOSSES, *ANNEALED])
 def test_gradient_is_that_of_the_loss_written_by_hand(loss):
     """One step without momentum moves the weights by -lr times the gradient computed here independently."""
     trainer = tiny_trainer(loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
@@ -55,7 +56,7 @@ def test_gradient_is_that_of_the_loss_written_by_hand(loss):
         torch.testing.assert_close((old - new) / 0.1, truth.grad, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", [*LOSSES, *CERTIFIED, *CENTROID])
+@pytest.mark.parametrize("loss", [*LOSSES, *ANNEALED, *CERTIFIED, *CENTROID])
 def test_accumulated_gradients_are_those_of_the_whole_batch(loss):
     whole, parts = tiny_trainer(loss), tiny_trainer(loss, accumulate=4)
     for trainer in (whole, parts):

@@ -10,7 +10,7 @@ from atoll.data import batches, in_order
 from atoll.distributed import all_sum, process_group, rank, world_size
 from atoll.errors import TrainingError
 from atoll.training.methods import Method
-from support import CENTROID, CERTIFIED, LOSSES, METHODS, gloo_threads, tiny_trainer, weights
+from support import ANNEALED, CENTROID, CERTIFIED, LOSSES, METHODS, gloo_threads, tiny_trainer, weights
 
 
 def gradients(loss: str, batch_norm: bool) -> dict[str, torch.Tensor]:
@@ -51,7 +51,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     with process_group():
         results = {}
-        for loss in LOSSES | CERTIFIED | CENTROID:
+        for loss in LOSSES | ANNEALED | CERTIFIED | CENTROID:
             for batch_norm in (False, True):
                 results |= {f"gradient/{loss}/{batch_norm}/{k}": v for k, v in gradients(loss, batch_norm).items()}
         for method in METHODS:

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx
 
-from atoll.certify.certificate import Certificate, Certifier, Proof
-from atoll.certify.gloro import GloRo, PairwiseLipschitz, radius
-from atoll.certify.layers import channel_scale
+from atoll.certify.bounds import UNIT_ROUNDOFF, gamma
+from atoll.certify.centroids import OWN, NearestCentroid
+from atoll.certify.certificate import Certificate, Proof
+from atoll.certify.gloro import GloRo
+from atoll.certify.onnx_forms import write_graph
+from atoll.certify.onnx_writer import Value, Writer
 from atoll.errors import InputError, UnsoundError
 from atoll.files import write_atomic
-from atoll.models.liresnet import LinearResidual
+from atoll.graph import CapturedModel, capture, find_input
 
-TOLERANCE = 1e-9  # how much a radius of the file may differ from the original's, relative
+# Differences that radii of the file and of the certifier may have: relative, and in parts of the largest radius.
+TOLERANCES = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-4, 1e-4)}
+_ROWS = 64  # points that are compared at a time: patches of convolutions take memory
+_DOWN = 1 - 1e-12  # as in `NearestCentroid`
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how it compared with the original."""
+    """What was written, and how it compared with the certifier."""
 
     path: str
     eps: float
@@ -36,194 +39,192 @@ class Exported:
     difference: float  # the largest relative one of a radius
 
 
-class Graph(nn.Module):
-    """A GloRo certifier as one module: inputs in float32 to answers (-1: abstains at eps) and radii, float64 inside.
-
-    >>> from atoll.models import MLP
-    >>> certifier = GloRo.proven(MLP((2,), 2, hidden=()).double())
-    >>> answer, radius = Graph(certifier, eps=0.1)(torch.rand(3, 2))
-    >>> answer.dtype, radius.dtype
-    (torch.int64, torch.float64)
-    """
-
-    eps: Tensor
-    lipschitz: Tensor
-    relative: Tensor
-    absolute: Tensor
-
-    def __init__(self, certifier: GloRo, eps: float) -> None:
-        super().__init__()
-        self.model = exact_in_onnx(copy.deepcopy(certifier.model).cpu().eval())
-        # A tensor: ONNX keeps plain numbers in float32.
-        self.register_buffer("eps", torch.tensor(eps, dtype=torch.float64))
-        for name, value in vars(certifier.constants).items():
-            self.register_buffer(name, value.cpu())
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = x.double()
-        logits = self.model(x)
-        size = torch.linalg.vector_norm(x.flatten(1), dim=1)
-        constants = PairwiseLipschitz(self.lipschitz, self.relative, self.absolute)
-        certificate = Certificate(logits.argmax(1), radius(logits, size, constants))
-        return certificate.answer(self.eps), certificate.radius
-
-
-class MatrixConv(nn.Module):
-    """A convolution as a product of matrices: ONNX Runtime has no convolution in float64.
-
-    Outputs are the same sums of products in another order, and the certificate's account of rounding holds for any.
-
-    >>> conv, x = nn.Conv2d(2, 3, 3, stride=2, padding=1), torch.rand(4, 2, 7, 5)
-    >>> torch.testing.assert_close(MatrixConv(conv)(x), conv(x))
-    """
-
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor) -> Tensor:
-        conv = self.conv
-        kernel, stride = conv.kernel_size, conv.stride
-        assert not isinstance(conv.padding, str)  # certified layers have numbers
-        out = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(x.shape[2:], conv.padding, kernel, stride, strict=True)]
-        patches = F.unfold(x, kernel, padding=conv.padding, stride=stride)
-        y = conv.weight.flatten(1) @ patches
-        if conv.bias is not None:
-            y = y + conv.bias[:, None]
-        return y.view(x.shape[0], -1, *out)  # len(x) would fix the batch size of the file
-
-
-class Affine(nn.Module):
-    """Batch norm in evaluation mode, step by step: ONNX keeps its epsilon in float32, which is another function.
-
-    >>> norm, x = nn.BatchNorm2d(3).double().eval(), torch.rand(4, 3, 2, 2, dtype=torch.float64)
-    >>> torch.testing.assert_close(Affine(norm)(x), norm(x), rtol=1e-14, atol=0)
-    """
-
-    mean: Tensor
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
-        super().__init__()
-        scale = channel_scale(norm)
-        assert scale is not None  # otherwise there is no certificate
-        assert norm.running_mean is not None
-        self.register_buffer("mean", norm.running_mean)
-        self.register_buffer("scale", scale.detach())
-        self.register_buffer("shift", norm.bias.detach() if norm.affine else torch.zeros_like(scale))
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean, scale, shift = (v.view(-1, *[1] * (x.dim() - 2)) for v in (self.mean, self.scale, self.shift))
-        return (x - mean) * scale + shift
-
-
-def _residual(module: LinearResidual) -> nn.Module:
-    """The factor becomes a part of the tensor beside it: ONNX keeps plain numbers in float32."""
-    module.beta.data.mul_(module.scale)
-    module.scale = 1.0
-    return exact_in_onnx(module)
-
-
-# Layers that ONNX or its runtime does not have in float64, and equivalents that they have.
-REPLACEMENTS: dict[type[nn.Module], Callable[..., nn.Module]] = {
-    nn.Conv2d: MatrixConv,
-    nn.BatchNorm1d: Affine,
-    nn.BatchNorm2d: Affine,
-    LinearResidual: _residual,
-}
-
-
-def exact_in_onnx(module: nn.Module) -> nn.Module:
-    """The same network of layers that stay in float64 all the way, in place."""
-    for name, child in module.named_children():
-        layer = REPLACEMENTS[type(child)](child) if type(child) in REPLACEMENTS else exact_in_onnx(child)
-        setattr(module, name, layer)
-    return module
-
-
 def export(certifier: Proof, x: Tensor, path: Path, *, eps: float) -> Exported:
-    """Write a certifier to an ONNX file, which has been compared with the original before it is there.
+    """Write a certifier to an ONNX file, after comparing the file with the certifier.
 
-    The file has an input ``x``, float32 of any batch size, and outputs ``prediction`` (int64; -1 where the radius is
-    below eps) and ``radius`` (float64, l2).  The network and its constants are inside, in float64.
+    The file has an input ``x``, float32 of any batch size, and outputs ``prediction`` (int64; -1 if the radius is below
+    eps) and ``radius`` (float64, l2).  It computes in the precision of the certified model.
 
     Args:
-        certifier: of a model in float64.
+        certifier: a `GloRo` or `NearestCentroid` with proven constants.
         x: inputs to compare on.
         path: of the file.
         eps: radius that a prediction has to be proven for.
+
+    Raises:
+        InputError: an operation has no ONNX form.
+        UnsoundError: the file does not agree with the certifier; nothing is written.
     """
-    if not isinstance(certifier, GloRo):
-        name = type(certifier).__name__
-        raise InputError(f"{name} cannot be exported: expected a certifier from Lipschitz constants")
-    if (dtype := next(certifier.model.parameters()).dtype) != torch.float64:
-        raise InputError(f"model: expected float64 weights to export (model.double()), got {dtype}")
     if not 0 <= eps < math.inf:
         raise InputError(f"eps: expected a finite number >= 0, got {eps}")
     if not len(x):
         raise InputError("x: expected at least one point to compare on, got none")
-    content = to_onnx(Graph(certifier, eps), tuple(x.shape[1:]))
-    abstained, difference = compare(content, certifier, x.float(), eps)
+    content = to_onnx(certifier, eps)
+    abstained, difference = compare(content, with_single_planes(certifier), x.float(), eps)
     write_atomic(path, content)
     return Exported(str(path), eps, len(content), len(x), abstained, difference)
 
 
-def to_onnx(graph: nn.Module, shape: tuple[int, ...]) -> bytes:
-    """A module with one input and two outputs as an ONNX file, for batches of any size."""
+def to_onnx(certifier: Proof, eps: float) -> bytes:
+    """A certifier as an ONNX file: the captured graph, operation by operation, then the radius.
+
+    >>> from atoll.models import MLP
+    >>> content = to_onnx(GloRo.proven(MLP((2,), 2, hidden=()).double()), eps=0.1)
+    >>> prediction, radius = run(content, torch.rand(3, 2))
+    >>> prediction.dtype, radius.dtype
+    (torch.int64, torch.float64)
+    """
+    if not isinstance(certifier, GloRo | NearestCentroid) or not isinstance(certifier.model, CapturedModel):
+        raise InputError(
+            f"{type(certifier).__name__} cannot be exported: expected GloRo.proven or NearestCentroid.proven"
+        )
     _expect_onnx()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of PyTorch about itself
-            program = torch.onnx.export(
-                graph,
-                (torch.zeros(2, *shape),),
-                dynamo=True,
-                verbose=False,
-                input_names=["x"],
-                output_names=["prediction", "radius"],
-                dynamic_shapes={"x": {0: torch.export.Dim("batch")}},
-            )
-    except torch.onnx.OnnxExporterError as error:
-        raise InputError(f"the model cannot be exported: {str(error).splitlines()[0]}") from error
-    assert program is not None
-    content: bytes = program.model_proto.SerializeToString()
-    return content
+    writer, model = Writer(), certifier.model
+    model.check_unchanged()
+    x = writer.input("x", torch.float32, (-1, *model.shape))
+    values = write_graph(model, x.to(model.dtype))
+    logits = _tensor(values[model.graph_module.graph.output_node()]).to(torch.float64)
+    size = x.to(torch.float64).reshape(-1, math.prod(model.shape)).norm([1])
+    if isinstance(certifier, GloRo):
+        largest = certifier.largest_input
+        radius = _gloro_radius(certifier, logits, size)
+    else:
+        largest = certifier._largest_size()
+        z = _tensor(values[_features(certifier)]).to(torch.float64)
+        radius = _centroid_radius(certifier, logits, size, z)
+    room = largest - size
+    radius = radius.minimum(room).where((room > 0) & _all(logits.abs() < math.inf), 0.0)
+    prediction = logits.argmax(1).where((radius > 0) & (radius >= eps), -1)
+    return writer.to_bytes(prediction=prediction.of_shape((-1,)), radius=radius.of_shape((-1,)))
 
 
-def compare(content: bytes, certifier: Certifier, x: Tensor, eps: float) -> tuple[int, float]:
+def _tensor(value: Any) -> Value:
+    assert isinstance(value, Value)  # logits and features are no tuples
+    return value
+
+
+def _all(condition: Value) -> Value:
+    """Whether a condition holds for all elements of a row."""
+    return condition.to(torch.int64).amin([1]).to(torch.bool)
+
+
+def _gloro_radius(certifier: GloRo, logits: Value, size: Value) -> Value:
+    """See `gloro.radius`; inputs without a finite radius may have any."""
+    top, constants = logits.argmax(1), certifier.constants
+    k, a, b = (
+        logits.lift(matrix).index_select(0, top)
+        for matrix in (constants.lipschitz, constants.relative, constants.absolute)
+    )
+    best = logits.gather(1, top.unsqueeze(1))
+    margin = best - logits - 2 * (a * size.unsqueeze(1) + b)
+    ratio = margin / (k + a)
+    ratio = ratio.where((margin > 0) & (ratio > 0), 0.0)
+    own = top.unsqueeze(1).eq(torch.arange(len(constants.lipschitz)))
+    return ratio.lift(math.inf).where(own, ratio).amin([1])
+
+
+# --- Centroid Nets
+
+
+def with_single_planes(certifier: Proof) -> Proof:
+    """The certifier of the radii that a file has: those of a Centroid Net come from single planes."""
+    if isinstance(certifier, NearestCentroid):
+        certifier = copy.copy(certifier)
+        certifier.radii = []
+    return certifier
+
+
+def _features(certifier: NearestCentroid) -> fx.Node:
+    """The node of the graph that the head starts from."""
+    assert isinstance(certifier.model, CapturedModel)
+    head = certifier.head
+    node = find_input(certifier.model, capture(head, (head.centroids.shape[2],), dtype=head.centroids.dtype))
+    assert node is not None  # otherwise there is no certifier
+    return node
+
+
+def _centroid_radius(certifier: NearestCentroid, logits: Value, size: Value, z: Value) -> Value:
+    """See `NearestCentroid`; without ``radii``."""
+    encoder, factor = certifier.encoder, (1 - certifier.eta.eta) / (1 + certifier.eta.eta)
+    distance = _plane_distance(certifier, logits.argmax(1, keepdim=True), z)
+    error = 2 * (encoder.relative * size + encoder.absolute)
+    radius = ((distance - error) / (encoder.lipschitz + encoder.relative)).maximum(0.0) * _DOWN
+    first, second = (logits.topk(2, 1)[0].slice(1, i, i + 1).squeeze([1]) for i in (0, 1))
+    return radius.where(first >= second * factor, 0.0)
+
+
+def _plane_distance(certifier: NearestCentroid, top: Value, z: Value) -> Value:
+    """See `NearestCentroid._planes`: the distance to the nearest region of another class."""
+    c, head = certifier.centroids, certifier.head
+    norms, unit = c.square().sum(1), UNIT_ROUNDOFF[torch.float64]
+    u = z if head.stretch is None else ((z - head.stretch.t) * head.stretch.lipschitz).clamp(0.0, 1.0)
+    squares = (u * u).sum([1], keepdim=True) - 2 * (u @ c.T) + norms
+    mine = top.eq(torch.arange(len(c)) // head.centroids.shape[1])
+    nearest, own = squares.where(mine, math.inf).topk(min(OWN, head.centroids.shape[1]), 1, largest=False)
+    between = z.lift(norms).index_select(0, own).unsqueeze(2) - 2 * (z.lift(c).index_select(0, own) @ c.T) + norms
+    between = (between.maximum(0.0) + 8 * gamma(c.shape[1] + 8, unit) * float(norms.max())).sqrt()
+    slack = _slack(certifier, u.norm([1]))
+    margin = squares.unsqueeze(1) - nearest.unsqueeze(2) - slack.reshape(-1, 1, 1)
+    distance = (margin / (2 * between)).amax([1]) / head.lipschitz
+    return distance.lift(math.inf).where(mine, distance).amin([1])
+
+
+def _slack(certifier: NearestCentroid, size: Value) -> Value:
+    """What rounding may have added to a difference of two squared distances, for stretched features of a norm."""
+    features, precision, unit = certifier.centroids.shape[1], certifier.precision, UNIT_ROUNDOFF[torch.float64]
+    largest, up, root = float(certifier.centroids.norm(dim=1).max()), 1 + 1e-12, math.sqrt(features)
+    farthest = 2 * size + largest
+    if certifier.box is not None:
+        farthest = farthest.maximum(max(map(abs, certifier.box)) * root)
+    rounding = 5 * (gamma(features + 16, precision.unit) + gamma(features + 16, unit)) * up
+    absolute = 32 * (features + 16) * precision.tiny
+    if (stretch := certifier.head.stretch) is not None:
+        absolute += 16 * largest * (precision.unit + unit) * stretch.lipschitz * root * up
+    return (farthest + largest) * (farthest + largest) * rounding + absolute
+
+
+# --- comparison
+
+
+def compare(content: bytes, certifier: Proof, x: Tensor, eps: float) -> tuple[int, float]:
     """How many points the file abstains on, and its largest difference; an error if the two do not agree."""
     prediction, radii = run(content, x)
-    original = certifier(x.to(torch.float64))
+    parts = [certifier(rows) for rows in torch.split(x, _ROWS)]
+    original = Certificate(torch.cat([p.prediction for p in parts]), torch.cat([p.radius for p in parts]))
     answer, truth = original.answer(eps).cpu(), original.radius.cpu()
+    relative, absolute = TOLERANCES[_precision(certifier)]
     positive = truth.isfinite() & (truth > 0)
     # Radii come out of a difference of logits, so tiny ones are less accurate relative to themselves.
-    slack = 1e-3 * TOLERANCE * max(truth[positive].tolist(), default=0.0)
-    if not (torch.equal(prediction, answer) and torch.allclose(radii, truth, rtol=TOLERANCE, atol=slack)):
+    absolute *= max(truth[positive].tolist(), default=0.0)
+    close = (truth - eps).abs() <= relative * eps + absolute  # a certificate at eps that rounding decides
+    same = (prediction == answer) | (close & ((prediction < 0) | (answer < 0)))
+    if not (same.all() and torch.allclose(radii, truth, rtol=relative, atol=absolute)):
         raise UnsoundError(f"the exported file does not agree with the model on {len(x)} points; it was not written")
-    relative = (radii - truth)[positive].abs() / truth[positive]
-    return int((answer < 0).sum()), max(relative.tolist(), default=0.0)
+    differences = (radii - truth)[positive].abs() / truth[positive]
+    return int((prediction < 0).sum()), max(differences.tolist(), default=0.0)
+
+
+def _precision(certifier: Proof) -> torch.dtype:
+    model = certifier.model if isinstance(certifier, GloRo | NearestCentroid) else None
+    return model.dtype if isinstance(model, CapturedModel) else torch.float64
 
 
 def run(content: bytes, x: Tensor) -> tuple[Tensor, Tensor]:
     """What ONNX Runtime makes of a file: prediction and radius."""
     _expect_onnx()
     import onnxruntime
-    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as Missing
 
-    try:
-        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    except Missing as error:
-        operation = str(error).partition("implementation for ")[2].split("(")[0] or "one of its layers"
-        raise InputError(f"the model cannot be exported: ONNX Runtime has no {operation} in float64") from None
-    outputs: list[Any] = session.run(["prediction", "radius"], {"x": x.cpu().numpy()})
-    return torch.from_numpy(outputs[0]), torch.from_numpy(outputs[1])
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    outputs: list[Any] = [
+        session.run(["prediction", "radius"], {"x": rows.cpu().numpy()}) for rows in torch.split(x, _ROWS)
+    ]
+    prediction, radius = (torch.cat([torch.from_numpy(part) for part in parts]) for parts in zip(*outputs, strict=True))
+    return prediction, radius
 
 
 def _expect_onnx() -> None:
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
     except ImportError as error:
         raise InputError(f"export: {error.name} is missing (pip install 'atoll[export]')") from None

@@ -2,9 +2,12 @@
 
 atoll export runs/digits-gloro -o digits.onnx
 atoll export runs/mnist-gloro -o mnist.onnx --eps 1.58
+atoll export runs/mnist-centroid -o mnist.onnx --eta 0.1
 
 The file takes `x` (float32, any batch size, in the range of the data) and returns `prediction`, -1 if the class is not
 certified at eps, and `radius`.  It is compared with the model on test points before it is written.
+
+For Centroid Nets the radius comes from single planes: never larger than that of `atoll certify`, but it can be smaller.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="file, such as model.onnx")
     parser.add_argument("--eps", help="l2 radius below which the file abstains (default: as trained)")
+    parser.add_argument("--eta", type=float, default=0.0, help="parameter of the eta layer of Centroid Nets (0)")
     parser.add_argument("--points", type=int, default=1000, help="test points to compare on (default: 1000)")
     parser.add_argument("--budget", type=float, default=BUDGET, help=f"operations per layer's proof ({BUDGET:g})")
     parser.add_argument("--checkpoint", default="best", help="best, last, or a step (default: best)")
@@ -35,6 +39,7 @@ def run(options: argparse.Namespace) -> None:
         exported = open_run(options.run_folder, trust=options.trust).export(
             options.out,
             eps=options.eps,
+            eta=options.eta,
             points=options.points,
             budget=options.budget,
             checkpoint=parse_checkpoint(options.checkpoint),

@@ -1,5 +1,6 @@
 """Losses of classifiers: standard, adversarial, certified; what attacks maximize."""
 
+from atoll.losses.annealing import AnnealedCrossEntropy, LogitAnnealing
 from atoll.losses.base import LOSSES, LogitCurvature, Loss, Outputs, Term, autograd_curvature, hessian_blocks
 from atoll.losses.centroid import CentroidMargin, PlaneDistance
 from atoll.losses.certified import (
@@ -20,7 +21,8 @@ from atoll.losses.terms import KL, CrossEntropy, Margin, Pairing, WeightedKL
 
 __all__ = [
     "ALP", "AT", "EMMA", "KL", "LOSSES", "MART", "OBJECTIVES", "TRADES", "AbstainCrossEntropy", "Abstention",
-    "CentroidMargin", "CrossEntropy", "DynamicMargin", "FixedMargin", "FixedMarginCE", "GloRoCE", "GloRoTRADES",
-    "GlobalMargin", "LipschitzMargin", "LogitCurvature", "Loss", "Margin", "Objective", "Outputs", "Pairing",
-    "PlaneDistance", "Standard", "Term", "WeightedKL", "autograd_curvature", "hessian_blocks",
+    "AnnealedCrossEntropy", "CentroidMargin", "CrossEntropy", "DynamicMargin", "FixedMargin", "FixedMarginCE",
+    "GloRoCE", "GloRoTRADES", "GlobalMargin", "LipschitzMargin", "LogitAnnealing", "LogitCurvature", "Loss", "Margin",
+    "Objective", "Outputs", "Pairing", "PlaneDistance", "Standard", "Term", "WeightedKL", "autograd_curvature",
+    "hessian_blocks",
 ]  # fmt: skip

@@ -194,8 +194,10 @@ class Loss:
     """A robust loss: named terms with weights, and the objective its adversarial inputs maximize.
 
     ``objective`` is None for losses without an attack; ``uses_clean`` says whether a clean pass is needed,
-    ``uses_lipschitz`` whether the network's Lipschitz constants are (the threat model's norm is then l2).  A class with
-    ``values`` of its own also needs its own ``curvature``, for methods that use it.
+    ``uses_lipschitz`` whether the network's Lipschitz constants are.  ``certifies`` says whether the loss trains
+    certified radii, as all losses with Lipschitz constants do: the threat model's norm is then l2, and verified
+    accuracy selects the best checkpoint.  A class with ``values`` of its own also needs its own ``curvature``, for
+    methods that use it.
     """
 
     registry: ClassVar[Registry] = LOSSES
@@ -203,11 +205,13 @@ class Loss:
     objective: ClassVar[Objective | None] = None
     uses_clean: ClassVar[bool] = True
     uses_lipschitz: ClassVar[bool] = False
+    certifies: ClassVar[bool] = False
 
     _arguments: dict[str, Any]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        cls.certifies = cls.certifies or cls.uses_lipschitz
         if "values" in vars(cls) and "curvature" not in vars(cls):
             cls.curvature = _no_curvature  # type: ignore[assignment]
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from atoll.errors import check_range
-from atoll.models.activations import ACTIVATIONS, Activation, expect_pairs
+from atoll.models.activations import ACTIVATIONS, Activation, expect_groups
 from atoll.models.base import MODELS, Classifier, Initialization, choose, expect_image, initialize
 
 Layer = tuple[int, int, int]  # channels, kernel size, stride
@@ -37,19 +37,19 @@ class PlainConvNet(Classifier):
         channels, height, width = expect_image(input_shape, type(self).__name__, at_least=4)
         super().__init__(input_shape, num_classes, **options)
         act = choose(ACTIVATIONS, activation, "activation")
-        expect_pairs(activation, *(out for out, _, _ in self.convolutions), *self.dense)
+        expect_groups(activation, *(out for out, _, _ in self.convolutions), *self.dense)
         layers: list[nn.Module] = []
         for out, kernel, stride in self.convolutions:
             check_range("[1, inf)", channels=out)
             layers.append(nn.Conv2d(channels, out, kernel, stride, padding=1, bias=not self.batch_norm))
-            layers += [nn.BatchNorm2d(out), act()] if self.batch_norm else [act()]
+            layers += [nn.BatchNorm2d(out), act(out)] if self.batch_norm else [act(out)]
             channels = out
             height, width = ((side + 2 - kernel) // stride + 1 for side in (height, width))
         layers.append(nn.Flatten())
         features = channels * height * width
         for out in self.dense:
             check_range("[1, inf)", dense=out)
-            layers += [nn.Linear(features, out), act()]
+            layers += [nn.Linear(features, out), act(out)]
             features = out
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(features, num_classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.errors import check_range
-from atoll.models.activations import ACTIVATIONS, Activation, expect_pairs
+from atoll.models.activations import ACTIVATIONS, Activation, expect_groups
 from atoll.models.base import MODELS, Classifier, Initialization, choose, expect_image, initialize
 
 Block = Literal["linear", "conventional", "plain"]
@@ -84,13 +85,13 @@ class UnitLinear(nn.Linear):
         return F.linear(x, self.unit_weight, self.bias)
 
 
-def _block(kind: Block, width: int, depth: int, activation: nn.Module) -> nn.Module:
+def _block(kind: Block, width: int, depth: int, activation: Callable[[int], nn.Module]) -> nn.Module:
     if kind == "linear":
         return LinearResidual(width, depth)
     if kind == "plain":
         return nn.Conv2d(width, width, 3, padding=1)
     # The factor starts at zero, which the thesis finds to work best (C.2).
-    inner = [nn.Conv2d(width, width, 3, padding=1), activation, nn.Conv2d(width, width, 3, padding=1)]
+    inner = [nn.Conv2d(width, width, 3, padding=1), activation(width), nn.Conv2d(width, width, 3, padding=1)]
     return Residual(nn.Sequential(*inner, ChannelScale(width, 0.0)))
 
 
@@ -136,19 +137,19 @@ class LiResNet(Classifier):
         channels, height, side = expect_image(input_shape, type(self).__name__, at_least=7)
         check_range("[1, inf)", depth=depth, width=width, features=features)
         nonlinearity = choose(ACTIVATIONS, activation, "activation")
-        expect_pairs(activation, width, *[features] * neck_activation)
+        expect_groups(activation, width, *[features] * neck_activation)
         super().__init__(input_shape, num_classes, **options)
         choose({"linear": 0, "conventional": 0, "plain": 0}, block, "block")
         choose({"default": 0, "orthogonal": 0, "published": 0}, initialization, "initialization")
         small = min(height, side)
         kernel, stride, padding = (5, 2, 2) if small < 64 else (7, 4, 3) if small < 224 else (14, 14, 0)
         height, side = ((n + 2 * padding - kernel) // stride + 1 for n in (height, side))
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, kernel, stride, padding), nonlinearity()]
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, kernel, stride, padding), nonlinearity(width)]
         for _ in range(depth):
-            layers += [_block(block, width, depth, nonlinearity()), nonlinearity()]
-        layers += [nn.Conv2d(width, 2 * width, 4, 4), nonlinearity(), nn.Flatten()]
+            layers += [_block(block, width, depth, nonlinearity), nonlinearity(width)]
+        layers += [nn.Conv2d(width, 2 * width, 4, 4), nonlinearity(2 * width), nn.Flatten()]
         layers += [nn.Linear(2 * width * (height // 4) * (side // 4), features)]
-        self.body = nn.Sequential(*layers, *[nonlinearity()] * neck_activation)
+        self.body = nn.Sequential(*layers, *[nonlinearity(features)] * neck_activation)
         self.head = UnitLinear(features, num_classes)
         initialize(self, "orthogonal" if initialization == "published" else initialization)
         for module in self.modules() if initialization == "published" else ():

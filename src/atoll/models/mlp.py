@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from atoll.models.activations import ACTIVATIONS, Activation, expect_pairs
+from atoll.models.activations import ACTIVATIONS, Activation, expect_groups
 from atoll.models.base import MODELS, Classifier, Initialization, choose, initialize
 
 
@@ -34,11 +34,11 @@ class MLP(Classifier):
     ) -> None:
         super().__init__(input_shape, num_classes, **options)
         act = choose(ACTIVATIONS, activation, "activation")
-        expect_pairs(activation, *hidden)
+        expect_groups(activation, *hidden)
         widths = [math.prod(input_shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for wide_in, wide_out in pairwise(widths):
-            layers += [nn.Linear(wide_in, wide_out), act()]
+            layers += [nn.Linear(wide_in, wide_out), act(wide_out)]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], num_classes)
         initialize(self, initialization)

@@ -27,13 +27,13 @@ import yaml
 from safetensors.torch import load_file
 
 from atoll.attacks.measure import AttackResult, AttackSettings
-from atoll.certify import certifier_for
+from atoll.certify import GloRo, NearestCentroid, certifier_for
 from atoll.certify.certificate import Certificate
 from atoll.certify.export import Exported, export
-from atoll.certify.lipschitz import LayerBound
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.certify.norms import BUDGET
 from atoll.certify.proof_file import ProofFile, write_proof
+from atoll.certify.propagation import LayerBound
 from atoll.config import build_part
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float
@@ -260,6 +260,7 @@ class Run:
         path: Path,
         *,
         eps: str | None = None,
+        eta: float = 0.0,
         points: int = 1000,
         budget: float = BUDGET,
         checkpoint: Which = "best",
@@ -271,6 +272,7 @@ class Run:
         Args:
             path: the file.
             eps: l2 radius below which the file abstains; as trained if None.
+            eta: parameter of an eta layer, for Centroid Nets only.
             points: test points to compare on.
             budget: operations per layer's proof.
             checkpoint: best, last, or a step.
@@ -284,7 +286,8 @@ class Run:
         subject = self.subject(checkpoint, weights)
         radius = CertifySettings(eps=eps).resolve(subject).radii[0]
         split = select(subject.data, "test", points)
-        certifier = certifier_for(self.model(checkpoint, weights).double(), budget=budget, on_layer=on_layer)
+        model = self.model(checkpoint, weights).double()
+        certifier = certifier_for(model, budget=budget, on_layer=on_layer, eta=eta)
         return export(certifier, to_float(split.fetch(torch.arange(len(split)))), Path(path), eps=radius)
 
     def write_proof(self, path: Path, result: CertifyResult) -> ProofFile:
@@ -300,6 +303,7 @@ class Run:
         subject = self.subject(origin.step, origin.weights)
         model = copy.deepcopy(subject.model).to(getattr(torch, settings.precision or "float64"))
         certifier = certifier_for(model, budget=settings.budget, radii=settings.radii, eta=settings.eta)
+        assert isinstance(certifier, GloRo | NearestCentroid)
         stored = load_file(result.folder / "certificates.safetensors")
         split = select(subject.data, settings.split, settings.points)
         x = to_float(split.fetch(torch.arange(len(split))))
@@ -355,7 +359,7 @@ class Run:
     @property
     def is_certified(self) -> bool:
         """Whether the run trains certified radii."""
-        return self.loss.uses_lipschitz
+        return self.loss.certifies
 
     def tests(self) -> list[TestRow]:
         """Test results of the best and the last checkpoint, as far as they were measured."""

@@ -38,6 +38,7 @@ from atoll.threat import ThreatModel
 from atoll.training.checkpoint import Best, Checkpoint, Checkpoints, load_weights
 from atoll.training.methods.base import Method, Step
 from atoll.training.observers import Observer, RunningMeans
+from atoll.training.optimizers import fuse, resume_optimizer
 from atoll.training.passes import ForwardPasses, cat_outputs
 from atoll.training.schedules import Piecewise, Schedule
 from atoll.training.validation import validate
@@ -105,7 +106,7 @@ class Trainer:
         threat: what the attacker may do; its bounds are those of the data.
         attack: makes the attack of the training step, given the threat model and the loss's objective.
         methods: what else acts on the loop, in order.
-        optimizer: makes the optimizer, given the parameters.
+        optimizer: makes the optimizer, given the parameters; fused if PyTorch can, unless it sets ``fused``.
         schedule: factor on the learning rate over time.
         settings: length, batch size, validation and checkpoints.
         seed: of data order, augmentation and attacks.
@@ -151,11 +152,11 @@ class Trainer:
             model = synchronize_batch_norm(model, self.device)
         self.model = model
         self.lipschitz = self._lipschitz_estimate()
-        self.passes: nn.Module = ForwardPasses(model, self.lipschitz)
+        self.passes: nn.Module = ForwardPasses(model, self.lipschitz if loss.uses_lipschitz else None)
         if world_size() > 1:
             self.passes = DistributedDataParallel(self.passes)
         make_optimizer = optimizer or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=5e-4))
-        self.optimizer = make_optimizer(model.parameters())
+        self.optimizer = fuse(make_optimizer(model.parameters()))
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
@@ -471,7 +472,7 @@ class Trainer:
                 f"expected the state of {len(self.methods)} methods, got {len(state['methods'])}: another recipe"
             )
         load_weights(self.model, checkpoint.model)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer = resume_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         for method, saved in zip(self.methods, state["methods"], strict=True):
             method.load_state_dict(saved)
@@ -499,8 +500,8 @@ class Trainer:
             )
 
     def _lipschitz_estimate(self) -> LipschitzEstimator | None:
-        """Where the loss asks for Lipschitz constants; a sentence if this model or threat has none."""
-        if not self.loss.uses_lipschitz:
+        """For losses that train certified radii; an InputError if this model or threat has none."""
+        if not self.loss.certifies:
             return None
         name = type(self.loss).__name__
         if self.threat.norm != "l2":

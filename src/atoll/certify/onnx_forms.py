@@ -1,0 +1,684 @@
+"""ATen operations as ONNX nodes, with the precision and the accuracy that certificates assume.
+
+ONNX Runtime has no float64 kernels for convolutions, average pooling, erf, atan and a few more, and some of its kernels
+for smooth functions are accurate in absolute terms only.  So operations are written with products of matrices,
+comparisons, elementary arithmetic, exp, log, tanh, sin and cos.  Sums may be in another order than PyTorch's, which
+certificates allow.  Smooth functions are computed in float64 even if the network is in float32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from atoll.certify.onnx_writer import Number, Value
+from atoll.errors import InputError
+from atoll.graph import CapturedModel, bind_arguments, locate
+from atoll.graph.nodes import live_nodes, operation_name
+
+Values = Value | tuple[Value | None, ...]  # None for an output that has no form, such as the indices of a pool
+Operand = Value | Number
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a form knows of the operation besides its arguments.
+
+    Args:
+        shape: of the result, -1 for the batch dimension.
+        dtype: of the result.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def write_graph(model: CapturedModel, x: Value) -> dict[fx.Node, Values]:
+    """Append the operations of a captured model; returns the value of every node, the logits under the output node.
+
+    Args:
+        model: the function.
+        x: its input, in the precision of the model.
+
+    Raises:
+        InputError: an operation has no form; the message names it and the line of source.
+
+    >>> from torch import nn
+    >>> from atoll.certify.onnx_writer import Writer
+    >>> from atoll.graph import capture
+    >>> writer, model = Writer(), capture(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), (4,))
+    >>> values = write_graph(model, writer.input("x", torch.float32, (-1, 4)))
+    >>> [operator for operator, *_ in writer.nodes]
+    ['MatMul', 'Add', 'Relu']
+    """
+    values: dict[fx.Node, Values] = {}
+    rows: dict[fx.Node, Any] = {}  # of nodes that depend on weights and the batch size only: values for a batch of one
+    for node in live_nodes(model.graph_module.graph):
+        if node.op == "placeholder":
+            values[node] = x
+        elif node.op == "get_attr":
+            rows[node] = model.graph_module.get_buffer(str(node.target)).cpu()
+            values[node] = x.writer.constant(rows[node])
+        elif node.op == "output":
+            values[node] = values[node.all_input_nodes[0]]
+        elif operation_name(node) == "aten.sym_size.int":
+            rows[node] = 1
+        elif all(source in rows for source in node.all_input_nodes):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), rows.__getitem__)
+            rows[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            if isinstance(rows[node], Tensor):
+                values[node] = _repeat_row(x, rows[node]).of_shape(_call(node).shape)
+        else:
+            values[node] = _write_node(node, values)
+    return values
+
+
+def _repeat_row(x: Value, row: Tensor) -> Value:
+    """A constant that is the same for every input, for the batch size of x."""
+    sizes = x.writer.integers(row.shape[1:])
+    return x.writer.constant(row).expand(x.writer.concatenate([x.size(0), sizes], 0))
+
+
+def _write_node(node: fx.Node, values: dict[fx.Node, Values]) -> Values:
+    operation = operation_name(node).removeprefix("aten.").partition(".")[0]
+    # Sizes become None: the result has a shape.
+    value_of: Callable[[fx.Node], Any] = values.get
+    arguments: Any = fx.map_arg(list(bind_arguments(node).values()), value_of)
+    if operation == "getitem":
+        return _item(arguments, node)
+    if operation not in FORMS:
+        raise InputError(f"{_at(node)} has no ONNX form")
+    call = _call(node)
+    try:
+        result = FORMS[operation](call, *arguments)
+    except InputError as error:
+        raise InputError(f"{_at(node)} has no ONNX form: {error}") from None
+    return result.of_shape(call.shape) if isinstance(result, Value) else result
+
+
+def _item(arguments: Sequence[Any], node: fx.Node) -> Value:
+    items, index = arguments
+    if items[index] is None:
+        raise InputError(f"{_at(node.all_input_nodes[0])} has no ONNX form: the network reads output {index} of it")
+    value: Value = items[index]
+    return value.of_shape(_call(node).shape)
+
+
+def _at(node: fx.Node) -> str:
+    return operation_name(node) + (f" ({line})" if (line := locate(node)) else "")
+
+
+def _call(node: fx.Node) -> Call:
+    result = node.meta["val"]
+    first = result[0] if isinstance(result, tuple | list) else result
+    return Call(tuple(size if isinstance(size, int) else -1 for size in first.shape), first.dtype)
+
+
+def _constant(value: Value) -> Tensor:
+    if value.tensor is None:
+        raise InputError("expected weights that do not depend on the input")
+    return value.tensor
+
+
+# --- sums of products
+
+
+def _linear(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
+    y = x @ _constant(weight).T
+    return y if bias is None else y + bias
+
+
+def _addmm(call: Call, bias: Value, a: Value, b: Value, beta: Number, alpha: Number) -> Value:
+    product = a @ b
+    return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
+
+
+def _convolution(
+    call: Call,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Value:
+    """Patches times a matrix."""
+    kernel, sizes, w = weight.shape[2:], x.shape[2:], _constant(weight)
+    positions = _transposed_positions if transposed else _positions
+    settings = zip(call.shape[2:], kernel, sizes, stride, padding, dilation, strict=True)
+    patches = _windows(x, [positions(*values) for values in settings])
+    taps, channels, outputs, area = math.prod(kernel), x.shape[1], call.shape[1], math.prod(call.shape[2:])
+    if transposed:  # (inputs, outputs per group, *kernel)
+        w = w.reshape(groups, channels // groups, outputs // groups, taps).permute(0, 3, 1, 2)
+    else:  # (outputs, inputs per group, *kernel)
+        w = w.reshape(groups, outputs // groups, channels // groups, taps).permute(0, 3, 2, 1)
+    matrix = w.reshape(groups, taps * channels // groups, outputs // groups)
+    patches = patches.reshape(-1, area, taps, groups, channels // groups).permute(0, 3, 1, 2, 4)
+    y = patches.reshape(-1, groups, area, taps * channels // groups) @ (matrix if groups > 1 else matrix[0])
+    y = y.permute(0, 1, 3, 2).reshape(*call.shape)
+    return y if bias is None else y + _constant(bias).reshape(-1, *[1] * len(kernel))
+
+
+def _batch_norm(
+    call: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, _: Number, eps: Number
+) -> tuple[Value | None, ...]:
+    scale = 1 / (_constant(var) + eps).sqrt()
+    scale = scale if weight is None else scale * _constant(weight)
+    shift = -_constant(mean) * scale
+    shift = shift if bias is None else shift + _constant(bias)
+    channels = (-1, *[1] * (len(x.shape) - 2))
+    return x * scale.reshape(channels) + shift.reshape(channels), None, None
+
+
+# --- windows
+
+
+def _windows(x: Value, positions: Sequence[Tensor], fill: Number = 0.0) -> Value:
+    """The elements of every window, (batch, windows, elements of a window, channels).
+
+    Args:
+        x: (batch, channels, *sizes).
+        positions: for each of the sizes, where the elements of windows are, (windows, elements); -1 if outside.
+        fill: what is outside.
+    """
+    area = math.prod(x.shape[2:])
+    index, inside = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
+    for table, size in zip(positions, x.shape[2:], strict=True):
+        index = (index[:, None, :, None] * size + table[:, None]).flatten(2).flatten(0, 1)
+        inside = (inside[:, None, :, None] & (table[:, None] >= 0)).flatten(2).flatten(0, 1)
+    rows = _rows(x)
+    if not inside.all():
+        rows = rows.pad((0, 0, 0), (0, 1, 0), fill)
+    return rows.index_select(1, index.where(inside, area))
+
+
+def _rows(x: Value) -> Value:
+    """Pixels in rows and channels last: (batch, pixels, channels)."""
+    return x.reshape(-1, x.shape[1], math.prod(x.shape[2:])).permute(0, 2, 1)
+
+
+def _positions(out: int, kernel: int, size: int, stride: int, padding: int, dilation: int) -> Tensor:
+    """Where the elements of windows are along one dimension, (out, kernel); -1 if outside."""
+    position = torch.arange(out)[:, None] * stride - padding + torch.arange(kernel) * dilation
+    return position.where((position >= 0) & (position < size), -1)
+
+
+def _transposed_positions(out: int, kernel: int, size: int, stride: int, padding: int, dilation: int) -> Tensor:
+    """The same for a transposed convolution: the inputs that reach an output."""
+    reach = torch.arange(out)[:, None] + padding - torch.arange(kernel) * dilation
+    position = reach.div(stride, rounding_mode="floor")
+    return position.where((reach % stride == 0) & (position >= 0) & (position < size), -1)
+
+
+def _adaptive_positions(out: int, size: int) -> Tensor:
+    """The same for adaptive pooling, whose windows differ in size."""
+    start = torch.arange(out) * size // out
+    end = -(-(torch.arange(out) + 1) * size // out)
+    position = start[:, None] + torch.arange(int((end - start).max()))
+    return position.where(position < end[:, None], -1)
+
+
+def _pool_positions(
+    call: Call, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> list[Tensor]:
+    rank = len(x.shape) - 2
+    kernel, stride, padding, dilation = (_per_dim(v, rank) for v in (kernel, stride or kernel, padding, dilation))
+    settings = zip(call.shape[2:], kernel, x.shape[2:], stride, padding, dilation, strict=True)
+    return [_positions(*values) for values in settings]
+
+
+def _per_dim(values: Sequence[int], rank: int) -> list[int]:
+    return list(values) * rank if len(values) == 1 else list(values)
+
+
+def _max_of_windows(call: Call, x: Value, positions: Sequence[Tensor]) -> tuple[Value | None, ...]:
+    windows = _windows(x, positions, -math.inf)
+    return windows.amax([2]).permute(0, 2, 1).reshape(*call.shape), None
+
+
+def _mean_of_windows(call: Call, x: Value, positions: Sequence[Tensor], count: Tensor) -> Value:
+    """Args: count: that sums are divided by, for each window or for all."""
+    return (_windows(x, positions).sum([2]).permute(0, 2, 1) / count).reshape(*call.shape)
+
+
+def _sizes_of_windows(positions: Sequence[Tensor]) -> Tensor:
+    count = torch.ones(1, dtype=torch.int64)
+    for table in positions:
+        count = (count[:, None] * (table >= 0).sum(1)).flatten()
+    return count
+
+
+def _max_pool(
+    call: Call,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    _: bool,
+) -> tuple[Value | None, ...]:
+    return _max_of_windows(call, x, _pool_positions(call, x, kernel, stride, padding, dilation))
+
+
+def _avg_pool(
+    call: Call,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    _: bool,
+    count_include_pad: bool,
+    divisor: int | None = None,
+) -> Value:
+    positions = _pool_positions(call, x, kernel, stride, padding, [1])
+    if divisor:
+        count = torch.tensor(divisor)
+    elif count_include_pad:  # padding counts, but not what ceil_mode adds beyond it
+        rank = len(x.shape) - 2
+        pads = _per_dim(padding, rank)
+        padded = x.of_shape((*x.shape[:2], *(size + 2 * p for size, p in zip(x.shape[2:], pads, strict=True))))
+        count = _sizes_of_windows(_pool_positions(call, padded, kernel, stride, [0] * rank, [1]))
+    else:
+        count = _sizes_of_windows(positions)
+    return _mean_of_windows(call, x, positions, count)
+
+
+def _adaptive_avg_pool(call: Call, x: Value, _: Sequence[int]) -> Value:
+    positions = [_adaptive_positions(*sizes) for sizes in zip(call.shape[2:], x.shape[2:], strict=True)]
+    return _mean_of_windows(call, x, positions, _sizes_of_windows(positions))
+
+
+def _adaptive_max_pool(call: Call, x: Value, _: Sequence[int]) -> tuple[Value | None, ...]:
+    positions = [_adaptive_positions(*sizes) for sizes in zip(call.shape[2:], x.shape[2:], strict=True)]
+    return _max_of_windows(call, x, positions)
+
+
+# --- reductions
+
+
+def _sum(call: Call, x: Value, dims: Sequence[int] | None, keepdim: bool, _: torch.dtype | None) -> Value:
+    return x.to(call.dtype).sum(_dims(x, dims), keepdim)
+
+
+def _mean(call: Call, x: Value, dims: Sequence[int] | None, keepdim: bool, _: torch.dtype | None) -> Value:
+    axes = _dims(x, dims)
+    return x.to(call.dtype).sum(axes, keepdim) / math.prod(x.shape[axis] for axis in axes)
+
+
+def _dims(x: Value, dims: Sequence[int] | int | None) -> list[int]:
+    """Dimensions without signs; those of single inputs only."""
+    listed = [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
+    axes = [dim % len(x.shape) for dim in listed]
+    if any(x.shape[axis] < 0 for axis in axes):
+        raise InputError("it combines the inputs of a batch")
+    return axes
+
+
+def _cumsum(call: Call, x: Value, dim: int, _: torch.dtype | None) -> Value:
+    return x.to(call.dtype).cumsum(_dims(x, dim)[0])
+
+
+def _norm(
+    call: Call, x: Value, order: Number, dims: Sequence[int] | None, keepdim: bool, _: torch.dtype | None
+) -> Value:
+    if order != 2:
+        raise InputError(f"expected the l2 norm, got order {order}")
+    return x.to(call.dtype).norm(_dims(x, dims), keepdim)
+
+
+def _sorted(call: Call, x: Value, dim: int, descending: bool) -> tuple[Value | None, ...]:
+    (axis,) = _dims(x, dim)
+    return x.topk(x.shape[axis], axis, descending)[0], None
+
+
+def _topk(call: Call, x: Value, k: int, dim: int, largest: bool, _: bool) -> tuple[Value | None, ...]:
+    return x.topk(k, _dims(x, dim)[0], largest)[0], None
+
+
+# --- elements in another order
+
+
+def _index(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    """One index at any dimension, or one for each of the first dimensions."""
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if any(index.dtype == torch.bool for index in given):
+        raise InputError("expected indices, got a mask")
+    if len(dims) == 1:
+        return x.index_select(dims[0], given[0])
+    if dims != list(range(len(dims))):
+        raise InputError("expected indices of the first dimensions")
+    position = given[0]
+    for size, index in zip(x.shape[1:], given[1:], strict=False):
+        position = position * size + index
+    return x.reshape(-1, *x.shape[len(dims) :]).index_select(0, position)
+
+
+def _pad(call: Call, x: Value, widths: Sequence[int], mode: str = "constant", value: Number | None = None) -> Value:
+    pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]  # the last dimension comes first
+    first = len(x.shape) - len(pairs)
+    if mode == "constant":
+        lows, highs = ([0] * first + [pair[side] for pair in pairs] for side in (0, 1))
+        return x.pad(lows, highs, value or 0.0)
+    for dim, (before, after) in enumerate(pairs, first):
+        x = x.index_select(dim, _padded_positions(x.shape[dim], before, after, mode)).of_shape(x.shape)
+    return x
+
+
+def _padded_positions(size: int, before: int, after: int, mode: str) -> Tensor:
+    position = torch.arange(-before, size + after)
+    match mode:
+        case "circular":
+            return position % size
+        case "replicate":
+            return position.clamp(0, size - 1)
+        case "reflect":
+            return (size - 1) - ((size - 1) - position.abs()).abs()
+    raise InputError(f"expected constant, circular, replicate or reflect, got {mode!r}")
+
+
+def _slice(call: Call, x: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
+    limits = {} if end is None else {"end": end}
+    return x.slice(dim % len(x.shape), start or 0, step=step, **limits)
+
+
+def _split(call: Call, x: Value, sizes: Sequence[int] | int, dim: int) -> tuple[Value | None, ...]:
+    (axis,) = _dims(x, dim)
+    size = x.shape[axis]
+    ends = range(0, size + sizes, sizes) if isinstance(sizes, int) else itertools.accumulate(sizes, initial=0)
+    return tuple(x.slice(axis, start, end) for start, end in itertools.pairwise(ends))
+
+
+def _select(call: Call, x: Value, dim: int, index: int) -> Value:
+    return x.index_select(dim % len(x.shape), torch.tensor(index))
+
+
+def _unbind(call: Call, x: Value, dim: int) -> tuple[Value | None, ...]:
+    (axis,) = _dims(x, dim)
+    return tuple(_select(call, x, axis, index) for index in range(x.shape[axis]))
+
+
+def _flip(call: Call, x: Value, dims: Sequence[int]) -> Value:
+    for axis in _dims(x, dims):
+        x = x.index_select(axis, torch.arange(x.shape[axis]).flip(0)).of_shape(x.shape)
+    return x
+
+
+def _cat(call: Call, tensors: Sequence[Value], dim: int) -> Value:
+    return tensors[0].writer.concatenate([value.to(call.dtype) for value in tensors], dim % len(call.shape))
+
+
+def _stack(call: Call, tensors: Sequence[Value], dim: int) -> Value:
+    axis = dim % len(call.shape)
+    return _cat(call, [value.unsqueeze(axis) for value in tensors], axis)
+
+
+def _permute(call: Call, x: Value, dims: Sequence[int]) -> Value:
+    return x.permute(*(dim % len(x.shape) for dim in dims))
+
+
+def _transpose(call: Call, x: Value, one: int, two: int) -> Value:
+    dims = list(range(len(x.shape)))
+    dims[one], dims[two] = dims[two], dims[one]
+    return x.permute(*dims)
+
+
+def _expand(call: Call, x: Value, *_: Any) -> Value:
+    return x.expand(x.writer.integers([max(size, 1) for size in call.shape]))  # 1 leaves the batch as it is
+
+
+def _unfold(call: Call, x: Value, dim: int, size: int, step: int) -> Value:
+    (axis,) = _dims(x, dim)
+    rank, index = len(x.shape), torch.arange(x.shape[axis]).unfold(0, size, step)
+    return x.index_select(axis, index).permute(*(d for d in range(rank + 1) if d != axis + 1), axis + 1)
+
+
+def _interpolate(operation: Callable[..., Tensor]) -> Callable[..., Value]:
+    """Weighted sums of a few pixels; the weights are what PyTorch makes of single pixels."""
+
+    def form(call: Call, x: Value, *settings: Any) -> Value:
+        sizes, area = x.shape[2:], math.prod(x.shape[2:])
+        pixels = torch.eye(area, dtype=torch.float64).view(1, area, *sizes)
+        weights = operation(pixels, *settings).reshape(area, -1)
+        taps = int((weights != 0).sum(0).max())
+        weights, index = weights.topk(taps, dim=0)  # none are negative
+        windows = _rows(x).index_select(1, index.T)
+        return (windows * weights.T[..., None]).sum([2]).permute(0, 2, 1).reshape(*call.shape)
+
+    return form
+
+
+def _im2col(
+    call: Call, x: Value, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Value:
+    settings = list(zip(kernel, x.shape[2:], stride, padding, dilation, strict=True))
+    outs = [(size + 2 * pad - step * (width - 1) - 1) // jump + 1 for width, size, jump, pad, step in settings]
+    windows = _windows(x, [_positions(out, *values) for out, values in zip(outs, settings, strict=True)])
+    return windows.permute(0, 3, 2, 1).reshape(*call.shape)
+
+
+# --- piecewise linear functions
+
+
+def _binary(function: Callable[[Any, Any], Value]) -> Callable[..., Value]:
+    """A function of two operands, one of which may be a number, in the type of the result."""
+    return lambda call, a, b: function(_typed(a, call), _typed(b, call))
+
+
+def _typed(operand: Operand, call: Call) -> Operand:
+    return operand.to(call.dtype) if isinstance(operand, Value) else operand
+
+
+def _add(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Value:
+    a, b = _typed(a, call), _typed(b, call)
+    result = a + (b if alpha == 1 else b * alpha)
+    assert isinstance(result, Value)  # capture folds sums of numbers
+    return result
+
+
+def _sub(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Value:
+    return _add(call, a, -_typed(b, call), alpha)
+
+
+def _div(call: Call, a: Operand, b: Operand, *rounding: Any) -> Value:
+    if any(rounding):
+        raise InputError(f"expected a division without rounding, got {rounding[0]}")
+    return _binary(lambda a, b: a / b)(call, a, b)
+
+
+def _leaky_relu(call: Call, x: Value, slope: Operand) -> Value:
+    return x.where(x > 0, x * slope)
+
+
+# --- smooth functions, for float64 values
+
+
+def _log1p(t: Value) -> Value:
+    """Accurate for small t (Higham, 2002, problem 1.5); t >= 0."""
+    u = 1 + t
+    return t.where(u.eq(1.0), t * u.log() / (u - 1).maximum(torch.finfo(t.dtype).tiny))
+
+
+def _expm1(x: Value) -> Value:
+    """For x <= 0, without cancellation."""
+    return (0.5 * x).tanh() * (x.exp() + 1)
+
+
+def _softplus(x: Value, beta: Number = 1.0, threshold: Number = math.inf) -> Value:
+    scaled = x if beta == 1 else x * beta
+    result = scaled.relu() + _log1p((-scaled.abs()).exp())
+    result = result if beta == 1 else result / beta
+    return result if math.isinf(threshold) else x.where(scaled > threshold, result)
+
+
+def _sigmoid(x: Value) -> Value:
+    return 1 / (1 + (-x).exp())
+
+
+def _elu(x: Value, alpha: Number = 1.0, scale: Number = 1.0, input_scale: Number = 1.0) -> Value:
+    return (x * scale).where(x > 0, _expm1(x.minimum(0.0) * input_scale) * (alpha * scale))
+
+
+def _celu(x: Value, alpha: Number = 1.0) -> Value:
+    return x.where(x > 0, _expm1(x.minimum(0.0) / alpha) * alpha)
+
+
+def _gelu(x: Value, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        return 0.5 * x * (1 + ((x + 0.044715 * (x * x * x)) * math.sqrt(2 / math.pi)).tanh())
+    return 0.5 * x * (1 + _erf(x * math.sqrt(0.5)))
+
+
+# Rational approximations of the Cephes library (Moshier, 1989), highest power first; errors are below 4e-16, relative.
+_ERF = (
+    (9.60497373987051638749, 90.0260197203842689217, 2232.00534594684319226, 7003.32514112805075473,
+     55592.3013010394962768),
+    (1.0, 33.5617141647503099647, 521.357949780152679795, 4594.32382970980127987, 22629.0000613890934246,
+     49267.3942608635921086),
+)  # fmt: skip
+_ERFC = (
+    (2.46196981473530512524e-10, 0.564189564831068821977, 7.46321056442269912687, 48.6371970985681366614,
+     196.520832956077098242, 526.445194995477358631, 934.528527171957607540, 1027.55188689515710272,
+     557.535335369399327526),
+    (1.0, 13.2281951154744992508, 86.7072140885989742329, 354.937778887819891062, 975.708501743205489753,
+     1823.90916687909736289, 2246.33760818710981792, 1656.66309194161350182, 557.535340817727675546),
+)  # fmt: skip
+_ATAN = (
+    (-0.8750608600031904122785, -16.15753718733365076637, -75.00855792314704667340, -122.8866684490136173410,
+     -64.85021904942025371773),
+    (1.0, 24.85846490142306297962, 165.0270098316988542046, 432.8810604912902668951, 485.3903996359136964868,
+     194.5506571482613964425),
+)  # fmt: skip
+
+
+def _rational(x: Value, coefficients: tuple[tuple[float, ...], tuple[float, ...]]) -> Value:
+    numerator, denominator = (_polynomial(x, powers) for powers in coefficients)
+    return numerator / denominator
+
+
+def _polynomial(x: Value, coefficients: Sequence[float]) -> Value:
+    result = x.lift(coefficients[0])
+    for coefficient in coefficients[1:]:
+        result = result * x + coefficient
+    return result
+
+
+def _erf(x: Value) -> Value:
+    inner = x.clamp(-1.0, 1.0)
+    small = inner * _rational(inner * inner, _ERF)
+    size = x.abs().clamp(1.0, 6.0)  # erf is 1 from there on
+    large = 1 - (-(size * size)).exp() * _rational(size, _ERFC)
+    return small.where(x.abs() <= 1, large.where(x > 0, -large))
+
+
+def _atan(x: Value) -> Value:
+    size = x.abs()
+    far, near = size > 1 + math.sqrt(2), size <= 0.66
+    reduced = size.where(near, ((size - 1) / (size + 1)).where(size <= 1 + math.sqrt(2), -1 / size.maximum(0.5)))
+    square = reduced * reduced
+    angle = reduced + reduced * (square * _rational(square, _ATAN))
+    result = angle + x.lift(math.pi / 2).where(far, x.lift(0.0).where(near, math.pi / 4))
+    return result.where(x > 0, -result)
+
+
+def _smooth(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Compute a function of one tensor in float64."""
+    return lambda call, x, *settings: function(x.to(torch.float64), *settings).to(call.dtype)
+
+
+_SMOOTH: dict[str, Callable[..., Value]] = {
+    "atan": _atan,
+    "celu": _celu,
+    "cos": lambda x: x.apply("Cos"),
+    "elu": _elu,
+    "erf": _erf,
+    "gelu": _gelu,
+    "hardswish": lambda x: x * (x + 3).clamp(0.0, 6.0) / 6,
+    "log_sigmoid": lambda x: -_softplus(-x),
+    "mish": lambda x: x * _softplus(x).tanh(),
+    "sigmoid": _sigmoid,
+    "silu": lambda x: x * _sigmoid(x),
+    "sin": lambda x: x.apply("Sin"),
+    "softplus": _softplus,
+    "tanh": lambda x: x.tanh(),
+}
+
+# Overloads (default, Tensor, Scalar, ...) share a row.  A form gets all arguments in the order of the schema.
+FORMS: dict[str, Callable[..., Values]] = {
+    **dict.fromkeys(
+        ["_unsafe_view", "reshape", "squeeze", "unsqueeze", "view"],
+        lambda call, x, *_: x.reshape(*call.shape),
+    ),
+    **dict.fromkeys(["_to_copy", "alias", "clone", "detach"], lambda call, x, *_: x.to(call.dtype)),
+    **dict.fromkeys(["matmul", "mm"], lambda call, a, b: a @ b),
+    **dict.fromkeys(["avg_pool1d", "avg_pool2d"], _avg_pool),
+    **dict.fromkeys(["constant_pad_nd", "pad"], _pad),
+    **dict.fromkeys(["reflection_pad1d", "reflection_pad2d"], lambda call, x, pad: _pad(call, x, pad, "reflect")),
+    **dict.fromkeys(["replication_pad1d", "replication_pad2d"], lambda call, x, pad: _pad(call, x, pad, "replicate")),
+    **dict.fromkeys(["split", "split_with_sizes"], _split),
+    **{name: _smooth(function) for name, function in _SMOOTH.items()},
+    "_adaptive_avg_pool2d": _adaptive_avg_pool,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "_prelu_kernel": _leaky_relu,
+    "abs": lambda call, x: x.abs(),
+    "adaptive_avg_pool1d": _adaptive_avg_pool,
+    "adaptive_max_pool2d": _adaptive_max_pool,
+    "add": _add,
+    "addmm": _addmm,
+    "amax": lambda call, x, dims, keepdim: x.amax(_dims(x, dims), keepdim),
+    "amin": lambda call, x, dims, keepdim: x.amin(_dims(x, dims), keepdim),
+    "argmin": lambda call, x, dim, keepdim: x.argmin(_dims(x, dim)[0], keepdim),
+    "cat": _cat,
+    "clamp": lambda call, x, low=None, high=None: x.clamp(low, high),
+    "clamp_max": lambda call, x, high: x.clamp(None, high),
+    "clamp_min": lambda call, x, low: x.clamp(low, None),
+    "convolution": _convolution,
+    "cumsum": _cumsum,
+    "div": _div,
+    "expand": _expand,
+    "flip": _flip,
+    "full_like": lambda call, x, fill, *_: _repeat_row(x, torch.full((1, *call.shape[1:]), fill, dtype=call.dtype)),
+    "hardsigmoid": lambda call, x: (x + 3).clamp(0.0, 6.0) / 6,
+    "hardtanh": lambda call, x, low, high: x.clamp(low, high),
+    "im2col": _im2col,
+    "index": _index,
+    "index_select": lambda call, x, dim, index: x.index_select(dim % len(x.shape), index),
+    "leaky_relu": _leaky_relu,
+    "linalg_vector_norm": _norm,
+    "linear": _linear,
+    "max": lambda call, x, dim, keepdim: (x.amax(_dims(x, dim), keepdim), None),
+    "max_pool2d_with_indices": _max_pool,
+    "maximum": _binary(lambda a, b: a.maximum(b)),
+    "mean": _mean,
+    "min": lambda call, x, dim, keepdim: (x.amin(_dims(x, dim), keepdim), None),
+    "minimum": _binary(lambda a, b: a.minimum(b)),
+    "mul": _binary(lambda a, b: a * b),
+    "neg": lambda call, x: -x,
+    "permute": _permute,
+    "relu": lambda call, x: x.relu(),
+    "relu6": lambda call, x: x.clamp(0.0, 6.0),
+    "repeat": lambda call, x, repeats: x.repeat(repeats),
+    "select": _select,
+    "slice": _slice,
+    "sort": _sorted,
+    "stack": _stack,
+    "sub": _sub,
+    "sum": _sum,
+    "t": lambda call, x: _transpose(call, x, 0, 1),
+    "threshold": lambda call, x, threshold, value: x.where(x > threshold, value),
+    "topk": _topk,
+    "transpose": _transpose,
+    "unbind": _unbind,
+    "unfold": _unfold,
+    "upsample_bilinear2d": _interpolate(torch.ops.aten.upsample_bilinear2d),
+    "upsample_nearest2d": _interpolate(torch.ops.aten.upsample_nearest2d),
+}

@@ -1,0 +1,56 @@
+"""Fused optimizers: one kernel updates all weights, instead of several operations for each of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+_DEVICES = ("cpu", "cuda")  # that have fused kernels for all optimizers which know the option
+
+
+def fuse(optimizer: Optimizer) -> Optimizer:
+    """The fused version of a new optimizer, or the optimizer itself if there is none.
+
+    An optimizer of PyTorch with the option ``fused`` uses it, unless the option, ``foreach``, ``capturable`` or
+    ``differentiable`` was set, or a parameter is not a floating-point tensor on a CPU or GPU.
+
+    >>> import torch
+    >>> fuse(torch.optim.Adam([torch.zeros(2, requires_grad=True)])).defaults["fused"]
+    True
+    """
+    return _rebuild(optimizer, True) if _can_be_fused(optimizer) else optimizer
+
+
+def resume_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> Optimizer:
+    """An optimizer with a saved state and the implementation that made it, so that a run goes on with the same bits.
+
+    Checkpoints of version 0.1 come from optimizers that were not fused.
+    """
+    fused = state["param_groups"][0].get("fused")
+    if fused != optimizer.defaults.get("fused"):
+        optimizer = _rebuild(optimizer, fused)
+    optimizer.load_state_dict(dict(state))
+    return optimizer
+
+
+def _can_be_fused(optimizer: Optimizer) -> bool:
+    if not type(optimizer).__module__.startswith("torch.optim.") or "fused" not in optimizer.defaults:
+        return False
+    for group in optimizer.param_groups:
+        choices = [group.get(name) for name in ("fused", "foreach", "capturable", "differentiable")]
+        if choices[0] is not None or any(choices):
+            return False
+        if not all(p.is_floating_point() and p.device.type in _DEVICES for p in group["params"]):
+            return False
+    return True
+
+
+def _rebuild(optimizer: Optimizer, fused: bool | None) -> Optimizer:
+    """A new optimizer with the same parameters and options; the constructor prepares what ``fused`` needs."""
+    names = inspect.signature(type(optimizer)).parameters.keys() & optimizer.defaults.keys()
+    options = {name: optimizer.defaults[name] for name in names}
+    groups = [{**group, "fused": fused} for group in optimizer.param_groups]
+    return type(optimizer)(groups, **options | {"fused": fused})
