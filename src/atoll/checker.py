@@ -460,7 +460,7 @@ class Centroids:
             size = (weight * np.abs(margin)).sum(1) + (move**2 / 2 + np.abs(v * change)).sum(1)
             size += ((np.abs(move) + gain * np.abs(v)) * (2 + np.abs(x[point]))).sum(1)
             size += 4 * gain * largest * rho[point] * weight.sum(1)
-            keeps[point, other] |= q - 2 * own_gamma * (1 + own.shape[1]) * size > UP * rho[point] ** 2 / 2
+            keeps[point, other] |= q - 2 * e.gamma(count + own.shape[1] + 16)[2, 0] * size > UP * rho[point] ** 2 / 2
         return np.asarray(keeps.all(1))
 
 

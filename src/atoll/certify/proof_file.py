@@ -144,7 +144,7 @@ def graph_entries(model: CapturedModel) -> tuple[list[dict[str, Any]], int, dict
 
 
 def _is_batch_size(node: fx.Node) -> bool:
-    return node.target is torch.ops.aten.sym_size.int and bool(node.args[1] == 0)
+    return bool(node.target is torch.ops.aten.sym_size.int and node.args[1] == 0)
 
 
 def _checked(name: str, tensor: Tensor) -> Tensor:
