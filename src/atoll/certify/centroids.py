@@ -160,8 +160,8 @@ class NearestCentroid:
     def __call__(self, x: Tensor) -> Certificate:
         given, x = x.dtype, x.to(self.head.centroids.dtype)
         z, logits = self._run(x)
-        size = (1 + 1e-10) * torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
-        error = 2 * (self.encoder.relative * size + self.encoder.absolute)
+        size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+        error = 2 * ((1 + 1e-10) * self.encoder.relative * size + self.encoder.absolute)
         gain = self.encoder.lipschitz + self.encoder.relative
         prediction = logits.argmax(1)
         rows = max(1, CHUNK // max(OWN * len(self.centroids), REFINED_OWN * z.shape[1]))

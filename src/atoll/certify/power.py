@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from atoll.certify.bounds import Constant, Value
+from atoll.certify.bounds import TracedConstant, Value
 from atoll.certify.linear import Dense, Diagonal, LinearMap
 from atoll.certify.propagation import Propagation
 from atoll.certify.rules import RULES
@@ -71,7 +71,7 @@ class LipschitzEstimator(nn.Module):
         with torch.autocast(self._device_type, enabled=False):
             weights = self._weights()
             norms = {name: self._norm(name, weights, update) for name in plan.parts}
-            body = plan.body.evaluate(norms) if isinstance(plan.body, Constant) else float(plan.body)
+            body = plan.body.evaluate(norms) if isinstance(plan.body, TracedConstant) else float(plan.body)
             body = torch.as_tensor(body, dtype=self._dtype, device=self._device)
             if plan.head is None:  # every logit has the same constant
                 differ = 1 - torch.eye(self._classes, dtype=self._dtype, device=self._device)
@@ -191,7 +191,7 @@ class _Tracer(Propagation):
         self.parts: dict[str, _Part] = {}
 
     def prove(self, value: Value, relation: LinearMap) -> float:
-        return Constant(relation.spread, self.add(value, relation))
+        return TracedConstant(relation.spread, self.add(value, relation))
 
     def add(self, value: Value, relation: LinearMap) -> str:
         name, count = value.name, 1
