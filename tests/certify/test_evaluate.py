@@ -129,5 +129,5 @@ def test_certifiers_by_kind_of_model():
     assert certifier_for(kinds["NearestCentroid"], eta=0.3).eta.eta == 0.3
     with pytest.raises(InputError, match="eta: expected a CentroidNet, got MLP"):
         certifier_for(kinds["GloRo"], eta=0.3)
-    with pytest.raises(InputError, match="Linear cannot be certified: expected a Classifier"):
+    with pytest.raises(InputError, match="shape: expected the shape of one input, because Linear has no input_shape"):
         certifier_for(torch.nn.Linear(2, 2))

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from atoll.certify import GloRo, broken_certificates
 from atoll.certify.evaluate import CertificateCheck
 from atoll.certify.gloro import PairwiseLipschitz
-from atoll.certify.lipschitz import LayerBound
 from atoll.certify.measure import (
     CentroidGuarantees,
     CertifyResult,
@@ -27,6 +26,7 @@ from atoll.certify.measure import (
     Rejection,
     Verified,
 )
+from atoll.certify.propagation import LayerBound
 from atoll.certify.smoothing import Smoothed
 from atoll.cli import main
 from atoll.config import from_plain

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from atoll.certify.gloro import GloRo
 from atoll.certify.power import LipschitzEstimator, pair_distances
 from atoll.errors import InputError
-from atoll.models import MLP, LiResNet, PreActResNet, SmallConvNet
+from atoll.models import MLP, LiResNet, PreActResNet, SmallConvNet, ViT
 
 
 def model(kind="small"):
@@ -80,9 +80,26 @@ def test_distances_between_equal_rows_have_a_gradient():
 
 
 def test_models_without_constants_are_refused():
-    with pytest.raises(InputError, match=r"body.1 \(PreActBlock\) cannot be trained with a Lipschitz bound"):
-        LipschitzEstimator(PreActResNet((3, 8, 8), 3, width=4))
-    net = MLP((2,), 3)
-    net.head = torch.nn.Sequential(net.head)
-    with pytest.raises(InputError, match="expected a linear head, or centroids, got Sequential"):
-        LipschitzEstimator(net)
+    model = ViT((3, 8, 8), 3, patch_size=4, width=8, depth=1, heads=2)
+    with pytest.raises(InputError, match="cannot be trained with a Lipschitz bound: native_layer_norm cannot"):
+        LipschitzEstimator(model)
+
+
+@pytest.mark.parametrize("kind", ["preact", "shared", "parametrized", "tanh"])
+def test_estimates_follow_the_graph(kind):
+    """Residual blocks, shared and parametrized layers, and a head that is not linear: at most the proven constant."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = PreActResNet((3, 8, 8), 3, width=4) if kind == "preact" else MLP((4,), 3, hidden=(4, 4))
+    if kind == "shared":
+        net.body = torch.nn.Sequential(*[net.body[1], torch.nn.ReLU()] * 3)
+    if kind == "parametrized":
+        torch.nn.utils.parametrizations.spectral_norm(net.body[1])
+    if kind == "tanh":
+        net.head = torch.nn.Sequential(net.head, torch.nn.Tanh())
+    net = net.double().eval()
+    proven = GloRo.proven(net).constants.lipschitz
+    estimate = LipschitzEstimator(net).converged(100)
+    off = ~torch.eye(3, dtype=torch.bool)
+    assert (estimate <= proven)[off].all()
+    assert (estimate >= 0.99 * proven)[off].all()

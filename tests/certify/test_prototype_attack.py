@@ -76,14 +76,12 @@ def test_a_wrong_radius_is_detected():
     model, x = net(100, 0.15), points(5, 30, 100).round()
     split, model = MemorySplit(x.float(), torch.zeros(30, dtype=torch.long)), model.float()
 
-    class Wrong(NearestCentroid):
-        def __call__(self, x):
-            honest = super().__call__(x)
-            return type(honest)(honest.prediction, 1.5 * honest.radius)
+    def wrong(x):
+        honest = certifier(x)
+        return type(honest)(honest.prediction, 1.5 * honest.radius)
 
     certifier = NearestCentroid.proven(model, radii=[10.0])
     attack_certified(model, certifier, split, certify(certifier, split), bounds=(0.0, 1.0), attacks={}, batch_size=5)
-    wrong = Wrong(model, certifier.encoder, radii=[10.0])
     with pytest.raises(UnsoundError, match="prototypes changed its class"):
         attack_certified(model, wrong, split, certify(wrong, split), bounds=(0.0, 1.0), attacks={}, batch_size=5)
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.certify import NearestCentroid
+from atoll.certify.power import LipschitzEstimator
 from atoll.certify.prototype_attack import PrototypeAttack
 from atoll.data.base import to_float
 from atoll.errors import InputError
@@ -177,6 +178,13 @@ def test_training_moves_the_thresholds_and_certificates_stand():
         with torch.no_grad():
             changed = model(torch.cat(moves)).argmax(1) != model(x[:20]).argmax(1)
         assert least <= int(changed.sum()) <= most
+
+
+def test_the_constant_of_training_follows_the_thresholds():
+    model = net(kind="learnt").float()
+    estimator = LipschitzEstimator(model)
+    model.head.stretch.thresholds.data.fill_(0.25 / UNIT)
+    assert float(estimator()[0][0, 1].detach()) == pytest.approx(2 / (1 - 2 * 0.25))
 
 
 def test_thresholds_stay_apart():

@@ -6,16 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from atoll.certify.bounds import UNIT_ROUNDOFF, Bound, Precision, gamma
 from atoll.certify.certificate import Certificate
-from atoll.certify.lipschitz import UNIT_ROUNDOFF, Bound, LayerBound, gamma, lipschitz_of_body
+from atoll.certify.lipschitz import OnLayer, captured, check_arithmetic, propagate
 from atoll.certify.norms import BUDGET
 from atoll.certify.polyhedra import distance_bounds
-from atoll.models.centroid import CentroidNet, EtaLayer
+from atoll.certify.propagation import LayerBound
+from atoll.errors import InputError
+from atoll.graph import CapturedModel, capture, find_input
+from atoll.models.centroid import CentroidNet, Centroids, EtaLayer
+from atoll.models.stretch import Stretch
 from atoll.modules import evaluation_mode
+from atoll.threat import Bounds
 
 CHUNK = 2**22  # numbers that are looked at together
 OWN = 4  # own centroids, from the nearest on, that a bisecting plane is drawn for
@@ -45,10 +52,19 @@ class NearestCentroid:
     encoder's error is paid for at both ends, as in ``gloro.radius``.  A stretched pixel is off by at most four
     roundings of its slope.
 
+    ``NearestCentroid.proven`` captures the model and makes sure that the end of the graph is what ``Centroids``
+    computes; certificates are about the captured graph.
+
     Args:
-        model: with the weights that ``encoder`` was computed from.
-        encoder: bound of the features; ``NearestCentroid.proven`` makes it.
-        layers: what it was made of, for the table.
+        head: the centroids.
+        encoder: bound of the features.
+        run: features and logits of inputs.
+        layers: what the bound was made of, for the table.
+        model: what ``run`` runs.
+        bounds: the valid range of inputs.
+        input_size: numbers of an input.
+        identity: the features are the inputs themselves.
+        largest_input: norm of inputs up to which nothing can overflow in the encoder.
         radii: where tighter bounds are worth their time.
         eta: with an eta-layer; where it rejects, the radius is 0, and elsewhere the prediction within the radius is
             the same, or rejected.
@@ -62,33 +78,78 @@ class NearestCentroid:
 
     def __init__(
         self,
-        model: CentroidNet,
+        head: Centroids,
         encoder: Bound,
+        run: Callable[[Tensor], tuple[Tensor, Tensor]],
         layers: tuple[LayerBound, ...] = (),
         *,
+        model: Any,
+        bounds: Bounds | None = None,
+        input_size: int = 0,
+        identity: bool = False,
+        largest_input: float = math.inf,
         radii: Sequence[float] = (),
         eta: float = 0.0,
     ) -> None:
-        self.model = model
-        self.encoder = encoder
-        self.layers = layers
-        self.radii = sorted(radii)
-        self.eta = EtaLayer(eta)
-        self.centroids = model.head.centroids.detach().double().flatten(0, 1)
-        self.unit = UNIT_ROUNDOFF[model.head.centroids.dtype]
+        self.head, self.encoder, self.layers, self.model = head, encoder, layers, model
+        self.bounds, self.input_size, self.largest_input = bounds, input_size, largest_input
+        self.box = bounds if identity else None
+        self.radii, self.eta = sorted(radii), EtaLayer(eta)
+        self.centroids = head.centroids.detach().double().flatten(0, 1)
+        self.precision = Precision.of(head.centroids.dtype)
+        self._run = run
 
     @staticmethod
     def proven(
         model: CentroidNet,
         *,
         budget: float = BUDGET,
-        on_layer: Callable[[LayerBound], None] | None = None,
+        on_layer: OnLayer | None = None,
         radii: Sequence[float] = (),
         eta: float = 0.0,
     ) -> NearestCentroid:
-        """With a proven constant; an InputError names a layer that has none."""
-        encoder = lipschitz_of_body(model, budget=budget, on_layer=on_layer)
-        return NearestCentroid(model, encoder.bound, encoder.layers, radii=radii, eta=eta)
+        """With a proven constant; an InputError names an operation that has none, and its source line."""
+        graph, head = captured(model), _copy_of(model.head)
+        features = find_input(graph, capture(head, (head.centroids.shape[2],), dtype=head.centroids.dtype))
+        if features is None:
+            raise InputError("the model cannot be certified: its head does not compute what Centroids does")
+        propagation, value = propagate(graph, budget=budget, on_layer=on_layer, node=features)
+        encoder = propagation.bound(value)
+        tapped = graph.with_value(features)
+
+        def run(x: Tensor) -> tuple[Tensor, Tensor]:
+            check_arithmetic(graph)
+            graph.check_unchanged()
+            return tapped(x)
+
+        return NearestCentroid(
+            head,
+            encoder,
+            run,
+            tuple(propagation.layers),
+            model=graph,
+            bounds=model.bounds,
+            input_size=math.prod(graph.shape),
+            identity=propagation.is_input(value),
+            largest_input=propagation.largest_input,
+            radii=radii,
+            eta=eta,
+        )
+
+    @staticmethod
+    def estimated(model: CentroidNet, lipschitz: float) -> NearestCentroid:
+        """With a constant that training estimates: no proof."""
+
+        def run(x: Tensor) -> tuple[Tensor, Tensor]:
+            with evaluation_mode(model):
+                z = model.features(x)
+                return z, model.head(z)
+
+        size, identity = math.prod(model.input_shape), model.is_nearest_prototype
+        bound = Bound(lipschitz)
+        return NearestCentroid(
+            model.head, bound, run, model=model, bounds=model.bounds, input_size=size, identity=identity
+        )
 
     @property
     def lipschitz(self) -> float:
@@ -97,10 +158,8 @@ class NearestCentroid:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Certificate:
-        x = x.to(self.model.head.centroids.dtype)
-        with evaluation_mode(self.model):
-            z = self.model.features(x)
-            logits = self.model.head(z)
+        x = x.to(self.head.centroids.dtype)
+        z, logits = self._run(x)
         size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
         error = 2 * (self.encoder.relative * size + self.encoder.absolute)
         gain = self.encoder.lipschitz + self.encoder.relative
@@ -110,7 +169,18 @@ class NearestCentroid:
         # What has to be reached in feature space for a radius, and a little more.
         distances = [self._distance(z, top, [r * gain * (1 + 1e-9) + e for r in self.radii]) for z, top, e in parts]
         radius = ((torch.cat(distances) - error) / gain).clamp_min(0) * (1 - 1e-12)
-        return Certificate(prediction, radius.where(self._accepted(logits), 0.0))
+        room = (self._largest_size() - size).clamp_min(0)
+        safe = logits.isfinite().all(1) & (room > 0) & self._accepted(logits)
+        function = self.model.digest if isinstance(self.model, CapturedModel) else ""
+        return Certificate(prediction, torch.where(safe & (radius > 0), torch.minimum(radius, room), 0.0), function)
+
+    def _largest_size(self) -> float:
+        """Inputs up to this norm overflow neither in the encoder nor in the squares of the head."""
+        squares = math.sqrt(self.precision.largest) / 8 - float(self.centroids.norm(dim=1).max())
+        encoder = self.encoder
+        slope = encoder.lipschitz + encoder.relative
+        room = squares - encoder.offset - encoder.absolute
+        return max(0.0, min(self.largest_input, room / slope if slope else math.inf))
 
     def _distance(self, z: Tensor, top: Tensor, goals: Sequence[Tensor]) -> Tensor:
         """How far features are from those of any other class, at least."""
@@ -122,14 +192,14 @@ class NearestCentroid:
 
     def _planes(self, near: _Neighbourhood) -> Tensor:
         """The distance to the region of every centroid, by single planes, ``(batch, centroids)``."""
-        c = self.centroids * self.model.head.gain  # no move changes a feature by more than its gain
+        c = self.centroids * self.head.gain  # no move changes a feature by more than its gain
         own, norms = near.own[:, :OWN], c.square().sum(1)
         between = norms[own][:, :, None] - 2 * c[own] @ c.T + norms
         # Computed by a difference, so that rounding is not small where two centroids almost meet.
         between = (between.clamp_min(0) + 8 * gamma(c.shape[1] + 8, UNIT_ROUNDOFF[torch.float64]) * norms.max()).sqrt()
         margin = near.squares[:, None] - near.squares.gather(1, own)[:, :, None] - near.slack[:, None, None]
         distance = (margin / (2 * between)).amax(1)
-        classes = torch.arange(len(c), device=c.device) // self.model.head.centroids.shape[1]
+        classes = torch.arange(len(c), device=c.device) // self.head.centroids.shape[1]
         return distance.masked_fill(classes == near.top[:, None], math.inf)
 
     def _refine(self, near: _Neighbourhood, bounds: Tensor, goal: Tensor) -> None:
@@ -149,7 +219,7 @@ class NearestCentroid:
                 near.low[rows],
                 near.high[rows],
                 torch.where(below[rows].gather(1, other), goal[rows, None], 0.0),
-                gain=self.model.head.gain.double(),
+                gain=self.head.gain.double(),
             )
             better = torch.maximum(refined, bounds[rows].gather(1, other))
             bounds[rows[:, None], other] = better
@@ -161,8 +231,7 @@ class NearestCentroid:
     @torch.no_grad()
     def accepts(self, x: Tensor) -> Tensor:
         """Whether the eta-layer accepts each input (thesis, Definition 22); the radius there may still be 0."""
-        with evaluation_mode(self.model):
-            return self._accepted(self.model(x.to(self.model.head.centroids.dtype)))
+        return self._accepted(self._run(x.to(self.head.centroids.dtype))[1])
 
     def _accepted(self, logits: Tensor) -> Tensor:
         accepted: Tensor = self.eta(logits).argmax(1) == logits.argmax(1)
@@ -171,7 +240,7 @@ class NearestCentroid:
     @property
     def separation(self) -> float:
         """The smallest distance between centroids of different classes (d_min)."""
-        classes = self.model.head.centroids.detach().double()
+        classes = self.head.centroids.detach().double()
         return min(
             float(torch.cdist(one, two, compute_mode="donot_use_mm_for_euclid_dist").min())
             for one, two in combinations(classes, 2)
@@ -179,22 +248,63 @@ class NearestCentroid:
 
     @property
     def global_radius(self) -> float:
-        r""":math:`\eta\, d_{\min} / L`: two inputs that close are never accepted in different classes.
+        r""":math:`\eta\, d_{\min} / L`, less rounding: valid inputs that close are never accepted in different classes.
 
         Thesis, Theorem 8, corrected: accepted as y, the nearest centroid of any other class y' is further away than
         that of y by at least :math:`\eta (d_1 + d_2) \ge \eta\, d_{\min}`; accepted as y', it is the other way round;
-        and a step of r changes the difference by at most 2 L r.
+        and a step of r changes the difference by at most 2 L r.  Rounding: see ``_margin``.
         """
-        return self.eta.eta * self.separation / (self.encoder.lipschitz * self.model.head.lipschitz)
+        margin, _, error = self._margin()
+        return max(0.0, margin - 2 * error) / self._feature_lipschitz() * (1 - 1e-12)
 
     @property
     def local_radius(self) -> float:
-        r""":math:`\eta\, d_{\min} / (2L)`: within it the class of an accepted input is also the nearest one.
+        r""":math:`\eta\, d_{\min} / (2L)`, less rounding: the class of an accepted valid input is the nearest in it.
 
-        Thesis, Theorem 9, corrected, for the net without rejection.  The radius of a call is never smaller, since
-        :math:`\|c - p\| \le d_1 + d_2`.
+        Thesis, Theorem 9, corrected, for the net without rejection.  In exact arithmetic the radius of a call is never
+        smaller, since :math:`\|c - p\| \le d_1 + d_2`.
         """
-        return self.global_radius / 2
+        margin, tie, error = self._margin()
+        return max(0.0, margin / 2 - tie / 2 - 2 * error) / self._feature_lipschitz() * (1 - 1e-12)
+
+    def _feature_lipschitz(self) -> float:
+        return (self.encoder.lipschitz + self.encoder.relative) * self.head.lipschitz
+
+    def _margin(self) -> tuple[float, float, float]:
+        r"""The least :math:`d_2 - d_1` of an accepted input, the largest one that is computed as a tie, and the error
+        of features, for valid inputs.
+
+        With computed squares off by at most E, acceptance means :math:`d_2^2 \ge \kappa^2 d_1^2 - F`,
+        :math:`\kappa = (1 + \eta) / (1 - \eta)`, :math:`F = (\kappa^2 + 1) E`; and :math:`d_1 + d_2 \ge D = d_{\min}`.
+        The difference is smallest where both are equalities:
+        :math:`d_1 = (D^2 + F) / (D + \sqrt{\kappa^2 D^2 + (\kappa^2 - 1) F})`, and is then :math:`D - 2 d_1`.
+        """
+        distance, eta = self.separation * (1 - 1e-12), self.eta.eta
+        if self._valid_size() == math.inf or eta >= 1 or not distance > 0:
+            return 0.0, 0.0, 0.0
+        encoder, size = self.encoder, self._valid_size()
+        error = (encoder.relative * size + encoder.absolute) * self.head.lipschitz
+        square = self._square_error(encoder.lipschitz * size + encoder.offset + error)
+        kappa = (1 + eta) / (1 - eta) * (1 - 16 * self.precision.unit)
+        rest = (kappa**2 + 1) * square
+        root = math.sqrt(max(0.0, (kappa * distance) ** 2 + (kappa**2 - 1) * rest))
+        nearest = (distance**2 + rest) / (distance + root)
+        return distance - 2 * nearest, 2 * square / distance, error
+
+    def _valid_size(self) -> float:
+        """The largest norm of a valid input; infinity without bounds."""
+        bounds = self.bounds
+        return math.inf if bounds is None else max(map(abs, bounds)) * math.sqrt(self.input_size)
+
+    def _square_error(self, size: float) -> float:
+        """How far a computed squared distance to the nearest centroid may be off, for features of a norm."""
+        features, largest = self.centroids.shape[1], float(self.centroids.norm(dim=1).max())
+        size = min(size * self.head.lipschitz, math.sqrt(features)) if self.head.stretch is not None else size
+        rounding = 5 * gamma(features + 16, self.precision.unit) * (size + largest) ** 2
+        off = (
+            8 * self.precision.unit * self.head.lipschitz * math.sqrt(features) if self.head.stretch is not None else 0
+        )
+        return (rounding + 4 * largest * off + 16 * features * self.precision.tiny) * (1 + 1e-9)
 
 
 @dataclass(frozen=True)
@@ -210,10 +320,10 @@ class _Neighbourhood:
 
     @staticmethod
     def of(z: Tensor, top: Tensor, certifier: NearestCentroid) -> _Neighbourhood:
-        model, c, stretch = certifier.model, certifier.centroids, certifier.model.head.stretch
-        per_class = model.head.centroids.shape[1]
+        c, head, precision = certifier.centroids, certifier.head, certifier.precision
+        per_class = head.centroids.shape[1]
         norms = c.square().sum(1)
-        u = model.head.stretched(z)
+        u = head.stretched(z)
         squares = u.square().sum(1, keepdim=True) - 2 * u @ c.T + norms
         mine = squares.view(len(z), -1, per_class)[torch.arange(len(z), device=z.device), top]
         own = mine.topk(min(REFINED_OWN, per_class), largest=False).indices + per_class * top[:, None]
@@ -221,16 +331,27 @@ class _Neighbourhood:
         size, largest = u.norm(dim=1), norms.max().sqrt()
         # No region is further away than its own centroid, so features beyond that do not matter.
         farthest = 2 * size + largest
-        if model.is_nearest_prototype and model.bounds is not None:
+        if certifier.box is not None:
             # A little wider, because of rounding here; and never without z itself, should it not be valid.
-            low, high = (model.bounds[0] - z - 1e-12).clamp_max(0), (model.bounds[1] - z + 1e-12).clamp_min(0)
-            farthest = farthest.clamp_min(max(map(abs, model.bounds)) * math.sqrt(z.shape[1]))
+            low, high = (certifier.box[0] - z - 1e-12).clamp_max(0), (certifier.box[1] - z + 1e-12).clamp_min(0)
+            farthest = farthest.clamp_min(max(map(abs, certifier.box)) * math.sqrt(z.shape[1]))
         terms, unit = z.shape[1] + 16, UNIT_ROUNDOFF[torch.float64]
-        rounding = 5 * gamma(terms, certifier.unit) + 5 * gamma(terms, unit)
-        slack = rounding * (farthest + largest) ** 2 * (1 + 1e-12)
-        if stretch is not None:
-            low, high = stretch.slope(z)
+        rounding = 5 * gamma(terms, precision.unit) + 5 * gamma(terms, unit)
+        slack = rounding * (farthest + largest) ** 2 * (1 + 1e-12) + 32 * terms * precision.tiny
+        if head.stretch is not None:
+            low, high = head.stretch.slope(z)
             # The difference of two squared distances is linear in u, with slopes of length 2 |p - c|.
-            off = 4 * (certifier.unit + unit) * stretch.lipschitz * math.sqrt(z.shape[1])
+            off = 4 * (precision.unit + unit) * head.stretch.lipschitz * math.sqrt(z.shape[1])
             slack = slack + 4 * largest * off * (1 + 1e-12)
         return _Neighbourhood(top, squares, own, slack, low, high)
+
+
+def _copy_of(head: Centroids) -> Centroids:
+    """A head of the class itself with the same centroids, which nobody else can change."""
+    classes, per_class, features = head.centroids.shape
+    copy = Centroids(features, classes, per_class)
+    if head.stretch is not None:
+        copy.stretch = Stretch(0.0, pixels=head.stretch.thresholds.shape[1])
+        copy.stretch.thresholds.data = head.stretch.thresholds.detach().clone()
+    copy.centroids.data = head.centroids.detach().clone()
+    return copy.requires_grad_(False)

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from atoll.certify.lipschitz import LayerBound
+from atoll.certify.propagation import LayerBound
+from atoll.graph import CapturedModel
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Certificate:
     Args:
         prediction: class of each input, int64; -1 if a certifier that samples abstains.
         radius: float64; 0 if nothing is proven.
+        function: digest of the captured graph that this is proven of, "" if it is not a proof.
 
     >>> import torch
     >>> certificate = Certificate(torch.tensor([3, 7]), torch.tensor([0.5, 0.1], dtype=torch.float64))
@@ -27,6 +29,7 @@ class Certificate:
 
     prediction: Tensor
     radius: Tensor
+    function: str = ""
 
     def holds(self, eps: float | Tensor) -> Tensor:
         """Whether the prediction is proven within eps."""
@@ -41,12 +44,15 @@ Certifier = Callable[[Tensor], Certificate]
 
 
 class Proof(Protocol):
-    """A certifier and the Lipschitz bounds that it rests on."""
+    """A certifier, the captured graph that its certificates are about, and the Lipschitz bounds they rest on."""
 
     @property
     def layers(self) -> tuple[LayerBound, ...]: ...
 
     @property
     def lipschitz(self) -> float: ...
+
+    @property
+    def model(self) -> CapturedModel: ...
 
     def __call__(self, x: Tensor) -> Certificate: ...

@@ -22,7 +22,7 @@ from atoll.attacks.suites import parse_attacks
 from atoll.certify.centroids import NearestCentroid
 from atoll.certify.certificate import Certificate, Certifier, Proof
 from atoll.certify.gloro import GloRo, PairwiseLipschitz
-from atoll.certify.lipschitz import Bound, LayerBound
+from atoll.certify.lipschitz import OnLayer
 from atoll.certify.norms import BUDGET
 from atoll.certify.power import LipschitzEstimator
 from atoll.certify.prototype_attack import PrototypeAttack, attackable
@@ -30,6 +30,7 @@ from atoll.data.base import MemorySplit, Split, batches, to_float
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
 from atoll.errors import InputError, UnsoundError
 from atoll.files import write_atomic
+from atoll.graph import CapturedModel
 from atoll.measure import OnProgress
 from atoll.models.base import Classifier
 from atoll.models.centroid import CentroidNet
@@ -54,14 +55,17 @@ CHECKS: AttackTable = {
 def certifier_for(
     model: nn.Module,
     *,
+    shape: tuple[int, ...] | None = None,
     budget: float = BUDGET,
-    on_layer: Callable[[LayerBound], None] | None = None,
+    on_layer: OnLayer | None = None,
     radii: Sequence[float] = (),
     eta: float = 0.0,
 ) -> Proof:
     """The certifier of a model: ``NearestCentroid`` for Centroid Nets, ``GloRo`` for other classifiers.
 
     Args:
+        model: maps a batch of inputs to logits; it is captured, and the certificates are about the captured graph.
+        shape: of one input, if the model has no ``input_shape``.
         budget: operations per layer's proof.
         on_layer: called after each layer's proof.
         radii: radii that matter; some certifiers search longer for points that do not reach them.
@@ -73,18 +77,16 @@ def certifier_for(
     """
     if isinstance(model, CentroidNet):
         return NearestCentroid.proven(model, budget=budget, on_layer=on_layer, radii=radii, eta=eta)
-    if not isinstance(model, Classifier):
-        raise InputError(f"{type(model).__name__} cannot be certified: expected a Classifier with a linear head")
     if eta:
         raise InputError(f"eta: expected a CentroidNet, got {type(model).__name__}")
-    return GloRo.proven(model, budget=budget, on_layer=on_layer)
+    return GloRo.proven(model, shape, budget=budget, on_layer=on_layer)
 
 
 def heuristic_certifier(model: Classifier, lipschitz: LipschitzEstimator) -> Certifier:
     """A certifier with the constants that training estimates: no proof."""
     pairs = lipschitz.converged()
     if isinstance(model, CentroidNet):
-        return NearestCentroid(model, Bound(float(pairs[0, 1]) / (2 * model.head.lipschitz)))
+        return NearestCentroid.estimated(model, float(pairs[0, 1]) / (2 * model.head.lipschitz))
     return GloRo(model, PairwiseLipschitz.estimated(pairs))
 
 
@@ -249,14 +251,17 @@ def attack_certified(
     attacked model does not matter.  The label is the certified prediction, right or wrong.
 
     Args:
-        model: the model to attack: the certified one, or a copy of it in lower precision.
+        model: the model that the certifier captured, for ``special_attacks``; the others attack the captured graph.
         points: attack this many points, chosen at random (default: all).
         attacks: attacks by name, built for each radius; those of ``special_attacks`` are added.
         seed: seed of the attacks and of the choice of points.
         folder: where to write ``broken.safetensors``, the first point whose certificate is false; removed if there
             is none.
     """
-    began, attacks = time.monotonic(), {**attacks, **special_attacks(model)}
+    began = time.monotonic()
+    graph = getattr(certifier, "model", model)
+    targets = [(CastInputs(graph) if isinstance(graph, CapturedModel) else model, attacks)]
+    targets += [(model, special)] if (special := special_attacks(model)) else []
     certified = ((certification.radius > 0) & certification.radius.isfinite()).nonzero().squeeze(1)
     sample = certified[torch.randperm(len(certified), generator=generator(seed, "certified points"))[:points]]
     sample = sample[certification.radius[sample].argsort(stable=True)]
@@ -265,24 +270,37 @@ def attack_certified(
         index = sample[start : start + batch_size]
         threat = ThreatModel("l2", float(certification.radius[index].min()), bounds)
         x = to_float(split.fetch(index))
-        evaluation = evaluate(
-            model,
-            MemorySplit(x, certification.prediction[index]),
-            {name: make(threat) for name, make in attacks.items()},
-            cascade=True,
-            batch_size=batch_size,
-            seed=(seed, "check"),
-            device=device,
-            check=False,
-            keep=True,
-        )
-        passes += sum(attack.forward + attack.backward for attack in evaluation.attacks)
-        _confirm(evaluation, certifier, x, index, certification, folder, device)
+        for target, table in targets:
+            evaluation = evaluate(
+                target,
+                MemorySplit(x, certification.prediction[index]),
+                {name: make(threat) for name, make in table.items()},
+                cascade=True,
+                batch_size=batch_size,
+                seed=(seed, "check"),
+                device=device,
+                check=False,
+                keep=True,
+            )
+            passes += sum(attack.forward + attack.backward for attack in evaluation.attacks)
+            _confirm(evaluation, certifier, x, index, certification, folder, device)
         if on_progress is not None:
             on_progress("attack certified points", start + len(index), len(sample))
     if folder is not None and is_main():
         (folder / BROKEN).unlink(missing_ok=True)
     return CertificateCheck(len(sample), len(certified), passes, time.monotonic() - began)
+
+
+class CastInputs(nn.Module):
+    """A captured model for inputs of another precision, such as attacks make."""
+
+    def __init__(self, model: CapturedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x.to(self.model.dtype))
+        return logits.to(x.dtype)
 
 
 def _confirm(

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from atoll.certify.certificate import Certificate, Certifier, Proof
 from atoll.certify.gloro import GloRo, PairwiseLipschitz, radius
-from atoll.certify.layers import channel_scale
 from atoll.errors import InputError, UnsoundError
 from atoll.files import write_atomic
 from atoll.models.liresnet import LinearResidual

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from atoll.certify.bounds import Error, Shape, Value
 from atoll.certify.certificate import Certificate
-from atoll.certify.layers import linear_map
-from atoll.certify.lipschitz import UNIT_ROUNDOFF, Bound, LayerBound, gamma, lipschitz_of_body
+from atoll.certify.linear import Dense
+from atoll.certify.lipschitz import OnLayer, captured, check_arithmetic, propagate
 from atoll.certify.norms import BUDGET
-from atoll.errors import InputError
-from atoll.models.base import Classifier
+from atoll.certify.propagation import LayerBound, Propagation
+from atoll.graph import CapturedModel
 from atoll.modules import evaluation_mode
 
 UP = 1 + 1e-12  # more than the rounding of a few hundred products and sums in float64
@@ -42,7 +42,9 @@ class PairwiseLipschitz:
         return PairwiseLipschitz(matrix, torch.zeros_like(matrix), torch.zeros_like(matrix))
 
 
-def radius(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor:
+def radius(
+    logits: Tensor, size: Tensor, constants: PairwiseLipschitz, largest_input: float | Tensor = math.inf
+) -> Tensor:
     r"""How far an input of l2 norm ``size`` can be moved before the prediction j changes, at least.
 
     .. math:: \min_{i \ne j} \frac{f_j - f_i - 2 (A_{ji} \|x\| + B_{ji})}{K_{ji} + A_{ji}}
@@ -51,11 +53,16 @@ def radius(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor
     itself computed with an error of at most :math:`A (\|x\| + r) + B`.  What is left is positive for all smaller r, so
     the computed prediction does not change either, and in exact arithmetic (A = B = 0) this is the radius of GloRo.
 
+    Inputs longer than ``largest_input`` may overflow: no radius goes there.
+
     >>> constants = PairwiseLipschitz.estimated(torch.tensor([[0.0, 2.0], [2.0, 0.0]]))
     >>> radius(torch.tensor([[3.0, 1.0]]), torch.ones(1), constants)
     tensor([1.], dtype=torch.float64)
     """
-    return radius_per_class(logits, size, constants).amin(1)
+    nearest = radius_per_class(logits, size, constants).amin(1)
+    room = (largest_input - size.double()).clamp_min(0)
+    # NaN and infinity prove nothing.
+    return torch.where(logits.isfinite().all(1) & (room > 0), torch.minimum(nearest, room), 0.0)
 
 
 def radius_per_class(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor:
@@ -70,22 +77,24 @@ def radius_per_class(logits: Tensor, size: Tensor, constants: PairwiseLipschitz)
     k, a, b = (matrix.to(f.device)[top] for matrix in (constants.lipschitz, constants.relative, constants.absolute))
     margin = f.gather(1, top[:, None]) - f - 2 * (a * size.double()[:, None] + b)
     # A pair of classes whose difference is constant can change nothing, unless it is a tie.
-    ratio = torch.where(margin > 0, margin / (k + a), 0.0)
+    ratio = margin / (k + a)
+    ratio = torch.where((margin > 0) & (ratio > 0), ratio, 0.0)
     return ratio.scatter(1, top[:, None], math.inf)
 
 
 @dataclass(eq=False)
 class GloRo:
-    """Certifies any classifier with a linear head whose body has a Lipschitz constant.
+    """Certifies any classifier whose operations have a certification rule.
 
-    The network itself is run once, as for a prediction.  Certificates are about the network as it computes, in its
-    own precision: rounding is counted in full, at its worst, which in float32 costs one to ten per cent of the radius,
-    and in float64 (``model.double()``) nothing that could be seen.
+    The captured graph is run once, as for a prediction.  Certificates are about this object as it computes, in its own
+    precision: rounding is counted in full, at its worst, which in float32 costs one to ten per cent of the radius, and
+    in float64 (``model.double()``) nothing that could be seen.
 
     Args:
-        model: the classifier, with the weights that the constants were computed from.
+        model: the captured classifier, whose digest every certificate carries; for an estimate, any classifier.
         constants: ``GloRo.proven`` makes them.
         layers: what they were made of, for the table.
+        largest_input: norm of inputs up to which nothing can overflow.
 
     >>> from atoll.models import MLP
     >>> model = MLP((2,), 2, hidden=()).double()
@@ -95,9 +104,10 @@ class GloRo:
     (tensor([0]), tensor([0.3536], dtype=torch.float64))
     """
 
-    model: nn.Module
+    model: Any
     constants: PairwiseLipschitz
     layers: tuple[LayerBound, ...] = ()
+    largest_input: float = math.inf
 
     @property
     def lipschitz(self) -> float:
@@ -106,37 +116,59 @@ class GloRo:
 
     @staticmethod
     def proven(
-        model: Classifier, *, budget: float = BUDGET, on_layer: Callable[[LayerBound], None] | None = None
+        model: nn.Module, shape: Shape | None = None, *, budget: float = BUDGET, on_layer: OnLayer | None = None
     ) -> GloRo:
-        """With proven constants; an InputError names a layer that has none."""
-        if linear_map(model.head) is None:
-            raise InputError(f"head ({type(model.head).__name__}) cannot be certified: expected a linear layer")
-        body = lipschitz_of_body(model, budget=budget, on_layer=on_layer)
-        return GloRo(model, _pairs(model, body.bound), body.layers)
+        """With proven constants; an InputError names an operation that has none, and its source line."""
+        graph = captured(model, shape)
+        propagation, logits = propagate(graph, budget=budget, on_layer=on_layer)
+        constants = _pairs(propagation, logits)
+        return GloRo(graph, constants, tuple(propagation.layers), propagation.largest_input)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Certificate:
-        x = x.to(next(self.model.parameters()).dtype)
-        with evaluation_mode(self.model):
-            logits = self.model(x)
+        x, logits = run_certified(self.model, x)
         size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
-        return Certificate(logits.argmax(1), radius(logits, size, self.constants))
+        function = self.model.digest if isinstance(self.model, CapturedModel) else ""
+        return Certificate(logits.argmax(1), radius(logits, size, self.constants, self.largest_input), function)
+
+
+def run_certified(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs in the precision of a model, and its logits.
+
+    A captured model runs its generated code, without hooks, after a check that nothing has changed since the capture.
+    """
+    if isinstance(model, CapturedModel):
+        check_arithmetic(model)
+        model.check_unchanged()
+        x = x.to(model.dtype)
+        return x, model.forward(x)
+    x = x.to(next(model.parameters()).dtype)
+    with evaluation_mode(model):
+        return x, model(x)
 
 
 @torch.no_grad()
-def _pairs(model: Classifier, body: Bound) -> PairwiseLipschitz:
-    """The constants of all pairs of logits of a linear head, and the error of computing them."""
-    head = copy.deepcopy(model.head).double().cpu()
-    linear = linear_map(head)
-    assert linear is not None
-    w, bias = linear.weight, torch.as_tensor(head.bias if head.bias is not None else 0.0).double()
-    distance = UP * torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist")
-    # One logit is a sum of products, at most |w| |z| large; a normalized head also rounds its weights.
-    rounding = gamma(linear.terms + 8, UNIT_ROUNDOFF[next(model.parameters()).dtype])
-    length, offset = (rounding * v.expand(len(w)) for v in (w.norm(dim=1), bias.abs()))
-    lengths, offsets = length[:, None] + length, offset[:, None] + offset
+def _pairs(propagation: Propagation, logits: Value) -> PairwiseLipschitz:
+    r"""The constants of all pairs of logits, and the error of computing them.
+
+    For a linear head with rows w, :math:`\|w_j - w_i\|` times those of the features; otherwise
+    :math:`\sqrt 2` times those of the vector of logits.
+    """
+    classes = logits.size
+    if isinstance(logits.relation, Dense) and len(logits.shape) == 1:
+        head, before, local = logits.relation, logits.base.bound, logits.local
+        distance = _distances(head.weight) + 2 * head.error
+    else:
+        before, local = propagation.bound(logits), Error()
+        distance = math.sqrt(2) * (1 - torch.eye(classes, dtype=torch.float64))
+    local = local.times(math.sqrt(2))
     return PairwiseLipschitz(
-        UP * distance * body.lipschitz,
-        UP * (distance * body.relative + lengths * (body.lipschitz + body.relative)),
-        UP * (distance * body.absolute + lengths * (body.offset + body.absolute) + offsets),
+        UP * distance * before.lipschitz,
+        UP * (distance * before.relative + local.relative),
+        UP * (distance * before.absolute + local.absolute),
     )
+
+
+def _distances(weight: Tensor) -> Tensor:
+    scale = max(float(weight.abs().max()), torch.finfo(torch.float64).tiny)
+    return UP * scale * torch.cdist(weight / scale, weight / scale, compute_mode="donot_use_mm_for_euclid_dist")

@@ -27,8 +27,8 @@ from atoll.certify.evaluate import (
     relative_cost,
     special_attacks,
 )
-from atoll.certify.lipschitz import LayerBound
 from atoll.certify.norms import BUDGET
+from atoll.certify.propagation import LayerBound
 from atoll.certify.prototypes import prototypes
 from atoll.certify.smoothing import ResumableCertifier, Smoothed
 from atoll.config import build_part, parse_yaml
@@ -37,6 +37,7 @@ from atoll.distributed import is_main
 from atoll.errors import InputError
 from atoll.files import write_atomic
 from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, execution, select, split_digest
+from atoll.models.centroid import CentroidNet
 from atoll.plots import plot_certified, plot_prototypes
 from atoll.stats import Accuracy
 from atoll.subject import Subject
@@ -163,6 +164,7 @@ class CertifyResult(Result):
         verified: accuracy at each radius.
         median_radius: of the points that are classified correctly.
         curve: radii and verified accuracies.
+        function: digest of the captured graph that the certificates are about; they are void for any other.
         lipschitz: Lipschitz bound of the network, None for smoothing.
         layers: bounds of the layers and how each was proven.
         rejected: shares of other data that are rejected.
@@ -178,6 +180,7 @@ class CertifyResult(Result):
     verified: tuple[Verified, ...]
     median_radius: float
     curve: dict[str, tuple[float, ...]]
+    function: str = ""
     lipschitz: float | None = None
     layers: tuple[LayerBound, ...] = ()
     rejected: tuple[Rejection, ...] = ()
@@ -263,6 +266,7 @@ def _prove(
     fields = _accuracies(certification, subject, settings, context)  # before the attacks, which take longest
     x = to_float(split.fetch(torch.arange(min(settings.batch_size, len(split))))).to(context.device)
     fields |= {
+        "function": certifier.model.digest,
         "lipschitz": certifier.lipschitz,
         "layers": certifier.layers,
         "rejected": tuple(
@@ -271,20 +275,21 @@ def _prove(
             for eps in settings.radii
             if settings.reject
         ),
-        "relative_cost": relative_cost(certifier, certified, x.to(next(certified.parameters()).dtype)),
+        "relative_cost": relative_cost(certifier, certifier.model, x.to(certifier.model.dtype)),
     }
     if isinstance(certifier, NearestCentroid):
-        fields["centroids"] = _guarantees(certifier, split, settings, context)
+        fields["centroids"] = _guarantees(certifier, certified, split, settings, context)
     return fields | _attack(subject, certifier, split, certification, settings, context) if settings.attack else fields
 
 
 def _guarantees(
-    certifier: NearestCentroid, split: Split, settings: CertifySettings, context: Context
+    certifier: NearestCentroid, model: nn.Module, split: Split, settings: CertifySettings, context: Context
 ) -> CentroidGuarantees:
-    """What holds for all inputs, and the prototypes of the first points, which are saved with a picture of images."""
+    """What holds for all valid inputs, and the prototypes of the first points, saved with a picture of images."""
     first = torch.arange(min(PROTOTYPES, len(split)))
-    x = to_float(split.fetch(first)).to(context.device, certifier.model.head.centroids.dtype)
-    result = prototypes(certifier.model, x)
+    x = to_float(split.fetch(first)).to(context.device, certifier.head.centroids.dtype)
+    assert isinstance(model, CentroidNet)
+    result = prototypes(model, x)
     if context.folder is not None and is_main():
         tensors = {"x": x, "prototype": result.inputs, "centroid": result.centroid, "distance": result.distance}
         write_atomic(context.folder / "prototypes.safetensors", save({k: v.contiguous() for k, v in tensors.items()}))

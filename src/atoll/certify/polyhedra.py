@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.certify.lipschitz import UNIT_ROUNDOFF, gamma
+from atoll.certify.bounds import UNIT_ROUNDOFF, gamma
 from atoll.models.stretch import minimal_moves, multiplier
 
 STEPS = 200  # of ascent at most,

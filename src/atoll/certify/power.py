@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from atoll.certify.layers import LinearMap, channel_scale, linear_map, nonlinear
-from atoll.certify.lipschitz import Branch, Leaf, Node, body_of, unfold
+from atoll.certify.bounds import Constant, Value
+from atoll.certify.linear import Dense, Diagonal, LinearMap
+from atoll.certify.propagation import Propagation
+from atoll.certify.rules import RULES
 from atoll.errors import InputError
+from atoll.graph import find_input
+from atoll.graph.capture import LiveGraph, capture, live_graph
 from atoll.models.base import Classifier
-from atoll.models.centroid import Centroids
+from atoll.models.centroid import CentroidNet, Centroids
 from atoll.modules import evaluation_mode, preserve_buffers
 from atoll.rng import generator
 
@@ -19,10 +26,11 @@ from atoll.rng import generator
 class LipschitzEstimator(nn.Module):
     r"""Estimates of :math:`K_{ji}`, the Lipschitz constant of logit j minus logit i, for all pairs of classes.
 
-    :math:`K_{ji} = \|w_j - w_i\| \prod_l \sigma_l` with the rows w of a linear head and :math:`\sigma = \|A v\|` for
-    every linear layer of the body; every call runs a few more power iterations on v, starting where the last call
-    ended.  Only the last product has a gradient.  With ``Centroids`` as head every logit has one constant, mostly 1,
-    and the difference of two of them twice that.
+    The formula is that of the proof (``lipschitz``), such as :math:`K_{ji} = \|w_j - w_i\| \prod_l \sigma_l` with the
+    rows w of a linear head, and with the current weights.  For every linear part of the graph
+    :math:`\sigma = \|A v\|`; every call runs a few more power iterations on v, starting where the last call ended.
+    Only the last product has a gradient.  With ``Centroids`` as head every logit has one constant, mostly 1, and the
+    difference of two of them twice that.
 
     The vectors are buffers of this module, not of the model: a model's file holds weights only.
 
@@ -30,7 +38,7 @@ class LipschitzEstimator(nn.Module):
     all logits.
 
     Args:
-        model: a classifier with a linear head, or centroids, whose layers have Lipschitz constants.
+        model: a classifier whose operations have a certification rule.
         iterations: of power iteration at every call.
 
     >>> from atoll.models import MLP
@@ -45,44 +53,36 @@ class LipschitzEstimator(nn.Module):
     def __init__(self, model: Classifier, *, iterations: int = 5) -> None:
         super().__init__()
         self.iterations = iterations
-        if linear_map(model.head) is None and not isinstance(model.head, Centroids):
-            raise InputError(f"model: expected a linear head, or centroids, got {type(model.head).__name__}")
         with evaluation_mode(model):
-            # As leaves, so that the model does not become a part of this module.
-            self._nodes, features = unfold(body_of(model), model.input_shape)
-        self._head = Leaf("head", model.head, features)
-        device = next(model.parameters()).device
-        self._device_type = device.type
-        self._constants: dict[str, float] = {}
-        for leaf in _leaves(self._nodes if isinstance(model.head, Centroids) else (*self._nodes, self._head)):
-            try:
-                linear = linear_map(leaf.module)
-                if linear is None and channel_scale(leaf.module) is None:
-                    self._constants[leaf.name] = nonlinear(leaf.module, leaf.shape).constant
-            except InputError as error:
-                name = f"{leaf.name} ({type(leaf.module).__name__})"
-                raise InputError(f"{name} cannot be trained with a Lipschitz bound: {error}") from None
-            if linear is not None:
-                v = torch.randn(1, *leaf.shape, generator=generator("power iteration", leaf.name))
-                self.register_buffer(_buffer(leaf), (v / v.norm()).to(device, linear.weight.dtype))
+            live = live_graph(model, model.input_shape)
+            plan = _Plan.of(live, model)
+        parameter = next(model.parameters())
+        self._device_type, self._dtype, self._device = parameter.device.type, parameter.dtype, parameter.device
+        self._plan, self._classes = plan, model.num_classes
+        self._weights = _Weights(live, model, [part.source for part in plan.parts.values()])
+        for name, part in plan.parts.items():
+            if not part.diagonal:
+                v = torch.randn(1, *part.shape, generator=generator("power iteration", name))
+                self.register_buffer(_buffer(name), (v / v.norm()).to(parameter.device, parameter.dtype))
 
     def forward(self, update: bool = True) -> tuple[Tensor, Tensor]:
         """The constants of all pairs, and of the vector of logits; ``update`` runs power iterations first."""
-        head = self._head.module
+        plan = self._plan
         with torch.autocast(self._device_type, enabled=False):
-            body = self._product(self._nodes, update)
-            if isinstance(head, Centroids):
-                body, classes, one = body * head.lipschitz, len(head.centroids), head.centroids.new_ones(())
-                differ = 1 - torch.eye(classes, dtype=one.dtype, device=one.device)
-                return body * 2 * differ, body * math.sqrt(classes) * one
-            linear = linear_map(head)
-            assert linear is not None
-            return body * pair_distances(linear.weight), body * self._norm(linear, self._head, update)
+            weights = self._weights()
+            norms = {name: self._norm(name, weights, update) for name in plan.parts}
+            body = plan.body.evaluate(norms) if isinstance(plan.body, Constant) else float(plan.body)
+            body = torch.as_tensor(body, dtype=self._dtype, device=self._device)
+            if plan.head is None:  # every logit has the same constant
+                differ = 1 - torch.eye(self._classes, dtype=self._dtype, device=self._device)
+                scale = 1.0 if plan.centroids is None else plan.centroids.lipschitz  # changes if contrast is learnt
+                return body * scale * plan.pair_factor * differ, body * scale * plan.vector_factor
+            return body * pair_distances(plan.parts[plan.head].matrix(weights)), body * norms[plan.head]
 
     @property
     def exact(self) -> bool:
         """Whether there is nothing to estimate: no linear layers, but for centroids."""
-        return not any(True for _ in self.buffers())
+        return not self._plan.parts
 
     @torch.no_grad()
     def converged(self, calls: int = 20) -> Tensor:
@@ -93,30 +93,170 @@ class LipschitzEstimator(nn.Module):
             pairs: Tensor = self()[0]
         return pairs
 
-    def _product(self, nodes: tuple[Node, ...], update: bool) -> Tensor | float:
-        total: Tensor | float = 1.0
-        for node in nodes:
-            if isinstance(node, Branch):
-                total = total * (1 + self._product(node.inner, update))
-            elif (linear := linear_map(node.module)) is not None:
-                total = total * self._norm(linear, node, update)
-            elif (scale := channel_scale(node.module)) is not None:
-                total = total * scale.abs().max()
-            else:
-                total = total * self._constants[node.name]
-        return total
-
-    def _norm(self, linear: LinearMap, leaf: Leaf, update: bool) -> Tensor:
-        buffer = v = self.get_buffer(_buffer(leaf))
+    def _norm(self, name: str, weights: dict[fx.Node, Tensor], update: bool) -> Tensor:
+        part = self._plan.parts[name]
+        if part.diagonal:
+            ones = torch.ones(1, *part.shape, dtype=self._dtype, device=self._device)
+            return part(ones, weights).abs().max()
+        buffer = self.get_buffer(_buffer(name))
         if update:
-            with torch.no_grad():
-                for _ in range(self.iterations):
-                    v = linear.transposed(linear.apply(v), leaf.shape)
-                    v = v / v.norm().clamp_min(1e-30)
-                buffer.copy_(v)
+            buffer.copy_(part.iterate(buffer, weights, self.iterations))
         # A copy, because the next update would change the buffer before the backward pass.
-        norm: Tensor = linear.apply(buffer.clone()).norm()
+        norm: Tensor = part(buffer.clone(), weights).norm()
         return norm
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A linear part of the graph, from one value to another, with the weights as they are."""
+
+    source: _Subgraph
+    shape: tuple[int, ...]  # of its input
+    diagonal: bool
+
+    def __call__(self, u: Tensor, weights: dict[fx.Node, Tensor]) -> Tensor:
+        """The linear map, without its shift."""
+        y = self.source(torch.cat([u, torch.zeros_like(u[:1])]), weights)
+        return y[:-1] - y[-1:]
+
+    def iterate(self, v: Tensor, weights: dict[fx.Node, Tensor], steps: int) -> Tensor:
+        weights = {node: weight.detach() for node, weight in weights.items()}
+        with torch.no_grad():
+            shift = self.source(torch.zeros_like(v), weights)
+        for _ in range(steps):
+            with torch.enable_grad():
+                v = v.detach().requires_grad_()
+                y = self.source(v, weights)
+                (v,) = torch.autograd.grad(y, v, y.detach() - shift)
+            v = v / v.norm().clamp_min(1e-30)
+        return v
+
+    def matrix(self, weights: dict[fx.Node, Tensor]) -> Tensor:
+        """Outputs times inputs, for a map between vectors."""
+        weight = next(iter(weights.values()))
+        return self(torch.eye(self.shape[0], dtype=weight.dtype, device=weight.device), weights).T
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The formula of a model's constants, and the linear parts it is made of, by name."""
+
+    body: float
+    parts: dict[str, _Part]
+    head: str | None = None  # the linear part that maps features to logits
+    pair_factor: float = 1.0  # without one, factors for a difference of logits
+    vector_factor: float = 1.0  # and for all of them
+    centroids: Centroids | None = None  # whose own constant comes on top
+
+    @staticmethod
+    def of(live: LiveGraph, model: Classifier) -> _Plan:
+        tracer = _Tracer(live)
+        try:
+            if isinstance(model, CentroidNet) and type(model.head) is Centroids:
+                head = model.head
+                tail = capture(head, (head.centroids.shape[2],), dtype=head.centroids.dtype)
+                value = tracer.run(find_input(live.model, tail))
+                return _Plan(
+                    tracer.bound(value).lipschitz, tracer.parts, None, 2.0, model.num_classes**0.5, centroids=head
+                )
+            logits = tracer.run()
+            if isinstance(logits.relation, Dense) and len(logits.shape) == 1:
+                name = tracer.add(logits, logits.relation)
+                return _Plan(logits.base.bound.lipschitz, tracer.parts, name)
+            return _Plan(tracer.bound(logits).lipschitz, tracer.parts, None, math.sqrt(2))
+        except InputError as error:
+            raise InputError(f"the model cannot be trained with a Lipschitz bound: {error}") from None
+
+
+class _Tracer(Propagation):
+    """Collects the linear parts instead of proving their norms."""
+
+    def __init__(self, live: LiveGraph) -> None:
+        super().__init__(live.model, RULES)
+        self.live = live
+        self.parts: dict[str, _Part] = {}
+
+    def prove(self, value: Value, relation: LinearMap) -> float:
+        return Constant(relation.spread, self.add(value, relation))
+
+    def add(self, value: Value, relation: LinearMap) -> str:
+        name, count = value.name, 1
+        while name in self.parts:
+            count += 1
+            name = f"{value.name}.{count}"
+        start, end = self.live.sources[value.base.node], self.live.sources[value.node]
+        shape = tuple(start.meta["val"].shape[1:])
+        self.parts[name] = _Part(_Subgraph(self.live, start, end), shape, isinstance(relation, Diagonal))
+        return name
+
+
+class _Subgraph:
+    """The operations from one node to another as a function of the first one's value and of weights."""
+
+    def __init__(self, live: LiveGraph, start: fx.Node, end: fx.Node) -> None:
+        self.graph = fx.Graph()
+        self.inputs: list[fx.Node] = []  # weights
+        self._live = live
+        self._copies: dict[fx.Node, fx.Node] = {start: self.graph.placeholder("u")}
+        self._u = self._copies[start]
+        self.graph.output(self._copy(end))
+        self.run: Callable[..., Tensor] = fx.GraphModule(nn.Module(), self.graph).forward
+
+    def __call__(self, u: Tensor, weights: dict[fx.Node, Tensor]) -> Tensor:
+        return self.run(u, *(weights[node] for node in self.inputs))
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        if node in self._copies:
+            return self._copies[node]
+        if isinstance(node.meta.get("val"), torch.SymInt) and not any(
+            isinstance(n.meta.get("val"), torch.SymInt) for n in node.all_input_nodes
+        ):
+            copy = self.graph.call_function(torch.ops.aten.sym_size.int, (self._u, 0))
+        elif node in self._live.weight_nodes:
+            self.inputs.append(node)
+            with self.graph.inserting_after(self._last_placeholder()):
+                copy = self.graph.placeholder(f"w{len(self.inputs)}")
+        else:
+            for source in node.all_input_nodes:
+                self._copy(source)
+            copy = self.graph.node_copy(node, self._copies.__getitem__)
+        self._copies[node] = copy
+        return copy
+
+    def _last_placeholder(self) -> fx.Node:
+        placeholders: list[fx.Node] = [node for node in self.graph.nodes if node.op == "placeholder"]
+        return placeholders[-1]
+
+
+class _Weights:
+    """Computes the weights that subgraphs need from the model's tensors, whatever they are at that moment."""
+
+    def __init__(self, live: LiveGraph, model: nn.Module, subgraphs: list[_Subgraph]) -> None:
+        self.nodes = list(dict.fromkeys(node for part in subgraphs for node in part.inputs))
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        self._tensors: list[Callable[[], Tensor]] = []
+        for node in live.graph.nodes:
+            if node.op == "placeholder":
+                if node.name in live.tensors or node.name in live.constants:
+                    copies[node] = graph.placeholder(node.name)
+                    self._tensors.append(self._reader(live, model, node.name))
+            elif node.op == "call_function" and node in live.weight_nodes:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node in self.nodes))
+        graph.eliminate_dead_code()
+        self.run: Callable[..., tuple[Tensor, ...]] = fx.GraphModule(nn.Module(), graph).forward
+
+    def __call__(self) -> dict[fx.Node, Tensor]:
+        return dict(zip(self.nodes, self.run(*(read() for read in self._tensors)), strict=True))
+
+    @staticmethod
+    def _reader(live: LiveGraph, model: nn.Module, name: str) -> Callable[[], Tensor]:
+        if name in live.constants:
+            return lambda: live.constants[name]
+        path, _, attribute = live.tensors[name].rpartition(".")
+        owner: Any = model.get_submodule(path)
+        return lambda: getattr(owner, attribute)
 
 
 def pair_distances(weight: Tensor) -> Tensor:
@@ -133,12 +273,5 @@ def pair_distances(weight: Tensor) -> Tensor:
     return distance.masked_fill(same, 0)
 
 
-def _leaves(nodes: tuple[Node, ...]) -> list[Leaf]:
-    leaves: list[Leaf] = []
-    for node in nodes:
-        leaves += _leaves(node.inner) if isinstance(node, Branch) else [node]
-    return leaves
-
-
-def _buffer(leaf: Leaf) -> str:
-    return "v_" + leaf.name.replace(".", "_")
+def _buffer(name: str) -> str:
+    return "v_" + name.replace(".", "_")

@@ -17,6 +17,8 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn, Self
 
 import torch
@@ -35,7 +37,7 @@ _ATEN = torch.ops.aten
 # Decomposing these changes the last bits of the result, loses the derivative, or hides an operation with a known rule.
 _WHOLE = (
     "celu", "detach", "glu", "hardsigmoid", "hardswish", "im2col", "linear", "log_sigmoid", "matmul", "mish", "pad",
-    "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "rms_norm", "rrelu",
+    "_prelu_kernel", "threshold", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "rms_norm", "rrelu",
     "scaled_dot_product_attention", "silu", "softplus", "upsample_bicubic2d.vec",
 )  # fmt: skip
 
@@ -66,7 +68,7 @@ def capture(module: nn.Module, shape: tuple[int, ...], *, dtype: torch.dtype = t
     if not dtype.is_floating_point:
         raise InputError(f"dtype: expected a floating-point type, got {dtype}")
     with torch.inference_mode(False), _evaluation(module):
-        model = _trace(module, tuple(shape), dtype)
+        model = _trace(module, tuple(shape), dtype).model
         model.exact = _compare(model, module)
     return model
 
@@ -87,6 +89,48 @@ def exported_program(
     return program, _tensor_inputs(program)[0]
 
 
+@dataclass(frozen=True)
+class LiveGraph:
+    """A captured model beside the graph that it was made from, whose weights are placeholders.
+
+    Attributes:
+        model: the frozen graph.
+        graph: the same operations, and those that compute weights.
+        tensors: names of the parameters and buffers that placeholders stand for.
+        constants: other tensors, by placeholder.
+        sources: nodes of ``graph`` by the name of the node of ``model`` that was made from them.
+    """
+
+    model: CapturedModel
+    graph: fx.Graph
+    tensors: dict[str, str]
+    constants: dict[str, Tensor]
+    sources: dict[str, fx.Node]
+
+    @cached_property
+    def weight_nodes(self) -> set[fx.Node]:
+        """The nodes of ``graph`` that depend on weights only."""
+        nodes: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            is_weight = node.name in self.tensors or node.name in self.constants
+            if is_weight if node.op == "placeholder" else all(n in nodes for n in node.all_input_nodes):
+                nodes.add(node)
+        return nodes
+
+
+def live_graph(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> LiveGraph:
+    """Capture a module and keep the graph that computes with its weights as they are at every call.
+
+    Args:
+        module: maps a batch of inputs to logits.
+        shape: of one input, without the batch dimension.
+        dtype: of the inputs; that of the parameters if None.
+    """
+    dtype = dtype or next((p.dtype for p in module.parameters()), torch.get_default_dtype())
+    with torch.inference_mode(False), _evaluation(module):
+        return _trace(module, tuple(shape), dtype)
+
+
 class CapturedModel(nn.Module):
     """A frozen graph of ATen operations from inputs to logits, independent of the module it was captured from.
 
@@ -102,14 +146,38 @@ class CapturedModel(nn.Module):
         self.graph_module, self.shape, self.dtype, self.digest = graph_module, shape, dtype, digest
         self.exact = False
         self.eval()
+        self._captured_state = self._state()
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[1:]) != self.shape or x.dtype != self.dtype:
             sizes = ", ".join(["batch", *map(str, self.shape)])
             raise InputError(f"x: expected shape ({sizes}) and {self.dtype}, got {tuple(x.shape)} and {x.dtype}")
         with torch.autocast(x.device.type, enabled=False):  # casts at capture are in the graph; others would change it
-            logits: Tensor = self.graph_module(x)
+            logits: Tensor = self.graph_module.forward(x)  # without hooks
             return logits
+
+    def check_unchanged(self) -> None:
+        """Raise an InputError if a constant was replaced or changed in place since the capture."""
+        if self._state() != self._captured_state:
+            raise InputError("the captured model was changed after its capture; capture the module again")
+
+    def _state(self) -> list[tuple[str, int, int]]:
+        return [(name, id(b), b._version) for name, b in self.named_buffers()]
+
+    def with_value(self, node: fx.Node) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """The generated code that returns the value of a node and the logits, with the same constants."""
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        logits = graph.graph_copy(self.graph_module.graph, copies)
+        graph.output((copies[node], logits))
+        module = fx.GraphModule(self.graph_module, graph)
+
+        def run(x: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.autocast(x.device.type, enabled=False):
+                outputs: tuple[Tensor, Tensor] = module.forward(x)
+                return outputs
+
+        return run
 
     def operations(self) -> Counter[str]:
         """How often each operation occurs."""
@@ -122,11 +190,13 @@ class CapturedModel(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         if any(fn(b[:0] if b.dim() else b).dtype != b.dtype for b in self.buffers()):
             raise InputError("a captured model cannot change its precision; convert the module and capture it again")
+        self.check_unchanged()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._captured_state = self._state()
         return self
 
 
-def _trace(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> CapturedModel:
+def _trace(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> LiveGraph:
     """Export a module that is in evaluation mode, refuse what is not a function, and freeze the weights."""
     program = _export(module, _example(module, shape, dtype, _BATCHES[-1]))
     _refuse_outputs(program)
@@ -139,11 +209,17 @@ def _trace(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Cap
             raise _refusal(f"{node.target} branches or loops on data", locate(node))
     weights = all_tensors(module)
     tensors = {**{node: weights[name].detach() for node, name in names.items()}, **constants}
+    folder = _Folder(tensors, names)
     try:
-        graph_module = _Folder(tensors, names).fold(nodes)
+        graph_module = folder.fold(nodes)
     except Exception as error:
         raise CaptureError(f"cannot fold the weights of the model: {_first_line(error)}") from error
-    return CapturedModel(graph_module, shape, dtype, graph_digest(program.graph, tensors))
+    model = CapturedModel(graph_module, shape, dtype, graph_digest(program.graph, tensors))
+    sources: dict[str, fx.Node] = {}
+    for source, copy in folder.copies.items():
+        if isinstance(copy, fx.Node):
+            sources.setdefault(copy.name, source)
+    return LiveGraph(model, program.graph, names, constants, sources)
 
 
 # --- export

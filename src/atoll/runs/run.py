@@ -27,9 +27,9 @@ import yaml
 from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.certify import certifier_for
 from atoll.certify.export import Exported, export
-from atoll.certify.lipschitz import LayerBound
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.certify.norms import BUDGET
+from atoll.certify.propagation import LayerBound
 from atoll.config import build_part
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float

@@ -1,0 +1,486 @@
+r"""Follow one point through a captured graph: Lipschitz constants and rounding errors of every value.
+
+Each operation has a rule (``rules.RULES``).  A value is expressed by an earlier one, its base: by a linear map, whose
+norm is only proven where something other than a linear map follows, or by a selection of its entries.  So
+``x + scale * conv(x)`` is one convolution, and sorted pairs of channels are as long as the channels.
+
+The offset of a bound, :math:`\|f(0)\|`, comes from running the graph on zeros in float64.  That evaluation is off by
+no more than the rounding error bound of the graph's own precision.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from atoll.certify.bounds import Base, Bound, Error, Precision, Selection, Shape, Value, gamma, norm
+from atoll.certify.linear import Diagonal, LinearMap
+from atoll.certify.norms import BUDGET
+from atoll.errors import InputError
+from atoll.graph import CapturedModel, bind_arguments, locate
+from atoll.graph.nodes import live_nodes, operation_name
+
+BATCHES = (2, 3)  # on which operations that move entries are tried
+ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv)  # of batch sizes
+
+Rule = Callable[["Call"], Any]
+
+
+@dataclass(frozen=True)
+class LayerBound:
+    """One line of the table: a layer's name and kind, its norm, how it was proven, the seconds that took, its node."""
+
+    name: str
+    kind: str
+    lipschitz: float
+    method: str
+    seconds: float
+    node: str = ""
+
+
+class Refusal(Exception):
+    """Why an operation cannot be certified."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """An operation with its arguments: values that depend on the input, constant tensors, and plain numbers."""
+
+    propagation: Propagation
+    node: fx.Node
+    arguments: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def value(self, name: str) -> Value:
+        """An argument that has to depend on the input."""
+        value = self.arguments[name]
+        if not isinstance(value, Value):
+            raise Refusal(f"expected {name} to depend on the input and the other arguments to be constant")
+        return value
+
+    def constant(self, name: str) -> Tensor | None:
+        """An argument that must not depend on the input, in float64, or None if it is not given."""
+        value = self.arguments[name]
+        if isinstance(value, Value):
+            raise Refusal(f"{name} depends on the input")
+        return None if value is None else self.propagation.finite(value)
+
+    @property
+    def result(self) -> Tensor:
+        """The result where the network's input is zero, float64, with a batch dimension of 1."""
+        result: Tensor = self.run({})
+        return result
+
+    @property
+    def precision(self) -> Precision:
+        meta = self.node.meta["val"]
+        return Precision.of((meta[0] if isinstance(meta, (tuple, list)) else meta).dtype)
+
+    def run(self, replacements: dict[str, Tensor], batch: int = 1, *, exact: bool = True, **changes: Any) -> Any:
+        """Call the operation on zeros, or on replacements for values; in float64 if it is to be exact."""
+
+        def plain(value: Any, name: str = "") -> Any:
+            if isinstance(value, Value):
+                return replacements.get(name, value.zero)
+            if isinstance(value, Tensor):
+                value = self.propagation.for_batch(value, batch)
+                return value.double() if exact and value.is_floating_point() else value
+            if isinstance(value, (list, tuple)):
+                return [plain(v, f"{name}.{i}") for i, v in enumerate(value)]
+            if isinstance(value, fx.Node):
+                return self.propagation.batch_number(value, batch)
+            if exact and isinstance(value, torch.dtype) and value.is_floating_point:
+                return torch.float64
+            return value
+
+        target: Any = self.node.target
+        arguments = {name: plain(value, name) for name, value in (self.arguments | changes).items()}
+        schema = target._schema.arguments
+        positional = [arguments[a.name] for a in schema if not a.kwarg_only]
+        keywords = {a.name: arguments[a.name] for a in schema if a.kwarg_only and arguments[a.name] is not None}
+        return target(*positional, **keywords)
+
+    # --- results of rules
+
+    def anchored(self, bound: Bound, zero: Tensor | None = None) -> Value:
+        """A value that later ones are expressed by."""
+        zero = self.result if zero is None else zero
+        base = Base(replace(bound, offset=norm(zero) + bound.absolute), self.node.name)
+        return self.named(Value(base, Selection(), zero))
+
+    def linear(self, value: Value, linear: LinearMap, shift: Tensor | None = None) -> Value:
+        """The value ``linear(value) + shift``, computed as a sum of products in any order."""
+        zero = self.result
+        relation = self.composed(value, linear)
+        if relation is None:
+            value = self.propagation.anchor(value)
+            relation = linear
+        offset = 0.0 if shift is None else norm(shift.expand(zero.shape[1:]) if shift.dim() else shift)
+        rounding = self.rounding(value, linear.spread, linear.terms + 4, zero.numel(), offset)
+        local = value.local.times(linear.spread) + rounding
+        return self.named(Value(value.base, relation, zero, local))
+
+    def operator(self, value: Value, lipschitz: float, spread: float, terms: int) -> Value:
+        """A linear map with a known norm that is not expressed as a ``LinearMap``."""
+        bound, zero = self.propagation.bound(value), self.result
+        error = bound.error.times(lipschitz) + self.rounding(value, spread, terms + 2, zero.numel())
+        return self.anchored(Bound(lipschitz * bound.lipschitz, 0.0, error.relative, error.absolute), zero)
+
+    def elementwise(
+        self, value: Value, slope: float, roundings: int = 0, *, size: float = 0.0, jump: float = 0.0
+    ) -> Value:
+        r"""A function f of every entry.
+
+        Args:
+            value: the entries.
+            slope: Lipschitz constant K of f.
+            roundings: r, where :math:`|\hat f(t) - f(t)| \le r u (K |t| + size) + r \eta + jump`.
+            size: see ``roundings``; :math:`|f(0)|` is added.
+            jump: see ``roundings``.
+        """
+        if not isinstance(value.relation, Selection):
+            value = self.propagation.anchor(value)
+        zero, precision, selection = self.result, self.precision, value.relation
+        assert isinstance(selection, Selection)
+        self.propagation.limit(value.magnitude.times(max(1.0, slope)) + Error(0.0, size), precision)
+        local = value.local.times(slope)
+        if roundings or jump:
+            factor, root = roundings * precision.unit, math.sqrt(value.size)
+            at_zero = float(zero.abs().max()) + slope * float(value.zero.abs().max()) if zero.numel() else 0.0
+            absolute = factor * (size + at_zero) + 2 * roundings * precision.tiny + jump
+            local = local + value.magnitude.times(factor * slope) + Error(0.0, absolute * root)
+        slopes = slope * selection.slope
+        return self.named(Value(value.base, Selection(selection.index, slopes, False), zero, local))
+
+    def exact(self, value: Value, lipschitz: float, zero: Tensor | None = None) -> Value:
+        """A function without rounding, such as a maximum."""
+        bound = self.propagation.bound(value)
+        error = bound.error.times(lipschitz)
+        return self.anchored(Bound(lipschitz * bound.lipschitz, 0.0, error.relative, error.absolute), zero)
+
+    def rounding(self, value: Value, spread: float, terms: int, outputs: int, offset: float = 0.0) -> Error:
+        """The rounding error of sums of products, in l2; makes sure that none of them overflows."""
+        precision = self.precision
+        factor = gamma(terms, precision.unit)
+        magnitude = value.magnitude.times(spread) + Error(0.0, offset)
+        self.propagation.limit(magnitude, precision)
+        # Products, weights and inputs may each be flushed to zero.
+        lost = 2 * precision.tiny * (terms * math.sqrt(outputs) + spread * math.sqrt(value.size))
+        weights = value.magnitude.times(2 * precision.tiny * math.sqrt(terms * outputs))
+        return magnitude.times(factor) + weights + Error(0.0, lost)
+
+    def composed(self, value: Value, linear: LinearMap) -> LinearMap | None:
+        before = value.relation
+        if isinstance(before, Selection):
+            return linear if before.index is None and before.linear else None
+        if isinstance(linear, Diagonal):
+            return before.scaled(linear)
+        return linear.after(before) if isinstance(before, Diagonal) else None
+
+    def named(self, value: Value) -> Value:
+        name = locate_module(self.node)
+        return replace(value, name=name, kind=operation_kind(self.node), node=self.node.name)
+
+
+class Propagation:
+    """Bounds of the values of a captured graph.
+
+    Args:
+        model: the captured graph.
+        rules: by name of the operation.
+        budget: operations that the proof of one layer may take.
+        on_layer: called after each layer's proof.
+    """
+
+    def __init__(
+        self,
+        model: CapturedModel,
+        rules: dict[str, Rule],
+        *,
+        budget: float = BUDGET,
+        on_layer: Callable[[LayerBound], None] | None = None,
+    ) -> None:
+        self.model, self.rules, self.budget, self.on_layer = model, rules, budget, on_layer
+        self.layers: list[LayerBound] = []
+        self.largest_input = math.inf
+        self._results: dict[fx.Node, Any] = {}
+        self._bases: dict[int, tuple[Value, Base]] = {}  # by identity; the value is there to stay alive
+        self._rows: dict[int, Tensor] = {}  # constants that depend on the batch size, by identity
+        self._batch: Any = None
+        self._input = Base(Bound(), "x")
+
+    @torch.no_grad()
+    def run(self, last: fx.Node | None = None) -> Value:
+        """The value of a node, by default of the logits."""
+        for node in live_nodes(self.model.graph_module.graph):
+            if node.op == "output":
+                break
+            self._results[node] = self._visit(node)
+            if node is last:
+                return self._value(node)
+        (logits,) = node.all_input_nodes
+        return self._value(logits)
+
+    def _value(self, node: fx.Node) -> Value:
+        value = self._results[node]
+        if not isinstance(value, Value):
+            raise InputError("the logits do not depend on the input: there is nothing to certify")
+        return value
+
+    def _visit(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            self._batch = node.meta["val"].shape[0]
+            precision = Precision.of(node.meta["val"].dtype)
+            zero = torch.zeros(1, *node.meta["val"].shape[1:], dtype=torch.float64)
+            self.limit(Error(1.0), precision)
+            return Value(self._input, Selection(), zero, name="x")
+        if node.op == "get_attr":
+            return getattr(self.model.graph_module, str(node.target)).detach().cpu()
+        if node.target is operator.getitem:
+            source: Any = node.args[0]
+            index: Any = node.args[1]
+            part = self._results[source][index]
+            if part is None:
+                raise self._refusal(source, "only its first result can be certified")
+            self._check_rows(node)
+            base = replace(part.base, node=node.name) if part.base.node == source.name else part.base
+            return replace(part, base=base, node=node.name)
+        if isinstance(node.meta.get("val"), (int, torch.SymInt)):
+            return node  # a batch size: `batch_number` computes it
+        return self._apply(node)
+
+    def _apply(self, node: fx.Node) -> Any:
+        arguments = fx.map_arg(bind_arguments(node), self._results.__getitem__)
+        call = Call(self, node, dict(arguments))
+        if not any(isinstance(value, Value) for value in _flat(arguments)):
+            return self._constant(call)
+        try:
+            self._check_rows(node)
+            rule = self.rules.get(operation_kind(node))
+            if rule is None:
+                raise Refusal("it has no certification rule")
+            return rule(call)
+        except (Refusal, InputError) as error:
+            raise self._refusal(node, str(error)) from None
+
+    def _constant(self, call: Call) -> Tensor:
+        """A tensor made from the batch size, such as zeros to append; it must be the same for every point."""
+        tensors = [call.run({}, batch, exact=False) for batch in BATCHES]
+        for tensor, batch in zip(tensors, BATCHES, strict=True):
+            same = isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == batch and (tensor == tensor[:1]).all()
+            if not same or not torch.equal(tensor[:1], tensors[0][:1]):
+                raise self._refusal(call.node, "it mixes the points of a batch")
+        return self.row_constant(tensors[0][:1])
+
+    def row_constant(self, tensor: Tensor) -> Tensor:
+        """Register a constant that stands for one row of a batch."""
+        self._rows[id(tensor)] = tensor
+        return tensor
+
+    def for_batch(self, tensor: Tensor, batch: int) -> Tensor:
+        """A constant as an operation sees it: one row for every point, if it stands for one."""
+        return tensor.expand(batch, *tensor.shape[1:]) if id(tensor) in self._rows else tensor
+
+    def _check_rows(self, node: fx.Node) -> None:
+        """Every result starts with the batch dimension and has no other that depends on the batch size."""
+        value = node.meta["val"]
+        if isinstance(value, Tensor):  # of several results each one that is used
+            batch, *shape = value.shape or (0,)
+            if str(batch) != str(self._batch) or not all(isinstance(n, int) for n in shape):
+                raise Refusal("it mixes the points of a batch")
+
+    def _refusal(self, node: Any, reason: str) -> InputError:
+        where = f" ({line})" if (line := locate(node)) else ""
+        return InputError(f"{operation_kind(node)} cannot be certified: {reason}{where}")
+
+    # --- what rules need
+
+    def batch_number(self, node: fx.Node, batch: int) -> int:
+        """A number that depends on the batch size, for a batch size."""
+        if node.target in ARITHMETIC:
+            left, right = (self.batch_number(a, batch) if isinstance(a, fx.Node) else a for a in node.args)
+            return int(node.target(left, right))
+        value = node.meta["val"]
+        if isinstance(value, int):
+            return value
+        if str(value) != str(self._batch):
+            raise Refusal("it computes with the batch size")
+        return batch
+
+    def finite(self, tensor: Tensor | float) -> Tensor:
+        """A constant in float64; the difference to its own precision is none."""
+        tensor = torch.as_tensor(tensor).detach().double()
+        if not tensor.isfinite().all():
+            raise Refusal("its weights are not finite")
+        return tensor
+
+    def per_point(self, constant: Tensor, shape: Shape) -> Tensor:
+        """A constant that is combined with a value, without its batch dimension."""
+        if constant.dim() > len(shape):
+            if constant.dim() > len(shape) + 1 or constant.shape[0] != 1:
+                raise Refusal("it mixes the points of a batch")
+            constant = constant[0]
+        return constant
+
+    def limit(self, magnitude: Error, precision: Precision) -> None:
+        """Numbers up to this magnitude must not overflow: bounds the norm of inputs."""
+        room = precision.largest / 4 - magnitude.absolute
+        if not room > 0:
+            raise Refusal("it may overflow, or its weights are not finite")
+        if magnitude.relative > 0:
+            self.largest_input = min(self.largest_input, room / magnitude.relative)
+
+    def is_input(self, value: Value) -> bool:
+        """Whether a value has the numbers of the network's input in their order."""
+        return value.base is self._input and self.base(value) is self._input
+
+    def bound(self, value: Value) -> Bound:
+        """A value as a function of the network's input; proves the norm of a linear map."""
+        return self.base(value).bound
+
+    def base(self, value: Value) -> Base:
+        if id(value) not in self._bases:
+            same = _is_linear(value) and isinstance(value.relation, Selection) and value.local == Error()
+            base = value.base if same else self._resolved(value)
+            self._bases[id(value)] = value, base
+        return self._bases[id(value)][1]
+
+    def _resolved(self, value: Value) -> Base:
+        gain, before = self.gain(value), value.base.bound
+        error = before.error.times(gain) + value.local
+        offset = norm(value.zero) + error.absolute
+        return Base(Bound(gain * before.lipschitz, offset, error.relative, error.absolute), value.node)
+
+    def anchor(self, value: Value) -> Value:
+        """The same value as its own base."""
+        return replace(value, base=self.base(value), relation=Selection(), local=Error())
+
+    def gain(self, value: Value) -> float:
+        """The Lipschitz constant of a value's relation to its base."""
+        relation = value.relation
+        return relation.gain if isinstance(relation, Selection) else self.prove(value, relation)
+
+    def prove(self, value: Value, relation: LinearMap) -> float:
+        """The proven norm of a linear map."""
+        began = time.monotonic()
+        proven = relation.norm(self.budget)
+        seconds = time.monotonic() - began
+        layer = LayerBound(value.name, value.kind, proven.value, proven.method, seconds, value.node)
+        self.layers.append(layer)
+        if self.on_layer is not None:
+            self.on_layer(layer)
+        return proven.value
+
+    def common_base(self, one: Value, two: Value) -> tuple[Value, Value] | None:
+        """Two values as linear functions of the same base, if they are."""
+        for first, second in ((one, two), (self._shallow(one, two), two), (one, self._shallow(two, one))):
+            if first.base is second.base and _is_linear(first) and _is_linear(second):
+                return first, second
+        return None
+
+    def _shallow(self, value: Value, other: Value) -> Value:
+        """A value as its own base, if the other one is already expressed by it."""
+        known = self._bases.get(id(value))
+        return self.anchor(value) if known is not None and known[1] is other.base else value
+
+
+def _is_linear(value: Value) -> bool:
+    relation = value.relation
+    return not isinstance(relation, Selection) or (relation.linear and relation.index is None)
+
+
+def as_linear(value: Value) -> LinearMap:
+    """The relation of a value that is linear in its base."""
+    relation = value.relation
+    return Diagonal(torch.ones((), dtype=torch.float64)) if isinstance(relation, Selection) else relation
+
+
+def operation_kind(node: fx.Node) -> str:
+    """The name of an ATen operation without its overload.
+
+    >>> graph = fx.Graph()
+    >>> operation_kind(graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("x"), 1)))
+    'add'
+    """
+    return operation_name(node).removeprefix("aten.").partition(".")[0]
+
+
+def locate_module(node: fx.Node) -> str:
+    """The path of the module that a node comes from, or the node's own name."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    return next((path for path, _ in reversed(stack) if path), node.name)
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [item for part in value for item in _flat(part)]
+    return [value]
+
+
+def joined(propagation: Propagation, values: Sequence[Value]) -> tuple[Base, list[Value]] | None:
+    """Values as selections of one base, where they are: also smaller and larger of the same pairs, taken together."""
+    parts = [value if isinstance(value.relation, Selection) else propagation.anchor(value) for value in values]
+    bases = {id(part.base): part.base for part in parts}
+    if len(bases) == 2:
+        parts = _sorted_pairs(parts, list(bases.values())) or parts
+        bases = {id(part.base): part.base for part in parts}
+    if len(bases) != 1:
+        return None
+    return parts[0].base, parts
+
+
+def _sorted_pairs(parts: list[Value], bases: list[Base]) -> list[Value] | None:
+    r"""Minimum and maximum of two values: :math:`\Delta\min^2 + \Delta\max^2 \le \Delta a^2 + \Delta b^2`.
+
+    So the minimum counts as a change of a, and the maximum as one of b, if every pair is there as often.
+    """
+    first, second = bases[0].order, bases[1].order
+    if first is None or second is None or first[1] is not second[1] or first[2] is not second[2]:
+        return None
+    if first[0] == second[0]:
+        return None
+    lists = [[entries(part).flatten() for part in parts if part.base is base] for base in bases]
+    smaller, larger = (torch.cat(part).sort().values for part in lists)
+    if not torch.equal(smaller, larger):
+        return None
+    slope = max(float(torch.as_tensor(selection_of(part).slope).max()) for part in parts)
+    return [_as_argument(part, slope) for part in parts]
+
+
+def _as_argument(part: Value, slope: float) -> Value:
+    """An entry of a minimum as one of the first argument, an entry of a maximum as one of the second.
+
+    The slope of functions that follow is the largest for both: it is not known which argument an entry comes from.
+    """
+    assert part.base.order is not None
+    kind, a, b = part.base.order
+    source, place = a if kind == "minimum" else b, entries(part).long()
+    nothing = torch.zeros(1, dtype=torch.float64)
+    slopes = torch.as_tensor(selection_of(source).slope, dtype=torch.float64).expand(source.shape).flatten()
+    index = torch.cat([nothing, entries(source).flatten()])[place]
+    selection = Selection(index, slope * torch.cat([nothing, slopes])[place], False)
+    return replace(part, base=source.base, relation=selection, local=part.local + source.local.times(slope))
+
+
+def selection_of(value: Value) -> Selection:
+    assert isinstance(value.relation, Selection)
+    return value.relation
+
+
+def entries(value: Value) -> Tensor:
+    """The index of a selection, written out."""
+    index = selection_of(value).index
+    if index is None:
+        return torch.arange(1, value.size + 1, dtype=torch.float64).view(value.shape)
+    return index
