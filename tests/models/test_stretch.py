@@ -19,11 +19,11 @@ from atoll.runs.train import build_trainer
 from atoll.threat import ThreatModel
 
 T = 0.15
-SPREAD = 0.14  # of learnt thresholds around T
+SPREAD = 0.14  # of learned thresholds around T
 
 
-def learnt(features, seed=0):
-    """Different thresholds for every pixel, as if learnt."""
+def learned(features, seed=0):
+    """Different thresholds for every pixel, as if learned."""
     stretch, draw = Stretch(T, pixels=features).double(), torch.Generator().manual_seed(seed)
     noise = 2 * torch.rand(2, features, generator=draw, dtype=torch.float64) - 1
     stretch.thresholds.data += SPREAD / UNIT * noise
@@ -31,18 +31,18 @@ def learnt(features, seed=0):
 
 
 def stretches(features):
-    return {"fixed": Stretch(T), "learnt": learnt(features)}
+    return {"fixed": Stretch(T), "learned": learned(features)}
 
 
 def net(seed=0, features=2, classes=3, per_class=6, kind="fixed"):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = CentroidNet(
-            (features,), classes, per_class=per_class, stretch=T, learn_stretch=kind == "learnt"
+            (features,), classes, per_class=per_class, stretch=T, learn_stretch=kind == "learned"
         ).double()
         model.head.centroids.data.uniform_(0, 1)
-    if kind == "learnt":
-        model.head.stretch.load_state_dict(learnt(features, seed).state_dict())
+    if kind == "learned":
+        model.head.stretch.load_state_dict(learned(features, seed).state_dict())
     return model
 
 
@@ -78,7 +78,7 @@ def test_nothing_stretched_is_the_distance_in_the_box():
     assert (distance >= plane - 1e-9).all()
 
 
-@pytest.mark.parametrize("kind", ["fixed", "learnt"])
+@pytest.mark.parametrize("kind", ["fixed", "learned"])
 @torch.no_grad()
 def test_stretch_distances_are_those_of_a_fine_grid(kind):
     """In two dimensions the dual may stay below; it never is above, and mostly there."""
@@ -95,7 +95,7 @@ def test_stretch_distances_are_those_of_a_fine_grid(kind):
     assert hits > 12
 
 
-@pytest.mark.parametrize("kind", ["fixed", "learnt"])
+@pytest.mark.parametrize("kind", ["fixed", "learned"])
 @torch.no_grad()
 def test_in_many_dimensions_little_is_lost(kind):
     """The moves of the next multiplier do cross, and are hardly longer."""
@@ -126,7 +126,7 @@ def test_next_to_the_plane_the_multiplier_is_still_the_best_one():
 @pytest.mark.parametrize("part", ["p", "c", "thresholds"])
 def test_the_gradient_is_that_of_differences(part):
     (x, p, c), draw = (points(seed, 40, 30) for seed in range(3)), torch.Generator().manual_seed(0)
-    stretch, p, c = learnt(30), torch.nn.Parameter(0.6 * x + 0.4 * p), torch.nn.Parameter(c)
+    stretch, p, c = learned(30), torch.nn.Parameter(0.6 * x + 0.4 * p), torch.nn.Parameter(c)
     value = {"p": p, "c": c, "thresholds": stretch.thresholds}[part]
     distance = stretch_distance(x, p, c, stretch)
     step = 1e-6 * torch.randn(value.shape, generator=draw, dtype=torch.float64)
@@ -140,7 +140,7 @@ def test_the_gradient_is_that_of_differences(part):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", ["fixed", "learnt"])
+@pytest.mark.parametrize("kind", ["fixed", "learned"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_certificates_hold_on_a_grid(seed, kind, dtype):
     model, x = net(seed, kind=kind).to(dtype), points(seed, 30).to(dtype)
@@ -181,7 +181,7 @@ def test_training_moves_the_thresholds_and_certificates_stand():
 
 
 def test_the_constant_of_training_follows_the_thresholds():
-    model = net(kind="learnt").float()
+    model = net(kind="learned").float()
     estimator = LipschitzEstimator(model)
     model.head.stretch.thresholds.data.fill_(0.25 / UNIT)
     assert float(estimator()[0][0, 1].detach()) == pytest.approx(2 / (1 - 2 * 0.25))

@@ -75,7 +75,7 @@ class LipschitzEstimator(nn.Module):
             body = torch.as_tensor(body, dtype=self._dtype, device=self._device)
             if plan.head is None:  # every logit has the same constant
                 differ = 1 - torch.eye(self._classes, dtype=self._dtype, device=self._device)
-                scale = 1.0 if plan.centroids is None else plan.centroids.lipschitz  # changes if contrast is learnt
+                scale = 1.0 if plan.centroids is None else plan.centroids.lipschitz  # changes if contrast is learned
                 return body * scale * plan.pair_factor * differ, body * scale * plan.vector_factor
             return body * pair_distances(plan.parts[plan.head].matrix(weights)), body * norms[plan.head]
 

@@ -155,7 +155,7 @@ def stretch_distance(x: Tensor, p: Tensor, c: Tensor, stretch: Stretch) -> Tenso
     margin = (u - c).square().sum(1) - (u - p).square().sum(1)
     with torch.no_grad():
         best = multiplier(a, margin.clamp_min(0), low, high, gain)
-    # The moves depend on the thresholds, which may be learnt; that they depend on a does not count.
+    # The moves depend on the thresholds, which may be learned; that they depend on a does not count.
     move, change = minimal_moves(best[:, None] * a.detach(), low, high, gain)
     q = best * (margin + (a * change).sum(1)) + move.square().sum(1) / 2
     # The square root of next to nothing has no gradient that one could use.
