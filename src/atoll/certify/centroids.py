@@ -20,6 +20,7 @@ from atoll.certify.propagation import LayerBound
 from atoll.errors import InputError
 from atoll.graph import CapturedModel, capture, find_input
 from atoll.models.centroid import CentroidNet, Centroids, EtaLayer
+from atoll.models.stretch import Stretch
 from atoll.modules import evaluation_mode
 from atoll.threat import Bounds
 
@@ -43,7 +44,7 @@ class NearestCentroid:
     about one of these radii: c's region is a polyhedron, and its distance is bounded by ``polyhedra.distance_bounds``.
     Without an encoder the polyhedron is also cut with the box of valid inputs (``model.bounds``), and the radius then
     is about valid inputs only; so are threat models.  If inputs are stretched, centroids are compared with
-    :math:`\phi(z)`; a plane's distance there, divided by the constant of ``Stretch``, is a first bound, and
+    :math:`\phi(z)`; a plane's distance there, with every feature multiplied by its gain, is a first bound, and
     ``distance_bounds`` finds that of the inputs themselves.
 
     Rounding.  The head chooses centroids by products and then computes their distances; with the unit roundoff of the
@@ -193,13 +194,13 @@ class NearestCentroid:
 
     def _planes(self, near: _Neighbourhood) -> Tensor:
         """The distance to the region of every centroid, by single planes, ``(batch, centroids)``."""
-        c, norms = self.centroids, self.centroids.square().sum(1)
-        own = near.own[:, :OWN]
+        c = self.centroids * self.head.gain  # no move changes a feature by more than its gain
+        own, norms = near.own[:, :OWN], c.square().sum(1)
         between = norms[own][:, :, None] - 2 * c[own] @ c.T + norms
         # Computed by a difference, so that rounding is not small where two centroids almost meet.
         between = (between.clamp_min(0) + 8 * gamma(c.shape[1] + 8, UNIT_ROUNDOFF[torch.float64]) * norms.max()).sqrt()
         margin = near.squares[:, None] - near.squares.gather(1, own)[:, :, None] - near.slack[:, None, None]
-        distance = (margin / (2 * between)).amax(1) / self.head.lipschitz
+        distance = (margin / (2 * between)).amax(1)
         classes = torch.arange(len(c), device=c.device) // self.head.centroids.shape[1]
         return distance.masked_fill(classes == near.top[:, None], math.inf)
 
@@ -220,7 +221,7 @@ class NearestCentroid:
                 near.low[rows],
                 near.high[rows],
                 torch.where(below[rows].gather(1, other), goal[rows, None], 0.0),
-                gain=self.head.lipschitz,
+                gain=self.head.gain.double(),
             )
             better = torch.maximum(refined, bounds[rows].gather(1, other))
             bounds[rows[:, None], other] = better
@@ -351,7 +352,9 @@ class _Neighbourhood:
 def _copy_of(head: Centroids) -> Centroids:
     """A head of the class itself with the same centroids, which nobody else can change."""
     classes, per_class, features = head.centroids.shape
-    stretch = head.stretch.t if head.stretch is not None else 0.0
-    copy = Centroids(features, classes, per_class, stretch).to(head.centroids)
-    copy.centroids.data.copy_(head.centroids.detach())
+    copy = Centroids(features, classes, per_class)
+    if head.stretch is not None:
+        copy.stretch = Stretch(0.0, pixels=head.stretch.thresholds.shape[1])
+        copy.stretch.thresholds.data = head.stretch.thresholds.detach().clone()
+    copy.centroids.data = head.centroids.detach().clone()
     return copy.requires_grad_(False)
