@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.certify.bounds import UNIT_ROUNDOFF, Bound, Precision, gamma
 from atoll.certify.certificate import Certificate, rounded_inputs
@@ -352,9 +352,10 @@ class _Neighbourhood:
 def _copy_of(head: Centroids) -> Centroids:
     """A head of the class itself with the same centroids, which nobody else can change."""
     classes, per_class, features = head.centroids.shape
-    copy = Centroids(features, classes, per_class)
-    if head.stretch is not None:
-        copy.stretch = Stretch(0.0, pixels=head.stretch.thresholds.shape[1])
-        copy.stretch.thresholds.data = head.stretch.thresholds.detach().clone()
+    copy = Centroids(features, classes, per_class, head.stretch.t if head.stretch is not None else 0.0)
+    if head.stretch is not None and head.stretch.thresholds is not None:
+        thresholds = head.stretch.thresholds.detach().clone()
+        copy.stretch = Stretch(head.stretch.t, pixels=thresholds.shape[1])
+        copy.stretch.thresholds = nn.Parameter(thresholds)
     copy.centroids.data = head.centroids.detach().clone()
     return copy.requires_grad_(False)

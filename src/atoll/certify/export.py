@@ -155,17 +155,21 @@ def _centroid_radius(certifier: NearestCentroid, logits: OnnxValue, size: OnnxVa
 
 def _plane_distance(certifier: NearestCentroid, top: OnnxValue, z: OnnxValue) -> OnnxValue:
     """See `NearestCentroid._planes`: the distance to the nearest region of another class."""
-    c, head = certifier.centroids, certifier.head
-    norms, unit = c.square().sum(1), UNIT_ROUNDOFF[torch.float64]
-    u = z if head.stretch is None else ((z - head.stretch.t) * head.stretch.lipschitz).clamp(0.0, 1.0)
-    squares = (u * u).sum([1], keepdim=True) - 2 * (u @ c.T) + norms
+    c, head, unit = certifier.centroids, certifier.head, UNIT_ROUNDOFF[torch.float64]
+    u = z
+    if head.stretch is not None:
+        low, gain = torch.as_tensor(head.stretch.ends[0]).double(), head.gain.double()
+        u = ((z - low) * gain).clamp(0.0, 1.0)
+    squares = (u * u).sum([1], keepdim=True) - 2 * (u @ c.T) + c.square().sum(1)
     mine = top.eq(torch.arange(len(c)) // head.centroids.shape[1])
     nearest, own = squares.where(mine, math.inf).topk(min(OWN, head.centroids.shape[1]), 1, largest=False)
+    c = c * head.gain.double()  # no move changes a feature by more than its gain
+    norms = c.square().sum(1)
     between = z.lift(norms).index_select(0, own).unsqueeze(2) - 2 * (z.lift(c).index_select(0, own) @ c.T) + norms
     between = (between.maximum(0.0) + 8 * gamma(c.shape[1] + 8, unit) * float(norms.max())).sqrt()
     slack = _slack(certifier, u.norm([1]))
     margin = squares.unsqueeze(1) - nearest.unsqueeze(2) - slack.reshape(-1, 1, 1)
-    distance = (margin / (2 * between)).amax([1]) / head.lipschitz
+    distance = (margin / (2 * between)).amax([1])
     return distance.lift(math.inf).where(mine, distance).amin([1])
 
 

@@ -34,35 +34,37 @@ class Stretch(nn.Module):
     torch.Size([2, 784])
     """
 
-    thresholds: Tensor  # distances of l from 0 and of h from 1, in UNITs, ``(2, pixels or 1)``
+    thresholds: Tensor | None  # distances of l from 0 and of h from 1, in UNITs, ``(2, pixels)``
 
     def __init__(self, t: float, pixels: int = 0) -> None:
         super().__init__()
         check_range("[0, 0.5)", stretch=t)
-        start = torch.full((2, pixels or 1), t / UNIT)
-        if pixels:
-            self.thresholds = nn.Parameter(start)
-        else:
-            self.register_buffer("thresholds", start, persistent=False)
+        self.t = t
+        self.thresholds = nn.Parameter(torch.full((2, pixels), t / UNIT)) if pixels else None
 
     @property
-    def ends(self) -> tuple[Tensor, Tensor]:
+    def ends(self) -> tuple[Tensor | float, Tensor | float]:
         """l and h."""
+        if self.thresholds is None:
+            return self.t, 1 - self.t
         black, white = (self.thresholds * UNIT).clamp(0, WIDEST)
         return black, 1 - white
 
     @property
     def gain(self) -> Tensor:
         """The slope between the thresholds."""
+        if self.thresholds is None:
+            return torch.tensor(1 / (1 - 2 * self.t), dtype=torch.float64)
         low, high = self.ends
-        return 1 / (high - low)
+        return torch.as_tensor(1 / (high - low))
 
     @property
     def lipschitz(self) -> float:
         return float(self.gain.detach().max())
 
     def forward(self, x: Tensor) -> Tensor:
-        return ((x - self.ends[0]) * self.gain).clamp(0, 1)
+        gain = self.lipschitz if self.thresholds is None else self.gain
+        return ((x - self.ends[0]) * gain).clamp(0, 1)
 
     def inverse(self, u: Tensor) -> Tensor:
         """The input between the thresholds that becomes u, or comes closest."""
@@ -75,7 +77,7 @@ class Stretch(nn.Module):
         return low - x, high - x
 
     def extra_repr(self) -> str:
-        return f"thresholds={tuple(self.thresholds.shape)}"
+        return f"t={self.t}" if self.thresholds is None else f"pixels={self.thresholds.shape[1]}"
 
 
 def minimal_moves(v: Tensor, low: Tensor, high: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
