@@ -158,7 +158,7 @@ def _plane_distance(certifier: NearestCentroid, top: OnnxValue, z: OnnxValue) ->
     c, head, unit = certifier.centroids, certifier.head, UNIT_ROUNDOFF[torch.float64]
     u = z
     if head.stretch is not None:
-        low, gain = torch.as_tensor(head.stretch.ends[0]).double(), head.gain.double()
+        low, gain = torch.as_tensor(head.stretch.ends[0], dtype=torch.float64), head.gain.double()
         u = ((z - low) * gain).clamp(0.0, 1.0)
     squares = (u * u).sum([1], keepdim=True) - 2 * (u @ c.T) + c.square().sum(1)
     mine = top.eq(torch.arange(len(c)) // head.centroids.shape[1])
