@@ -33,7 +33,7 @@ DUAL = ("point", "other", "own", "multiplier")  # a point, another centroid, own
 FILE_LIMIT, LIMIT = 2**32, 2**27  # bytes of a file, numbers of a value or a matrix
 CHUNK, PLANES = 64, 4  # points that are evaluated together, nearest own centroids that a plane is drawn for
 UP, SAFETY = 1 + 1e-11, 1 + 1e-6  # for rounding in constants, and in bounds of errors
-CONSTANT, SLOPE = np.array([[1.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [0.0]])  # see Value
+CONSTANT, SLOPE = np.array([[1.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [0.0]])  # see _Value
 
 
 class ProofError(Exception):
@@ -49,7 +49,7 @@ def expect(condition: Any, message: str) -> None:
         raise ProofError(message)
 
 
-class Proof(NamedTuple):
+class Checked(NamedTuple):
     """The validated content of a file, and what is proven of it."""
 
     header: dict[str, Any]
@@ -60,7 +60,7 @@ class Proof(NamedTuple):
     problems: list[str]  # reasons why claims are not
 
 
-def read(path: Path) -> Proof:
+def read(path: Path) -> Checked:
     """Read a file in the safetensors format, check its digest, and validate its content."""
     expect(path.stat().st_size <= FILE_LIMIT, f"expected at most {FILE_LIMIT:,} bytes")
     raw = path.read_bytes()
@@ -80,7 +80,7 @@ def read(path: Path) -> Proof:
     return _validate(json.loads(meta["proof"]), arrays)
 
 
-def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Proof:
+def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Checked:
     missing = {"format", "precision", "subject", "bounds", "inputs", "nodes", "output", "norms"} - header.keys()
     missing |= {"input", "class", "radius"} - arrays.keys()
     expect(not missing, f"missing: {', '.join(sorted(missing))}")
@@ -118,17 +118,17 @@ def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Proof:
         places.append(args["self"]["node"] if entry["operation"] == "aten.detach.default" else place)
         if places[-1] == len(nodes):
             nodes.append({**entry, "args": args})
-    return Proof(header, arrays, nodes, places[header["output"]], np.zeros(len(x), bool), [])
+    return Checked(header, arrays, nodes, places[header["output"]], np.zeros(len(x), bool), [])
 
 
 @dataclass(frozen=True)
-class Value:
+class _Value:
     """A node at the inputs, its Lipschitz constant (infinite if not proven), and a bound of the rounding error."""
 
     array: Array
     lipschitz: float
     error: Array  # (3, points): at distance 0, slope in the distance, and that of this program
-    linear: Linear | None = None
+    linear: _Linear | None = None
     scale: float = 1.0  # a factor of all entries that the witness of a following layer contains
 
     @property
@@ -140,13 +140,13 @@ class Value:
 class Moved:
     """Entries of a value, moved: entry i, or the smaller (kind 1) or larger (kind 2) of the entries i and j."""
 
-    def __init__(self, base: Value, entries: Array | None = None) -> None:
+    def __init__(self, base: _Value, entries: Array | None = None) -> None:
         index = np.arange(base.array[0].size).reshape(base.array.shape[1:])
         self.base, self.is_moved = base, entries is not None
         self.entries = np.stack([index, index, 0 * index]) if entries is None else entries  # i, j and kind
 
     @cached_property
-    def value(self) -> Value:
+    def value(self) -> _Value:
         """Sorted pairs and single entries, each used once, are 1-Lipschitz together."""
         if not self.is_moved:
             return self.base
@@ -159,7 +159,7 @@ class Moved:
         if repeated or ((kind > 0) != (i != j)).any() or kind.max() > 2:
             raise NotCovered("expected minimum, maximum and cat as in MinMax: sorted pairs, each entry used once")
         array = np.where(kind == 2, np.maximum(flat[:, i], flat[:, j]), np.minimum(flat[:, i], flat[:, j]))
-        return Value(array.reshape(len(flat), *self.entries.shape[1:]), self.base.lipschitz, self.base.error)
+        return _Value(array.reshape(len(flat), *self.entries.shape[1:]), self.base.lipschitz, self.base.error)
 
 
 class Axis(NamedTuple):
@@ -196,10 +196,10 @@ class Axis(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Linear:
+class _Linear:
     """A layer ``kernel * base + constant``, possibly computed in several steps."""
 
-    base: Value
+    base: _Value
     kernel: Array  # (out, in, height, width); 1 x 1 if dense
     axes: list[Axis]
     spread: float  # bound of the norm of the layer with all parts of its kernel replaced by absolute values
@@ -241,10 +241,10 @@ def _is_below(part: Array, y: Axis, x: Axis, norm: float, spread: float) -> bool
     return bool(factorize(matrix, lower=True, overwrite_ab=True)[1] == 0)
 
 
-class Evaluation:
+class _Evaluation:
     """Evaluates nodes at some inputs; ``proven`` has the layers whose norms were looked at so far."""
 
-    def __init__(self, proof: Proof, start: int, proven: dict[str, bool]) -> None:
+    def __init__(self, proof: Checked, start: int, proven: dict[str, bool]) -> None:
         self.proof, self.start, self.proven, self.norms = proof, start, proven, proof.header["norms"]
         arrays = (proof.arrays[name][start : start + CHUNK] for name in ("input", "class", "radius"))
         self.x, self.classes, self.radius = (v.astype(v.dtype if v.dtype == np.int64 else float) for v in arrays)
@@ -282,7 +282,7 @@ class Evaluation:
             self.results[target] = result if isinstance(result, Moved) else Moved(result)
         return self.results[target]
 
-    def layer(self, name: str, linear: Linear, array: Array) -> Value:
+    def layer(self, name: str, linear: _Linear, array: Array) -> _Value:
         """The value of a linear layer; without a witness it has no Lipschitz constant, but may be part of a layer."""
         base, (norm, method) = linear.base, self.norms.get(name, (math.inf, ""))
         if name in self.norms and name not in self.proven:
@@ -290,9 +290,9 @@ class Evaluation:
         norm = norm / base.scale if self.proven.get(name) else math.inf
         bound, weight = base.reach * linear.spread + CONSTANT * linear.offset, float(np.abs(linear.kernel).max())
         error = self.rounding(bound, linear.terms, base.reach, weight, array[0].size)
-        return Value(array, norm * base.lipschitz, base.error * norm + error, linear)
+        return _Value(array, norm * base.lipschitz, base.error * norm + error, linear)
 
-    def scaled(self, name: str, value: Value, array: Array, factor: Array, offset: float, terms: int) -> Value:
+    def scaled(self, name: str, value: _Value, array: Array, factor: Array, offset: float, terms: int) -> _Value:
         """``array = factor * value + constants``, with constants of norm ``offset``."""
         gain, rows = float(np.abs(factor).max()), factor.reshape(len(factor), -1)
         linear, bound = value.linear if (rows == rows[:, :1]).all() else None, value.reach * gain + CONSTANT * offset
@@ -307,9 +307,9 @@ class Evaluation:
                 return self.layer(name, linear, array)
         error = value.error * gain + self.rounding(bound, terms, value.reach, gain, array[0].size)
         scale = value.scale * gain if (np.abs(factor) == gain).all() else 1.0
-        return Value(array, value.lipschitz * gain, error, linear, scale or 1.0)
+        return _Value(array, value.lipschitz * gain, error, linear, scale or 1.0)
 
-    def convolution(self, name: str, a: Any) -> Value:
+    def convolution(self, name: str, a: Any) -> _Value:
         base = a["input"].value
         if a.get("transposed") or a.get("groups", 1) != 1 or {1, *a.get("dilation", ())} != {1}:
             raise NotCovered(f"{name}: transposed, grouped and dilated convolutions are not covered")
@@ -324,10 +324,10 @@ class Evaluation:
         array = np.moveaxis(np.tensordot(windows, kernel, ((1, 4, 5), (1, 2, 3))), 3, 1) + bias[:, None, None]
         patches = math.ceil(y.taps / y.stride) * math.ceil(x.taps / x.stride)
         spread, offset = np.linalg.norm(kernel) * math.sqrt(patches), np.linalg.norm(bias) * math.sqrt(y.out * x.out)
-        layer = Linear(base, kernel, [y, x], float(spread) * UP, float(offset), kernel[0].size + 2)
+        layer = _Linear(base, kernel, [y, x], float(spread) * UP, float(offset), kernel[0].size + 2)
         return self.layer(name, layer, array.reshape(array.shape[: base.array.ndim]))
 
-    def add(self, name: str, a: Any, sign: float = 1.0) -> Value:
+    def add(self, name: str, a: Any, sign: float = 1.0) -> _Value:
         value, other, sign = a["self"].value, a["other"], sign * a["alpha"]
         if not isinstance(other, Moved):
             constant = np.broadcast_to(other, (1, *value.array.shape[1:]))[0]
@@ -344,9 +344,9 @@ class Evaluation:
                 return self.layer(name, linear, array)
         bound, error = value.reach + abs(sign) * other.reach, value.error + abs(sign) * other.error
         error = error + self.rounding(bound, 2, bound, 1.0, array[0].size)
-        return Value(array, value.lipschitz + abs(sign) * other.lipschitz, error)
+        return _Value(array, value.lipschitz + abs(sign) * other.lipschitz, error)
 
-    def multiply(self, name: str, a: Any, power: float = 1.0) -> Value:
+    def multiply(self, name: str, a: Any, power: float = 1.0) -> _Value:
         value = a["self"].value
         factor = np.broadcast_to(np.asarray(a["other"], float) ** power, (1, *value.array.shape[1:]))[0]
         return self.scaled(name, value, value.array * factor, factor, 0.0, 4)
@@ -359,15 +359,15 @@ class Evaluation:
         return Moved(parts[0].base, np.asarray(change([part.entries for part in parts])))
 
 
-OPERATIONS: dict[str, Callable[[Evaluation, str, Any], Value | Moved]] = {
-    "input": lambda e, n, a: Value(e.x, 1.0, np.zeros((3, len(e.x)))),
-    "aten.linear.default": Evaluation.convolution,
-    "aten.convolution.default": Evaluation.convolution,
-    "aten.add.Tensor": Evaluation.add,
+OPERATIONS: dict[str, Callable[[_Evaluation, str, Any], _Value | Moved]] = {
+    "input": lambda e, n, a: _Value(e.x, 1.0, np.zeros((3, len(e.x)))),
+    "aten.linear.default": _Evaluation.convolution,
+    "aten.convolution.default": _Evaluation.convolution,
+    "aten.add.Tensor": _Evaluation.add,
     "aten.sub.Tensor": lambda e, n, a: e.add(n, a, -1.0),
-    "aten.mul.Tensor": Evaluation.multiply,
+    "aten.mul.Tensor": _Evaluation.multiply,
     "aten.div.Tensor": lambda e, n, a: e.multiply(n, a, -1.0),
-    "aten.relu.default": lambda e, n, a: Value(np.maximum((v := a["self"].value).array, 0), v.lipschitz, v.error),
+    "aten.relu.default": lambda e, n, a: _Value(np.maximum((v := a["self"].value).array, 0), v.lipschitz, v.error),
     "aten.view.default": lambda e, n, a: e.move(n, a, lambda v: v[0].reshape(3, *a["size"][1:])),
     "aten.unsqueeze.default": lambda e, n, a: e.move(n, a, lambda v: np.expand_dims(v[0], a["dim"])),
     "aten.slice.Tensor": lambda e, n, a: e.move(
@@ -389,7 +389,7 @@ SLOPED = ("mul.Tensor", {"self": ("sub.Tensor", {"self": "?z", "other": "?low", 
 STRETCH = ("clamp.default", {"self": SLOPED, "min": 0, "max": 1})
 
 
-def matches(pattern: Any, value: Any, proof: Proof, names: dict[str, Any]) -> bool:
+def matches(pattern: Any, value: Any, proof: Checked, names: dict[str, Any]) -> bool:
     """Whether an argument has a pattern; ``names`` is filled with what the names stand for."""
     if isinstance(pattern, tuple):
         node = proof.nodes[value["node"]] if isinstance(value, dict) and "node" in value else {"operation": ""}
@@ -400,7 +400,7 @@ def matches(pattern: Any, value: Any, proof: Proof, names: dict[str, Any]) -> bo
     return bool(names.setdefault(pattern, value) == value if str(pattern).startswith("?") else pattern == value)
 
 
-class Centroids:
+class _Centroids:
     r"""The head of a Centroid Net: minus the distance to the nearest centroid of each class, which products select.
 
     It keeps its class if features within :math:`\rho = L r + e` are closer to an own centroid p than to c, for each
@@ -408,7 +408,7 @@ class Centroids:
     a move :math:`\delta` to where c is closest has :math:`\tfrac12 \|\delta\|^2 \ge q(\lambda)`, the dual function.
     """
 
-    def __init__(self, proof: Proof, names: dict[str, Any]) -> None:
+    def __init__(self, proof: Checked, names: dict[str, Any]) -> None:
         keys = ("?centers", "?flat", "?squares", "?classes")
         centers, flat, squares, classes = (proof.arrays[names[key]["constant"]].astype(float) for key in keys)
         self.per_class, self.flat, self.squares = centers.shape[1], flat.T.copy(), (flat**2).sum(0)
@@ -420,7 +420,7 @@ class Centroids:
         self.features: int = names["?z" if self.is_stretched else "?u"]["node"]
         self.low, self.gain = [names[key] if self.is_stretched else v for key, v in (("?low", 0.0), ("?gain", 1.0))]
 
-    def keeps(self, e: Evaluation) -> Array:
+    def keeps(self, e: _Evaluation) -> Array:
         """Whether the class stays the same within the radius."""
         source, bounds, classes = e.run(self.features), e.proof.header["bounds"], e.classes
         flat, squares, gain, largest = self.flat, self.squares, self.gain, math.sqrt(self.squares.max()) * UP
@@ -460,13 +460,13 @@ class Centroids:
             size = (weight * np.abs(margin)).sum(1) + (move**2 / 2 + np.abs(v * change)).sum(1)
             size += ((np.abs(move) + gain * np.abs(v)) * (2 + np.abs(x[point]))).sum(1)
             size += 4 * gain * largest * rho[point] * weight.sum(1)
-            keeps[point, other] |= q - 2 * own_gamma * (1 + own.shape[1]) * size > UP * rho[point] ** 2 / 2
+            keeps[point, other] |= q - 2 * e.gamma(count + own.shape[1] + 16)[2, 0] * size > UP * rho[point] ** 2 / 2
         return np.asarray(keeps.all(1))
 
 
-def _linear_head_keeps(e: Evaluation) -> Array:
+def _linear_head_keeps(e: _Evaluation) -> Array:
     logits, classes = e.run(e.proof.output).value, e.classes[:, None]
-    linear = logits.linear or Linear(logits, np.eye(logits.array.shape[1])[:, :, None, None], [], 0.0, 0.0, 0)
+    linear = logits.linear or _Linear(logits, np.eye(logits.array.shape[1])[:, :, None, None], [], 0.0, 0.0, 0)
     base, weight = linear.base, linear.kernel.reshape(logits.array.shape[1], -1)
     margin = np.take_along_axis(logits.array, classes, 1) - logits.array
     distance = np.sqrt(((weight[classes] - weight) ** 2).sum(2))
@@ -478,16 +478,16 @@ def _linear_head_keeps(e: Evaluation) -> Array:
     return np.asarray(keeps.all(1))
 
 
-def check(path: Path) -> Proof:
+def check(path: Path) -> Checked:
     """Check all claims of a file; raises ``ProofError`` if it is damaged, altered or malformed."""
     norms, names = dict[str, bool](), dict[str, Any]()
     try:
         proof = read(path)
         try:
-            head = Centroids(proof, names) if matches(HEAD, {"node": proof.output}, proof, names) else None
+            head = _Centroids(proof, names) if matches(HEAD, {"node": proof.output}, proof, names) else None
             for start in range(0, len(proof.proven), CHUNK):
                 with np.errstate(all="ignore"):
-                    e = Evaluation(proof, start, norms)
+                    e = _Evaluation(proof, start, norms)
                     keeps = head.keeps(e) if head else _linear_head_keeps(e)
                     proof.proven[start : start + CHUNK] = keeps & (e.total(np.stack(e.peaks).max(0)) < e.largest)
         except NotCovered as error:

@@ -63,7 +63,7 @@ def test_certificates_hold(chunk):
 def examine_centroids(seed: int) -> Outcome:
     """Certify and attack the Centroid Net of a seed."""
     net = random_centroid_net(seed)
-    certifier = attempt(lambda: NearestCentroid.proven(net, radii=(0.1, 1.0), eta=(seed % 3) / 4))
+    certifier = attempt(lambda: NearestCentroid.proven(net, radii=(0.1, 1.0), eta=(seed % 3) / 50))
     if isinstance(certifier, Refusal):
         return Outcome(refusal=certifier.message)
     x = points(certifier.model, net.input_shape, net.head.centroids.dtype, seed)

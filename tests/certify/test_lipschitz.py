@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from atoll.certify.bounds import Bound, Constant, Selection, hypot
+from atoll.certify.bounds import Bound, Selection, TracedConstant, hypot
 from atoll.certify.lipschitz import lipschitz
 from atoll.certify.rules import ERF_SLOPE, GELU_SLOPE, MISH_SLOPE, SILU_SLOPE
 from atoll.errors import InputError
@@ -294,10 +294,10 @@ def test_repeated_entries_count_as_often():
 
 
 def test_constants_are_computed_again():
-    sigma, tau = Constant(2.0, "sigma"), Constant(5.0, "tau")
+    sigma, tau = TracedConstant(2.0, "sigma"), TracedConstant(5.0, "tau")
     total = hypot(3.0 * sigma, sigma * tau + 1)
     assert total == pytest.approx(math.hypot(6, 11))
-    assert isinstance(total, Constant)
+    assert isinstance(total, TracedConstant)
     values = {"sigma": torch.tensor(1.0), "tau": torch.tensor(3.0)}
     assert float(total.evaluate(values)) == pytest.approx(5)
 

@@ -64,10 +64,10 @@ class Error:
         return Error(math.hypot(*(e.relative for e in errors)), math.hypot(*(e.absolute for e in errors)))
 
 
-class Constant(float):
+class TracedConstant(float):
     """A Lipschitz constant that remembers how it was computed from others, so that it can be computed again.
 
-    >>> sigma = Constant(3.0, "norm")
+    >>> sigma = TracedConstant(3.0, "norm")
     >>> total = hypot(2 * sigma + 1, 0.0)
     >>> total, total.evaluate({"norm": torch.tensor(1.0)})
     (7.0, tensor(3.))
@@ -75,16 +75,16 @@ class Constant(float):
 
     recipe: Any
 
-    def __new__(cls, value: float, recipe: Any) -> Constant:
+    def __new__(cls, value: float, recipe: Any) -> TracedConstant:
         constant = super().__new__(cls, value)
         constant.recipe = recipe
         return constant
 
-    def __mul__(self, other: float) -> Constant:
-        return Constant(float(self) * float(other), (torch.mul, self, other))
+    def __mul__(self, other: float) -> TracedConstant:
+        return TracedConstant(float(self) * float(other), (torch.mul, self, other))
 
-    def __add__(self, other: float) -> Constant:
-        return Constant(float(self) + float(other), (torch.add, self, other))
+    def __add__(self, other: float) -> TracedConstant:
+        return TracedConstant(float(self) + float(other), (torch.add, self, other))
 
     __rmul__, __radd__ = __mul__, __add__
 
@@ -93,7 +93,7 @@ class Constant(float):
         if not isinstance(self.recipe, tuple):
             return leaves[self.recipe]
         function, *arguments = self.recipe
-        tensors = [a.evaluate(leaves) if isinstance(a, Constant) else a for a in arguments]
+        tensors = [a.evaluate(leaves) if isinstance(a, TracedConstant) else a for a in arguments]
         like = next(t for t in tensors if isinstance(t, Tensor))
         result: Tensor = function(*(torch.as_tensor(t, dtype=like.dtype, device=like.device) for t in tensors))
         return result
@@ -104,8 +104,8 @@ def hypot(*values: float) -> float:
     total = values[0]
     for value in values[1:]:
         length = math.hypot(total, value)
-        traced = isinstance(total, Constant) or isinstance(value, Constant)
-        total = Constant(length, (torch.hypot, total, value)) if traced else length
+        traced = isinstance(total, TracedConstant) or isinstance(value, TracedConstant)
+        total = TracedConstant(length, (torch.hypot, total, value)) if traced else length
     return total
 
 

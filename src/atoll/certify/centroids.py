@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.certify.bounds import UNIT_ROUNDOFF, Bound, Precision, gamma
 from atoll.certify.certificate import Certificate, rounded_inputs
@@ -20,6 +20,7 @@ from atoll.certify.propagation import LayerBound
 from atoll.errors import InputError
 from atoll.graph import CapturedModel, capture, find_input
 from atoll.models.centroid import CentroidNet, Centroids, EtaLayer
+from atoll.models.stretch import Stretch
 from atoll.modules import evaluation_mode
 from atoll.threat import Bounds
 
@@ -43,7 +44,7 @@ class NearestCentroid:
     about one of these radii: c's region is a polyhedron, and its distance is bounded by ``polyhedra.distance_bounds``.
     Without an encoder the polyhedron is also cut with the box of valid inputs (``model.bounds``), and the radius then
     is about valid inputs only; so are threat models.  If inputs are stretched, centroids are compared with
-    :math:`\phi(z)`; a plane's distance there, divided by the constant of ``Stretch``, is a first bound, and
+    :math:`\phi(z)`; a plane's distance there, with every feature multiplied by its gain, is a first bound, and
     ``distance_bounds`` finds that of the inputs themselves.
 
     Rounding.  The head chooses centroids by products and then computes their distances; with the unit roundoff of the
@@ -160,8 +161,8 @@ class NearestCentroid:
     def __call__(self, x: Tensor) -> Certificate:
         given, x = x.dtype, x.to(self.head.centroids.dtype)
         z, logits = self._run(x)
-        size = (1 + 1e-10) * torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
-        error = 2 * (self.encoder.relative * size + self.encoder.absolute)
+        size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+        error = 2 * ((1 + 1e-10) * self.encoder.relative * size + self.encoder.absolute)
         gain = self.encoder.lipschitz + self.encoder.relative
         prediction = logits.argmax(1)
         rows = max(1, CHUNK // max(OWN * len(self.centroids), REFINED_OWN * z.shape[1]))
@@ -193,13 +194,13 @@ class NearestCentroid:
 
     def _planes(self, near: _Neighbourhood) -> Tensor:
         """The distance to the region of every centroid, by single planes, ``(batch, centroids)``."""
-        c, norms = self.centroids, self.centroids.square().sum(1)
-        own = near.own[:, :OWN]
+        c = self.centroids * self.head.gain  # no move changes a feature by more than its gain
+        own, norms = near.own[:, :OWN], c.square().sum(1)
         between = norms[own][:, :, None] - 2 * c[own] @ c.T + norms
         # Computed by a difference, so that rounding is not small where two centroids almost meet.
         between = (between.clamp_min(0) + 8 * gamma(c.shape[1] + 8, UNIT_ROUNDOFF[torch.float64]) * norms.max()).sqrt()
         margin = near.squares[:, None] - near.squares.gather(1, own)[:, :, None] - near.slack[:, None, None]
-        distance = (margin / (2 * between)).amax(1) / self.head.lipschitz
+        distance = (margin / (2 * between)).amax(1)
         classes = torch.arange(len(c), device=c.device) // self.head.centroids.shape[1]
         return distance.masked_fill(classes == near.top[:, None], math.inf)
 
@@ -220,7 +221,7 @@ class NearestCentroid:
                 near.low[rows],
                 near.high[rows],
                 torch.where(below[rows].gather(1, other), goal[rows, None], 0.0),
-                gain=self.head.lipschitz,
+                gain=self.head.gain.double(),
             )
             better = torch.maximum(refined, bounds[rows].gather(1, other))
             bounds[rows[:, None], other] = better
@@ -351,7 +352,10 @@ class _Neighbourhood:
 def _copy_of(head: Centroids) -> Centroids:
     """A head of the class itself with the same centroids, which nobody else can change."""
     classes, per_class, features = head.centroids.shape
-    stretch = head.stretch.t if head.stretch is not None else 0.0
-    copy = Centroids(features, classes, per_class, stretch).to(head.centroids)
-    copy.centroids.data.copy_(head.centroids.detach())
+    copy = Centroids(features, classes, per_class, head.stretch.t if head.stretch is not None else 0.0)
+    if head.stretch is not None and head.stretch.thresholds is not None:
+        thresholds = head.stretch.thresholds.detach().clone()
+        copy.stretch = Stretch(head.stretch.t, pixels=thresholds.shape[1])
+        copy.stretch.thresholds = nn.Parameter(thresholds)
+    copy.centroids.data = head.centroids.detach().clone()
     return copy.requires_grad_(False)

@@ -16,7 +16,7 @@ from atoll.certify.centroids import OWN, NearestCentroid
 from atoll.certify.certificate import Certificate, Proof
 from atoll.certify.gloro import GloRo
 from atoll.certify.onnx_forms import write_graph
-from atoll.certify.onnx_writer import Value, Writer
+from atoll.certify.onnx_writer import OnnxValue, Writer
 from atoll.errors import InputError, UnsoundError
 from atoll.files import write_atomic
 from atoll.graph import CapturedModel, capture, find_input
@@ -98,17 +98,17 @@ def to_onnx(certifier: Proof, eps: float) -> bytes:
     return writer.to_bytes(prediction=prediction.of_shape((-1,)), radius=radius.of_shape((-1,)))
 
 
-def _tensor(value: Any) -> Value:
-    assert isinstance(value, Value)  # logits and features are no tuples
+def _tensor(value: Any) -> OnnxValue:
+    assert isinstance(value, OnnxValue)  # logits and features are no tuples
     return value
 
 
-def _all(condition: Value) -> Value:
+def _all(condition: OnnxValue) -> OnnxValue:
     """Whether a condition holds for all elements of a row."""
     return condition.to(torch.int64).amin([1]).to(torch.bool)
 
 
-def _gloro_radius(certifier: GloRo, logits: Value, size: Value) -> Value:
+def _gloro_radius(certifier: GloRo, logits: OnnxValue, size: OnnxValue) -> OnnxValue:
     """See `gloro.radius`; inputs without a finite radius may have any."""
     top, constants = logits.argmax(1), certifier.constants
     k, a, b = (
@@ -143,7 +143,7 @@ def _features(certifier: NearestCentroid) -> fx.Node:
     return node
 
 
-def _centroid_radius(certifier: NearestCentroid, logits: Value, size: Value, z: Value) -> Value:
+def _centroid_radius(certifier: NearestCentroid, logits: OnnxValue, size: OnnxValue, z: OnnxValue) -> OnnxValue:
     """See `NearestCentroid`; without ``radii``."""
     encoder, factor = certifier.encoder, (1 - certifier.eta.eta) / (1 + certifier.eta.eta)
     distance = _plane_distance(certifier, logits.argmax(1, keepdim=True), z)
@@ -153,23 +153,27 @@ def _centroid_radius(certifier: NearestCentroid, logits: Value, size: Value, z: 
     return radius.where(first >= second * factor, 0.0)
 
 
-def _plane_distance(certifier: NearestCentroid, top: Value, z: Value) -> Value:
+def _plane_distance(certifier: NearestCentroid, top: OnnxValue, z: OnnxValue) -> OnnxValue:
     """See `NearestCentroid._planes`: the distance to the nearest region of another class."""
-    c, head = certifier.centroids, certifier.head
-    norms, unit = c.square().sum(1), UNIT_ROUNDOFF[torch.float64]
-    u = z if head.stretch is None else ((z - head.stretch.t) * head.stretch.lipschitz).clamp(0.0, 1.0)
-    squares = (u * u).sum([1], keepdim=True) - 2 * (u @ c.T) + norms
+    c, head, unit = certifier.centroids, certifier.head, UNIT_ROUNDOFF[torch.float64]
+    u = z
+    if head.stretch is not None:
+        low, gain = torch.as_tensor(head.stretch.ends[0], dtype=torch.float64), head.gain.double()
+        u = ((z - low) * gain).clamp(0.0, 1.0)
+    squares = (u * u).sum([1], keepdim=True) - 2 * (u @ c.T) + c.square().sum(1)
     mine = top.eq(torch.arange(len(c)) // head.centroids.shape[1])
     nearest, own = squares.where(mine, math.inf).topk(min(OWN, head.centroids.shape[1]), 1, largest=False)
+    c = c * head.gain.double()  # no move changes a feature by more than its gain
+    norms = c.square().sum(1)
     between = z.lift(norms).index_select(0, own).unsqueeze(2) - 2 * (z.lift(c).index_select(0, own) @ c.T) + norms
     between = (between.maximum(0.0) + 8 * gamma(c.shape[1] + 8, unit) * float(norms.max())).sqrt()
     slack = _slack(certifier, u.norm([1]))
     margin = squares.unsqueeze(1) - nearest.unsqueeze(2) - slack.reshape(-1, 1, 1)
-    distance = (margin / (2 * between)).amax([1]) / head.lipschitz
+    distance = (margin / (2 * between)).amax([1])
     return distance.lift(math.inf).where(mine, distance).amin([1])
 
 
-def _slack(certifier: NearestCentroid, size: Value) -> Value:
+def _slack(certifier: NearestCentroid, size: OnnxValue) -> OnnxValue:
     """What rounding may have added to a difference of two squared distances, for stretched features of a norm."""
     features, precision, unit = certifier.centroids.shape[1], certifier.precision, UNIT_ROUNDOFF[torch.float64]
     largest, up, root = float(certifier.centroids.norm(dim=1).max()), 1 + 1e-12, math.sqrt(features)

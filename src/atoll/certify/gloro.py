@@ -128,7 +128,7 @@ class GloRo:
     def __call__(self, x: Tensor) -> Certificate:
         given = x.dtype
         x, logits = run_certified(self.model, x)
-        size = (1 + 1e-10) * torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+        size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
         function = self.model.digest if isinstance(self.model, CapturedModel) else ""
         radii = rounded_inputs(radius(logits, size, self.constants, self.largest_input), size, given, x.dtype)
         return Certificate(logits.argmax(1), radii, function)
@@ -166,7 +166,7 @@ def _pairs(propagation: Propagation, logits: Value) -> PairwiseLipschitz:
     local = local.times(math.sqrt(2))
     return PairwiseLipschitz(
         UP * distance * before.lipschitz,
-        UP * (distance * before.relative + local.relative),
+        (1 + 1e-10) * (distance * before.relative + local.relative),  # also for rounding of the norm of x
         UP * (distance * before.absolute + local.absolute),
     )
 

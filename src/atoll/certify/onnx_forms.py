@@ -17,17 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from atoll.certify.onnx_writer import Number, Value
+from atoll.certify.onnx_writer import Number, OnnxValue
 from atoll.errors import InputError
 from atoll.graph import CapturedModel, bind_arguments, locate
 from atoll.graph.nodes import live_nodes, operation_name
 
-Values = Value | tuple[Value | None, ...]  # None for an output that has no form, such as the indices of a pool
-Operand = Value | Number
+Values = OnnxValue | tuple[OnnxValue | None, ...]  # None for an output that has no form, such as the indices of a pool
+Operand = OnnxValue | Number
 
 
 @dataclass(frozen=True)
-class Call:
+class OnnxCall:
     """What a form knows of the operation besides its arguments.
 
     Args:
@@ -39,7 +39,7 @@ class Call:
     dtype: torch.dtype
 
 
-def write_graph(model: CapturedModel, x: Value) -> dict[fx.Node, Values]:
+def write_graph(model: CapturedModel, x: OnnxValue) -> dict[fx.Node, Values]:
     """Append the operations of a captured model; returns the value of every node, the logits under the output node.
 
     Args:
@@ -79,7 +79,7 @@ def write_graph(model: CapturedModel, x: Value) -> dict[fx.Node, Values]:
     return values
 
 
-def _repeat_row(x: Value, row: Tensor) -> Value:
+def _repeat_row(x: OnnxValue, row: Tensor) -> OnnxValue:
     """A constant that is the same for every input, for the batch size of x."""
     sizes = x.writer.integers(row.shape[1:])
     return x.writer.constant(row).expand(x.writer.concatenate([x.size(0), sizes], 0))
@@ -99,14 +99,14 @@ def _write_node(node: fx.Node, values: dict[fx.Node, Values]) -> Values:
         result = FORMS[operation](call, *arguments)
     except InputError as error:
         raise InputError(f"{_at(node)} has no ONNX form: {error}") from None
-    return result.of_shape(call.shape) if isinstance(result, Value) else result
+    return result.of_shape(call.shape) if isinstance(result, OnnxValue) else result
 
 
-def _item(arguments: Sequence[Any], node: fx.Node) -> Value:
+def _item(arguments: Sequence[Any], node: fx.Node) -> OnnxValue:
     items, index = arguments
     if items[index] is None:
         raise InputError(f"{_at(node.all_input_nodes[0])} has no ONNX form: the network reads output {index} of it")
-    value: Value = items[index]
+    value: OnnxValue = items[index]
     return value.of_shape(_call(node).shape)
 
 
@@ -114,13 +114,13 @@ def _at(node: fx.Node) -> str:
     return operation_name(node) + (f" ({line})" if (line := locate(node)) else "")
 
 
-def _call(node: fx.Node) -> Call:
+def _call(node: fx.Node) -> OnnxCall:
     result = node.meta["val"]
     first = result[0] if isinstance(result, tuple | list) else result
-    return Call(tuple(size if isinstance(size, int) else -1 for size in first.shape), first.dtype)
+    return OnnxCall(tuple(size if isinstance(size, int) else -1 for size in first.shape), first.dtype)
 
 
-def _constant(value: Value) -> Tensor:
+def _constant(value: OnnxValue) -> Tensor:
     if value.tensor is None:
         raise InputError("expected weights that do not depend on the input")
     return value.tensor
@@ -129,28 +129,28 @@ def _constant(value: Value) -> Tensor:
 # --- sums of products
 
 
-def _linear(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
+def _linear(call: OnnxCall, x: OnnxValue, weight: OnnxValue, bias: OnnxValue | None) -> OnnxValue:
     y = x @ _constant(weight).T
     return y if bias is None else y + bias
 
 
-def _addmm(call: Call, bias: Value, a: Value, b: Value, beta: Number, alpha: Number) -> Value:
+def _addmm(call: OnnxCall, bias: OnnxValue, a: OnnxValue, b: OnnxValue, beta: Number, alpha: Number) -> OnnxValue:
     product = a @ b
     return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
 
 
 def _convolution(
-    call: Call,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
+    call: OnnxCall,
+    x: OnnxValue,
+    weight: OnnxValue,
+    bias: OnnxValue | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Value:
+) -> OnnxValue:
     """Patches times a matrix."""
     kernel, sizes, w = weight.shape[2:], x.shape[2:], _constant(weight)
     positions = _transposed_positions if transposed else _positions
@@ -169,8 +169,15 @@ def _convolution(
 
 
 def _batch_norm(
-    call: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, _: Number, eps: Number
-) -> tuple[Value | None, ...]:
+    call: OnnxCall,
+    x: OnnxValue,
+    weight: OnnxValue | None,
+    bias: OnnxValue | None,
+    mean: OnnxValue,
+    var: OnnxValue,
+    _: Number,
+    eps: Number,
+) -> tuple[OnnxValue | None, ...]:
     scale = 1 / (_constant(var) + eps).sqrt()
     scale = scale if weight is None else scale * _constant(weight)
     shift = -_constant(mean) * scale
@@ -182,7 +189,7 @@ def _batch_norm(
 # --- windows
 
 
-def _windows(x: Value, positions: Sequence[Tensor], fill: Number = 0.0) -> Value:
+def _windows(x: OnnxValue, positions: Sequence[Tensor], fill: Number = 0.0) -> OnnxValue:
     """The elements of every window, (batch, windows, elements of a window, channels).
 
     Args:
@@ -201,7 +208,7 @@ def _windows(x: Value, positions: Sequence[Tensor], fill: Number = 0.0) -> Value
     return rows.index_select(1, index.where(inside, area))
 
 
-def _rows(x: Value) -> Value:
+def _rows(x: OnnxValue) -> OnnxValue:
     """Pixels in rows and channels last: (batch, pixels, channels)."""
     return x.reshape(-1, x.shape[1], math.prod(x.shape[2:])).permute(0, 2, 1)
 
@@ -228,7 +235,12 @@ def _adaptive_positions(out: int, size: int) -> Tensor:
 
 
 def _pool_positions(
-    call: Call, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    call: OnnxCall,
+    x: OnnxValue,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
 ) -> list[Tensor]:
     rank = len(x.shape) - 2
     kernel, stride, padding, dilation = (_per_dim(v, rank) for v in (kernel, stride or kernel, padding, dilation))
@@ -240,12 +252,12 @@ def _per_dim(values: Sequence[int], rank: int) -> list[int]:
     return list(values) * rank if len(values) == 1 else list(values)
 
 
-def _max_of_windows(call: Call, x: Value, positions: Sequence[Tensor]) -> tuple[Value | None, ...]:
+def _max_of_windows(call: OnnxCall, x: OnnxValue, positions: Sequence[Tensor]) -> tuple[OnnxValue | None, ...]:
     windows = _windows(x, positions, -math.inf)
     return windows.amax([2]).permute(0, 2, 1).reshape(*call.shape), None
 
 
-def _mean_of_windows(call: Call, x: Value, positions: Sequence[Tensor], count: Tensor) -> Value:
+def _mean_of_windows(call: OnnxCall, x: OnnxValue, positions: Sequence[Tensor], count: Tensor) -> OnnxValue:
     """Args: count: that sums are divided by, for each window or for all."""
     return (_windows(x, positions).sum([2]).permute(0, 2, 1) / count).reshape(*call.shape)
 
@@ -258,27 +270,27 @@ def _sizes_of_windows(positions: Sequence[Tensor]) -> Tensor:
 
 
 def _max_pool(
-    call: Call,
-    x: Value,
+    call: OnnxCall,
+    x: OnnxValue,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     _: bool,
-) -> tuple[Value | None, ...]:
+) -> tuple[OnnxValue | None, ...]:
     return _max_of_windows(call, x, _pool_positions(call, x, kernel, stride, padding, dilation))
 
 
 def _avg_pool(
-    call: Call,
-    x: Value,
+    call: OnnxCall,
+    x: OnnxValue,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     _: bool,
     count_include_pad: bool,
     divisor: int | None = None,
-) -> Value:
+) -> OnnxValue:
     positions = _pool_positions(call, x, kernel, stride, padding, [1])
     if divisor:
         count = torch.tensor(divisor)
@@ -292,12 +304,12 @@ def _avg_pool(
     return _mean_of_windows(call, x, positions, count)
 
 
-def _adaptive_avg_pool(call: Call, x: Value, _: Sequence[int]) -> Value:
+def _adaptive_avg_pool(call: OnnxCall, x: OnnxValue, _: Sequence[int]) -> OnnxValue:
     positions = [_adaptive_positions(*sizes) for sizes in zip(call.shape[2:], x.shape[2:], strict=True)]
     return _mean_of_windows(call, x, positions, _sizes_of_windows(positions))
 
 
-def _adaptive_max_pool(call: Call, x: Value, _: Sequence[int]) -> tuple[Value | None, ...]:
+def _adaptive_max_pool(call: OnnxCall, x: OnnxValue, _: Sequence[int]) -> tuple[OnnxValue | None, ...]:
     positions = [_adaptive_positions(*sizes) for sizes in zip(call.shape[2:], x.shape[2:], strict=True)]
     return _max_of_windows(call, x, positions)
 
@@ -305,16 +317,16 @@ def _adaptive_max_pool(call: Call, x: Value, _: Sequence[int]) -> tuple[Value | 
 # --- reductions
 
 
-def _sum(call: Call, x: Value, dims: Sequence[int] | None, keepdim: bool, _: torch.dtype | None) -> Value:
+def _sum(call: OnnxCall, x: OnnxValue, dims: Sequence[int] | None, keepdim: bool, _: torch.dtype | None) -> OnnxValue:
     return x.to(call.dtype).sum(_dims(x, dims), keepdim)
 
 
-def _mean(call: Call, x: Value, dims: Sequence[int] | None, keepdim: bool, _: torch.dtype | None) -> Value:
+def _mean(call: OnnxCall, x: OnnxValue, dims: Sequence[int] | None, keepdim: bool, _: torch.dtype | None) -> OnnxValue:
     axes = _dims(x, dims)
     return x.to(call.dtype).sum(axes, keepdim) / math.prod(x.shape[axis] for axis in axes)
 
 
-def _dims(x: Value, dims: Sequence[int] | int | None) -> list[int]:
+def _dims(x: OnnxValue, dims: Sequence[int] | int | None) -> list[int]:
     """Dimensions without signs; those of single inputs only."""
     listed = [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
     axes = [dim % len(x.shape) for dim in listed]
@@ -323,31 +335,31 @@ def _dims(x: Value, dims: Sequence[int] | int | None) -> list[int]:
     return axes
 
 
-def _cumsum(call: Call, x: Value, dim: int, _: torch.dtype | None) -> Value:
+def _cumsum(call: OnnxCall, x: OnnxValue, dim: int, _: torch.dtype | None) -> OnnxValue:
     return x.to(call.dtype).cumsum(_dims(x, dim)[0])
 
 
 def _norm(
-    call: Call, x: Value, order: Number, dims: Sequence[int] | None, keepdim: bool, _: torch.dtype | None
-) -> Value:
+    call: OnnxCall, x: OnnxValue, order: Number, dims: Sequence[int] | None, keepdim: bool, _: torch.dtype | None
+) -> OnnxValue:
     if order != 2:
         raise InputError(f"expected the l2 norm, got order {order}")
     return x.to(call.dtype).norm(_dims(x, dims), keepdim)
 
 
-def _sorted(call: Call, x: Value, dim: int, descending: bool) -> tuple[Value | None, ...]:
+def _sorted(call: OnnxCall, x: OnnxValue, dim: int, descending: bool) -> tuple[OnnxValue | None, ...]:
     (axis,) = _dims(x, dim)
     return x.topk(x.shape[axis], axis, descending)[0], None
 
 
-def _topk(call: Call, x: Value, k: int, dim: int, largest: bool, _: bool) -> tuple[Value | None, ...]:
+def _topk(call: OnnxCall, x: OnnxValue, k: int, dim: int, largest: bool, _: bool) -> tuple[OnnxValue | None, ...]:
     return x.topk(k, _dims(x, dim)[0], largest)[0], None
 
 
 # --- elements in another order
 
 
-def _index(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+def _index(call: OnnxCall, x: OnnxValue, indices: Sequence[OnnxValue | None]) -> OnnxValue:
     """One index at any dimension, or one for each of the first dimensions."""
     dims = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
@@ -363,7 +375,9 @@ def _index(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
     return x.reshape(-1, *x.shape[len(dims) :]).index_select(0, position)
 
 
-def _pad(call: Call, x: Value, widths: Sequence[int], mode: str = "constant", value: Number | None = None) -> Value:
+def _pad(
+    call: OnnxCall, x: OnnxValue, widths: Sequence[int], mode: str = "constant", value: Number | None = None
+) -> OnnxValue:
     pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]  # the last dimension comes first
     first = len(x.shape) - len(pairs)
     if mode == "constant":
@@ -386,66 +400,66 @@ def _padded_positions(size: int, before: int, after: int, mode: str) -> Tensor:
     raise InputError(f"expected constant, circular, replicate or reflect, got {mode!r}")
 
 
-def _slice(call: Call, x: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
+def _slice(call: OnnxCall, x: OnnxValue, dim: int, start: int | None, end: int | None, step: int) -> OnnxValue:
     limits = {} if end is None else {"end": end}
     return x.slice(dim % len(x.shape), start or 0, step=step, **limits)
 
 
-def _split(call: Call, x: Value, sizes: Sequence[int] | int, dim: int) -> tuple[Value | None, ...]:
+def _split(call: OnnxCall, x: OnnxValue, sizes: Sequence[int] | int, dim: int) -> tuple[OnnxValue | None, ...]:
     (axis,) = _dims(x, dim)
     size = x.shape[axis]
     ends = range(0, size + sizes, sizes) if isinstance(sizes, int) else itertools.accumulate(sizes, initial=0)
     return tuple(x.slice(axis, start, end) for start, end in itertools.pairwise(ends))
 
 
-def _select(call: Call, x: Value, dim: int, index: int) -> Value:
+def _select(call: OnnxCall, x: OnnxValue, dim: int, index: int) -> OnnxValue:
     return x.index_select(dim % len(x.shape), torch.tensor(index))
 
 
-def _unbind(call: Call, x: Value, dim: int) -> tuple[Value | None, ...]:
+def _unbind(call: OnnxCall, x: OnnxValue, dim: int) -> tuple[OnnxValue | None, ...]:
     (axis,) = _dims(x, dim)
     return tuple(_select(call, x, axis, index) for index in range(x.shape[axis]))
 
 
-def _flip(call: Call, x: Value, dims: Sequence[int]) -> Value:
+def _flip(call: OnnxCall, x: OnnxValue, dims: Sequence[int]) -> OnnxValue:
     for axis in _dims(x, dims):
         x = x.index_select(axis, torch.arange(x.shape[axis]).flip(0)).of_shape(x.shape)
     return x
 
 
-def _cat(call: Call, tensors: Sequence[Value], dim: int) -> Value:
+def _cat(call: OnnxCall, tensors: Sequence[OnnxValue], dim: int) -> OnnxValue:
     return tensors[0].writer.concatenate([value.to(call.dtype) for value in tensors], dim % len(call.shape))
 
 
-def _stack(call: Call, tensors: Sequence[Value], dim: int) -> Value:
+def _stack(call: OnnxCall, tensors: Sequence[OnnxValue], dim: int) -> OnnxValue:
     axis = dim % len(call.shape)
     return _cat(call, [value.unsqueeze(axis) for value in tensors], axis)
 
 
-def _permute(call: Call, x: Value, dims: Sequence[int]) -> Value:
+def _permute(call: OnnxCall, x: OnnxValue, dims: Sequence[int]) -> OnnxValue:
     return x.permute(*(dim % len(x.shape) for dim in dims))
 
 
-def _transpose(call: Call, x: Value, one: int, two: int) -> Value:
+def _transpose(call: OnnxCall, x: OnnxValue, one: int, two: int) -> OnnxValue:
     dims = list(range(len(x.shape)))
     dims[one], dims[two] = dims[two], dims[one]
     return x.permute(*dims)
 
 
-def _expand(call: Call, x: Value, *_: Any) -> Value:
+def _expand(call: OnnxCall, x: OnnxValue, *_: Any) -> OnnxValue:
     return x.expand(x.writer.integers([max(size, 1) for size in call.shape]))  # 1 leaves the batch as it is
 
 
-def _unfold(call: Call, x: Value, dim: int, size: int, step: int) -> Value:
+def _unfold(call: OnnxCall, x: OnnxValue, dim: int, size: int, step: int) -> OnnxValue:
     (axis,) = _dims(x, dim)
     rank, index = len(x.shape), torch.arange(x.shape[axis]).unfold(0, size, step)
     return x.index_select(axis, index).permute(*(d for d in range(rank + 1) if d != axis + 1), axis + 1)
 
 
-def _interpolate(operation: Callable[..., Tensor]) -> Callable[..., Value]:
+def _interpolate(operation: Callable[..., Tensor]) -> Callable[..., OnnxValue]:
     """Weighted sums of a few pixels; the weights are what PyTorch makes of single pixels."""
 
-    def form(call: Call, x: Value, *settings: Any) -> Value:
+    def form(call: OnnxCall, x: OnnxValue, *settings: Any) -> OnnxValue:
         sizes, area = x.shape[2:], math.prod(x.shape[2:])
         pixels = torch.eye(area, dtype=torch.float64).view(1, area, *sizes)
         weights = operation(pixels, *settings).reshape(area, -1)
@@ -458,8 +472,13 @@ def _interpolate(operation: Callable[..., Tensor]) -> Callable[..., Value]:
 
 
 def _im2col(
-    call: Call, x: Value, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
-) -> Value:
+    call: OnnxCall,
+    x: OnnxValue,
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> OnnxValue:
     settings = list(zip(kernel, x.shape[2:], stride, padding, dilation, strict=True))
     outs = [(size + 2 * pad - step * (width - 1) - 1) // jump + 1 for width, size, jump, pad, step in settings]
     windows = _windows(x, [_positions(out, *values) for out, values in zip(outs, settings, strict=True)])
@@ -469,70 +488,70 @@ def _im2col(
 # --- piecewise linear functions
 
 
-def _binary(function: Callable[[Any, Any], Value]) -> Callable[..., Value]:
+def _binary(function: Callable[[Any, Any], OnnxValue]) -> Callable[..., OnnxValue]:
     """A function of two operands, one of which may be a number, in the type of the result."""
     return lambda call, a, b: function(_typed(a, call), _typed(b, call))
 
 
-def _typed(operand: Operand, call: Call) -> Operand:
-    return operand.to(call.dtype) if isinstance(operand, Value) else operand
+def _typed(operand: Operand, call: OnnxCall) -> Operand:
+    return operand.to(call.dtype) if isinstance(operand, OnnxValue) else operand
 
 
-def _add(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Value:
+def _add(call: OnnxCall, a: Operand, b: Operand, alpha: Number = 1) -> OnnxValue:
     a, b = _typed(a, call), _typed(b, call)
     result = a + (b if alpha == 1 else b * alpha)
-    assert isinstance(result, Value)  # capture folds sums of numbers
+    assert isinstance(result, OnnxValue)  # capture folds sums of numbers
     return result
 
 
-def _sub(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Value:
+def _sub(call: OnnxCall, a: Operand, b: Operand, alpha: Number = 1) -> OnnxValue:
     return _add(call, a, -_typed(b, call), alpha)
 
 
-def _div(call: Call, a: Operand, b: Operand, *rounding: Any) -> Value:
+def _div(call: OnnxCall, a: Operand, b: Operand, *rounding: Any) -> OnnxValue:
     if any(rounding):
         raise InputError(f"expected a division without rounding, got {rounding[0]}")
     return _binary(lambda a, b: a / b)(call, a, b)
 
 
-def _leaky_relu(call: Call, x: Value, slope: Operand) -> Value:
+def _leaky_relu(call: OnnxCall, x: OnnxValue, slope: Operand) -> OnnxValue:
     return x.where(x > 0, x * slope)
 
 
 # --- smooth functions, for float64 values
 
 
-def _log1p(t: Value) -> Value:
+def _log1p(t: OnnxValue) -> OnnxValue:
     """Accurate for small t (Higham, 2002, problem 1.5); t >= 0."""
     u = 1 + t
     return t.where(u.eq(1.0), t * u.log() / (u - 1).maximum(torch.finfo(t.dtype).tiny))
 
 
-def _expm1(x: Value) -> Value:
+def _expm1(x: OnnxValue) -> OnnxValue:
     """For x <= 0, without cancellation."""
     return (0.5 * x).tanh() * (x.exp() + 1)
 
 
-def _softplus(x: Value, beta: Number = 1.0, threshold: Number = math.inf) -> Value:
+def _softplus(x: OnnxValue, beta: Number = 1.0, threshold: Number = math.inf) -> OnnxValue:
     scaled = x if beta == 1 else x * beta
     result = scaled.relu() + _log1p((-scaled.abs()).exp())
     result = result if beta == 1 else result / beta
     return result if math.isinf(threshold) else x.where(scaled > threshold, result)
 
 
-def _sigmoid(x: Value) -> Value:
+def _sigmoid(x: OnnxValue) -> OnnxValue:
     return 1 / (1 + (-x).exp())
 
 
-def _elu(x: Value, alpha: Number = 1.0, scale: Number = 1.0, input_scale: Number = 1.0) -> Value:
+def _elu(x: OnnxValue, alpha: Number = 1.0, scale: Number = 1.0, input_scale: Number = 1.0) -> OnnxValue:
     return (x * scale).where(x > 0, _expm1(x.minimum(0.0) * input_scale) * (alpha * scale))
 
 
-def _celu(x: Value, alpha: Number = 1.0) -> Value:
+def _celu(x: OnnxValue, alpha: Number = 1.0) -> OnnxValue:
     return x.where(x > 0, _expm1(x.minimum(0.0) / alpha) * alpha)
 
 
-def _gelu(x: Value, approximate: str = "none") -> Value:
+def _gelu(x: OnnxValue, approximate: str = "none") -> OnnxValue:
     if approximate == "tanh":
         return 0.5 * x * (1 + ((x + 0.044715 * (x * x * x)) * math.sqrt(2 / math.pi)).tanh())
     return 0.5 * x * (1 + _erf(x * math.sqrt(0.5)))
@@ -560,19 +579,19 @@ _ATAN = (
 )  # fmt: skip
 
 
-def _rational(x: Value, coefficients: tuple[tuple[float, ...], tuple[float, ...]]) -> Value:
+def _rational(x: OnnxValue, coefficients: tuple[tuple[float, ...], tuple[float, ...]]) -> OnnxValue:
     numerator, denominator = (_polynomial(x, powers) for powers in coefficients)
     return numerator / denominator
 
 
-def _polynomial(x: Value, coefficients: Sequence[float]) -> Value:
+def _polynomial(x: OnnxValue, coefficients: Sequence[float]) -> OnnxValue:
     result = x.lift(coefficients[0])
     for coefficient in coefficients[1:]:
         result = result * x + coefficient
     return result
 
 
-def _erf(x: Value) -> Value:
+def _erf(x: OnnxValue) -> OnnxValue:
     inner = x.clamp(-1.0, 1.0)
     small = inner * _rational(inner * inner, _ERF)
     size = x.abs().clamp(1.0, 6.0)  # erf is 1 from there on
@@ -580,7 +599,7 @@ def _erf(x: Value) -> Value:
     return small.where(x.abs() <= 1, large.where(x > 0, -large))
 
 
-def _atan(x: Value) -> Value:
+def _atan(x: OnnxValue) -> OnnxValue:
     size = x.abs()
     far, near = size > 1 + math.sqrt(2), size <= 0.66
     reduced = size.where(near, ((size - 1) / (size + 1)).where(size <= 1 + math.sqrt(2), -1 / size.maximum(0.5)))
@@ -590,12 +609,12 @@ def _atan(x: Value) -> Value:
     return result.where(x > 0, -result)
 
 
-def _smooth(function: Callable[..., Value]) -> Callable[..., Value]:
+def _smooth(function: Callable[..., OnnxValue]) -> Callable[..., OnnxValue]:
     """Compute a function of one tensor in float64."""
     return lambda call, x, *settings: function(x.to(torch.float64), *settings).to(call.dtype)
 
 
-_SMOOTH: dict[str, Callable[..., Value]] = {
+_SMOOTH: dict[str, Callable[..., OnnxValue]] = {
     "atan": _atan,
     "celu": _celu,
     "cos": lambda x: x.apply("Cos"),

@@ -34,25 +34,25 @@ class Writer:
     def __init__(self) -> None:
         self.nodes: list[tuple[str, list[str], list[str], dict[str, Any]]] = []  # operator, inputs, outputs, attributes
         self.constants: dict[str, Tensor] = {}
-        self.inputs: list[Value] = []
+        self.inputs: list[OnnxValue] = []
         self._names: dict[tuple[Any, ...], str] = {}  # of constants, by content
         self._lookups: dict[str, str] = {}  # results of lookups, by name of the table
 
-    def input(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Value:
+    def input(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> OnnxValue:
         """Declare an input; -1 in its shape is the batch dimension."""
-        value = Value(self, name, dtype, shape)
+        value = OnnxValue(self, name, dtype, shape)
         self.inputs.append(value)
         return value
 
     def node(
-        self, operator: str, inputs: Sequence[Value], dtype: torch.dtype, *, outputs: int = 1, **attributes: Any
-    ) -> Value:
+        self, operator: str, inputs: Sequence[OnnxValue], dtype: torch.dtype, *, outputs: int = 1, **attributes: Any
+    ) -> OnnxValue:
         """Append a node; returns the first of its outputs."""
         names = [f"v{len(self.nodes)}_{i}" for i in range(outputs)]
         self.nodes.append((operator, [value.name for value in inputs], names, attributes))
-        return Value(self, names[0], dtype)
+        return OnnxValue(self, names[0], dtype)
 
-    def constant(self, tensor: Tensor) -> Value:
+    def constant(self, tensor: Tensor) -> OnnxValue:
         """A constant of the tensor's type.
 
         ONNX Runtime's optimizer rounds constants of one element to float32, even if they are float64: it drops a
@@ -62,7 +62,7 @@ class Writer:
         tensor = tensor.detach().cpu().contiguous()
         is_scalar = tensor.is_floating_point() and tensor.numel() == 1
         name = self._lookup(tensor) if is_scalar else self._store(tensor)
-        return Value(self, name, tensor.dtype, tuple(tensor.shape), tensor)
+        return OnnxValue(self, name, tensor.dtype, tuple(tensor.shape), tensor)
 
     def _store(self, tensor: Tensor) -> str:
         key = (tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes())
@@ -73,27 +73,27 @@ class Writer:
     def _lookup(self, tensor: Tensor) -> str:
         table = self._store(torch.stack([tensor, tensor]))
         if table not in self._lookups:
-            rows = Value(self, table, tensor.dtype)
+            rows = OnnxValue(self, table, tensor.dtype)
             self._lookups[table] = self.node("Gather", [rows, self._either_row], tensor.dtype, axis=0).name
         return self._lookups[table]
 
     @cached_property
-    def _either_row(self) -> Value:
+    def _either_row(self) -> OnnxValue:
         """0 or 1, which no optimizer can tell."""
         (x, *_) = self.inputs
         total = self.node("ReduceSum", [x], x.dtype, keepdims=0)
         zero = self.node("Sub", [total, total], x.dtype)
         return self.node("Equal", [total, zero], torch.bool).to(torch.int64)
 
-    def integers(self, values: Sequence[int]) -> Value:
+    def integers(self, values: Sequence[int]) -> OnnxValue:
         """A constant vector, such as a shape or axes."""
         return self.constant(torch.tensor(list(values), dtype=torch.int64))
 
-    def concatenate(self, values: Sequence[Value], dim: int) -> Value:
+    def concatenate(self, values: Sequence[OnnxValue], dim: int) -> OnnxValue:
         """Values after one another, along a dimension."""
         return self.node("Concat", values, values[0].dtype, axis=dim)
 
-    def to_bytes(self, **outputs: Value) -> bytes:
+    def to_bytes(self, **outputs: OnnxValue) -> bytes:
         """The file; its outputs have the names of the arguments."""
         from onnx import helper, numpy_helper
 
@@ -109,7 +109,7 @@ class Writer:
         return content
 
 
-def _value_info(name: str, value: Value) -> Any:
+def _value_info(name: str, value: OnnxValue) -> Any:
     from onnx import helper
 
     shape = [size if size >= 0 else "batch" for size in value.shape]
@@ -132,7 +132,7 @@ def _onnx_type(dtype: torch.dtype) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class OnnxValue:
     """A tensor of the file, with the methods of a `Tensor`.
 
     Numbers in expressions become constants of the value's type: attributes of ONNX nodes would be float32.
@@ -151,109 +151,109 @@ class Value:
     shape: tuple[int, ...] = ()
     tensor: Tensor | None = field(default=None, repr=False)
 
-    def of_shape(self, shape: tuple[int, ...]) -> Value:
+    def of_shape(self, shape: tuple[int, ...]) -> OnnxValue:
         """The same value, of a known shape."""
         return dataclasses.replace(self, shape=shape)
 
-    def lift(self, other: Value | Tensor | Number) -> Value:
+    def lift(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         """An operand as a value of this type."""
-        if isinstance(other, Value):
+        if isinstance(other, OnnxValue):
             return other.to(self.dtype)
         return self.writer.constant(torch.as_tensor(other, dtype=self.dtype))
 
-    def apply(self, operator: str, *others: Value | Tensor | Number, **attributes: Any) -> Value:
+    def apply(self, operator: str, *others: OnnxValue | Tensor | Number, **attributes: Any) -> OnnxValue:
         """An operator whose operands and result have this type."""
         return self.writer.node(operator, [self, *map(self.lift, others)], self.dtype, **attributes)
 
-    def _compare(self, operator: str, other: Value | Tensor | Number) -> Value:
+    def _compare(self, operator: str, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self.writer.node(operator, [self, self.lift(other)], torch.bool)
 
-    def _with_integers(self, operator: str, *vectors: Sequence[int], **attributes: Any) -> Value:
+    def _with_integers(self, operator: str, *vectors: Sequence[int], **attributes: Any) -> OnnxValue:
         return self.writer.node(operator, [self, *map(self.writer.integers, vectors)], self.dtype, **attributes)
 
     # --- arithmetic
 
-    def __add__(self, other: Value | Tensor | Number) -> Value:
+    def __add__(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self.apply("Add", other)
 
-    def __sub__(self, other: Value | Tensor | Number) -> Value:
+    def __sub__(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self.apply("Sub", other)
 
-    def __mul__(self, other: Value | Tensor | Number) -> Value:
+    def __mul__(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self.apply("Mul", other)
 
-    def __truediv__(self, other: Value | Tensor | Number) -> Value:
+    def __truediv__(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self.apply("Div", other)
 
-    def __matmul__(self, other: Value | Tensor) -> Value:
+    def __matmul__(self, other: OnnxValue | Tensor) -> OnnxValue:
         return self.apply("MatMul", other)
 
-    def __radd__(self, other: Number) -> Value:
+    def __radd__(self, other: Number) -> OnnxValue:
         return self.lift(other) + self
 
-    def __rsub__(self, other: Number) -> Value:
+    def __rsub__(self, other: Number) -> OnnxValue:
         return self.lift(other) - self
 
-    def __rmul__(self, other: Number) -> Value:
+    def __rmul__(self, other: Number) -> OnnxValue:
         return self.lift(other) * self
 
-    def __rtruediv__(self, other: Number) -> Value:
+    def __rtruediv__(self, other: Number) -> OnnxValue:
         return self.lift(other) / self
 
-    def __neg__(self) -> Value:
+    def __neg__(self) -> OnnxValue:
         return self.apply("Neg")
 
-    def __gt__(self, other: Value | Tensor | Number) -> Value:
+    def __gt__(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self._compare("Greater", other)
 
-    def __ge__(self, other: Value | Tensor | Number) -> Value:
+    def __ge__(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self._compare("GreaterOrEqual", other)
 
-    def __lt__(self, other: Value | Tensor | Number) -> Value:
+    def __lt__(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self._compare("Less", other)
 
-    def __le__(self, other: Value | Tensor | Number) -> Value:
+    def __le__(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self._compare("LessOrEqual", other)
 
-    def eq(self, other: Value | Tensor | Number) -> Value:
+    def eq(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self._compare("Equal", other)
 
-    def __and__(self, other: Value) -> Value:
+    def __and__(self, other: OnnxValue) -> OnnxValue:
         return self._compare("And", other)
 
-    def maximum(self, other: Value | Tensor | Number) -> Value:
+    def maximum(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self.apply("Max", other)
 
-    def minimum(self, other: Value | Tensor | Number) -> Value:
+    def minimum(self, other: OnnxValue | Tensor | Number) -> OnnxValue:
         return self.apply("Min", other)
 
-    def clamp(self, low: Value | Number | None, high: Value | Number | None) -> Value:
+    def clamp(self, low: OnnxValue | Number | None, high: OnnxValue | Number | None) -> OnnxValue:
         value = self if low is None else self.maximum(low)
         return value if high is None else value.minimum(high)
 
-    def relu(self) -> Value:
+    def relu(self) -> OnnxValue:
         return self.apply("Relu")
 
-    def abs(self) -> Value:
+    def abs(self) -> OnnxValue:
         return self.apply("Abs")
 
-    def exp(self) -> Value:
+    def exp(self) -> OnnxValue:
         return self.apply("Exp")
 
-    def log(self) -> Value:
+    def log(self) -> OnnxValue:
         return self.apply("Log")
 
-    def sqrt(self) -> Value:
+    def sqrt(self) -> OnnxValue:
         return self.apply("Sqrt")
 
-    def tanh(self) -> Value:
+    def tanh(self) -> OnnxValue:
         return self.apply("Tanh")
 
-    def where(self, condition: Value, other: Value | Tensor | Number) -> Value:
+    def where(self, condition: OnnxValue, other: OnnxValue | Tensor | Number) -> OnnxValue:
         """This value if the condition is true, the other one if not."""
         return self.writer.node("Where", [condition, self, self.lift(other)], self.dtype)
 
-    def to(self, dtype: torch.dtype) -> Value:
+    def to(self, dtype: torch.dtype) -> OnnxValue:
         if dtype == self.dtype:
             return self
         if self.tensor is not None:
@@ -262,71 +262,71 @@ class Value:
 
     # --- reductions
 
-    def sum(self, dims: Sequence[int], keepdim: bool = False) -> Value:
+    def sum(self, dims: Sequence[int], keepdim: bool = False) -> OnnxValue:
         return self._with_integers("ReduceSum", dims, keepdims=int(keepdim))
 
-    def amax(self, dims: Sequence[int], keepdim: bool = False) -> Value:
+    def amax(self, dims: Sequence[int], keepdim: bool = False) -> OnnxValue:
         return self._with_integers("ReduceMax", dims, keepdims=int(keepdim))
 
-    def amin(self, dims: Sequence[int], keepdim: bool = False) -> Value:
+    def amin(self, dims: Sequence[int], keepdim: bool = False) -> OnnxValue:
         return self._with_integers("ReduceMin", dims, keepdims=int(keepdim))
 
-    def cumsum(self, dim: int) -> Value:
+    def cumsum(self, dim: int) -> OnnxValue:
         return self.writer.node("CumSum", [self, self.writer.constant(torch.tensor(dim))], self.dtype)
 
-    def norm(self, dims: Sequence[int], keepdim: bool = False) -> Value:
+    def norm(self, dims: Sequence[int], keepdim: bool = False) -> OnnxValue:
         return (self * self).sum(dims, keepdim).sqrt()
 
-    def argmax(self, dim: int, keepdim: bool = False) -> Value:
+    def argmax(self, dim: int, keepdim: bool = False) -> OnnxValue:
         return self.writer.node("ArgMax", [self], torch.int64, axis=dim, keepdims=int(keepdim))
 
-    def argmin(self, dim: int, keepdim: bool = False) -> Value:
+    def argmin(self, dim: int, keepdim: bool = False) -> OnnxValue:
         return self.writer.node("ArgMin", [self], torch.int64, axis=dim, keepdims=int(keepdim))
 
     # --- elements in another order
 
-    def reshape(self, *shape: int) -> Value:
+    def reshape(self, *shape: int) -> OnnxValue:
         """At most one size is -1."""
         return self._with_integers("Reshape", shape)
 
-    def permute(self, *dims: int) -> Value:
+    def permute(self, *dims: int) -> OnnxValue:
         return self.writer.node("Transpose", [self], self.dtype, perm=list(dims))
 
-    def unsqueeze(self, dim: int) -> Value:
+    def unsqueeze(self, dim: int) -> OnnxValue:
         return self._with_integers("Unsqueeze", [dim])
 
-    def squeeze(self, dims: Sequence[int]) -> Value:
+    def squeeze(self, dims: Sequence[int]) -> OnnxValue:
         return self._with_integers("Squeeze", dims)
 
-    def slice(self, dim: int, start: int = 0, end: int = _LARGEST, step: int = 1) -> Value:
+    def slice(self, dim: int, start: int = 0, end: int = _LARGEST, step: int = 1) -> OnnxValue:
         return self._with_integers("Slice", [start], [end], [dim], [step])
 
-    def pad(self, before: Sequence[int], after: Sequence[int], value: Number = 0.0) -> Value:
+    def pad(self, before: Sequence[int], after: Sequence[int], value: Number = 0.0) -> OnnxValue:
         """Numbers of elements to add per dimension; negative ones remove elements."""
         widths = self.writer.integers([*before, *after])
         return self.writer.node("Pad", [self, widths, self.lift(value)], self.dtype)
 
-    def index_select(self, dim: int, index: Value | Tensor) -> Value:
+    def index_select(self, dim: int, index: OnnxValue | Tensor) -> OnnxValue:
         """Slices along a dimension; an index of several dimensions takes its place."""
-        index = index if isinstance(index, Value) else self.writer.constant(index)
+        index = index if isinstance(index, OnnxValue) else self.writer.constant(index)
         return self.writer.node("Gather", [self, index], self.dtype, axis=dim)
 
-    def gather(self, dim: int, index: Value) -> Value:
+    def gather(self, dim: int, index: OnnxValue) -> OnnxValue:
         return self.writer.node("GatherElements", [self, index], self.dtype, axis=dim)
 
-    def topk(self, k: int, dim: int, largest: bool = True) -> tuple[Value, Value]:
+    def topk(self, k: int, dim: int, largest: bool = True) -> tuple[OnnxValue, OnnxValue]:
         """The largest or smallest elements in order, and their indices."""
         count = self.writer.integers([k])
         values = self.writer.node("TopK", [self, count], self.dtype, outputs=2, axis=dim, largest=int(largest))
-        return values, Value(self.writer, self.writer.nodes[-1][2][1], torch.int64)
+        return values, OnnxValue(self.writer, self.writer.nodes[-1][2][1], torch.int64)
 
-    def size(self, dim: int) -> Value:
+    def size(self, dim: int) -> OnnxValue:
         """The size of a dimension, as a vector of one element."""
         return self.writer.node("Shape", [self], torch.int64, start=dim, end=dim + 1)
 
-    def expand(self, shape: Value) -> Value:
+    def expand(self, shape: OnnxValue) -> OnnxValue:
         """Broadcast to a shape that may be computed."""
         return self.writer.node("Expand", [self, shape], self.dtype)
 
-    def repeat(self, repeats: Sequence[int]) -> Value:
+    def repeat(self, repeats: Sequence[int]) -> OnnxValue:
         return self._with_integers("Tile", repeats)

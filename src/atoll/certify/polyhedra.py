@@ -23,7 +23,7 @@ def distance_bounds(
     high: Tensor,
     goal: Tensor,
     *,
-    gain: float = 1.0,
+    gain: Tensor | None = None,
     steps: int = STEPS,
 ) -> Tensor:
     r"""Lower bounds of the length of a move after which c is at least as close as all p.
@@ -39,7 +39,7 @@ def distance_bounds(
     from there on accelerated gradient ascent (Nesterov, 1983; restarts: O'Donoghue & Candes, 2015) makes use of the
     others.  It stops where all pairs of a point have reached the goal.
 
-    Rounding: q is computed to within :math:`\gamma\, (\lambda \cdot |s| + 3 g^2 V^2)`, where g is the gain and
+    Rounding: q is computed to within :math:`\gamma\, (\lambda \cdot |s| + 3 g^2 V^2)`, where g is the largest gain and
     :math:`V = 2 \sum_p \lambda_p (\|p\| + \|c\|) \ge \|v\|`: v is a sum over the p, its error at most
     :math:`\gamma V`; the minimum moves with v no faster than :math:`\|\Delta\| \le g^2 \|v\|`; and it is itself a sum
     over the features of at most :math:`1.5\, g^2 \|v\|^2`.  Where low and high, numbers of size 1, are off by
@@ -52,7 +52,7 @@ def distance_bounds(
         low: moves below it change nothing more, ``(batch, features)``.
         high: nor do moves above it.
         goal: what is enough, ``(batch, other)``.
-        gain: change for a move in between.
+        gain: change for a move in between, ``(features,)``; None for 1.
         steps: of ascent.
 
     >>> own, other = torch.zeros(1, 1, 2).double(), torch.tensor([[[2.0, 0.0]]]).double()
@@ -61,6 +61,7 @@ def distance_bounds(
     >>> distance_bounds(own, other, s, -free, free, torch.tensor([[5.0]]))
     tensor([[1.0000]], dtype=torch.float64)
     """
+    gain = own.new_ones(1) if gain is None else gain
     return ascend(Dual(own, other, margin, low[:, None], high[:, None], gain), goal, steps=steps)[0]
 
 
@@ -100,7 +101,7 @@ class Dual:
     margin: Tensor
     low: Tensor
     high: Tensor
-    gain: float
+    gain: Tensor
 
     def take(self, rows: Tensor) -> Dual:
         own, other, margin, low, high = (v[rows] for v in (self.own, self.other, self.margin, self.low, self.high))
@@ -125,9 +126,10 @@ class Dual:
 
     def rate(self) -> Tensor:
         """One over an upper bound of the largest eigenvalue of the Gram matrix of the 2 g (p - c) (Gershgorin)."""
-        cross = self.other @ self.own.mT  # batch, other, own
-        gram = (self.own @ self.own.mT)[:, None] - cross[..., None] - cross[:, :, None]
-        gram = 4 * self.gain**2 * (gram + self.other.square().sum(2)[..., None, None])
+        own, other = self.gain * self.own, self.gain * self.other
+        cross = other @ own.mT  # batch, other, own
+        gram = (own @ own.mT)[:, None] - cross[..., None] - cross[:, :, None]
+        gram = 4 * (gram + other.square().sum(2)[..., None, None])
         return 1 / gram.abs().sum(3).amax(2, keepdim=True).clamp_min(torch.finfo(gram.dtype).tiny)
 
     def bound(self, multipliers: Tensor) -> Tensor:
@@ -135,7 +137,7 @@ class Dual:
         move, change = minimal_moves(v, self.low, self.high, self.gain)
         value = (multipliers * self.margin).sum(2) + (move * move / 2 + v * change).sum(2)
         lengths = self.own.norm(dim=2)[:, None] + self.other.norm(dim=2)[..., None]
-        reach = 2 * self.gain * (multipliers * lengths).sum(2)
+        reach = 2 * self.gain.max() * (multipliers * lengths).sum(2)
         count, features = self.own.shape[1:]
         ends = features + math.sqrt(features) * reach  # by Cauchy-Schwarz
         terms = count + features + 16

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from atoll.certify.bounds import Constant, Value
+from atoll.certify.bounds import TracedConstant, Value
 from atoll.certify.linear import Dense, Diagonal, LinearMap
 from atoll.certify.propagation import Propagation
 from atoll.certify.rules import RULES
@@ -71,11 +71,12 @@ class LipschitzEstimator(nn.Module):
         with torch.autocast(self._device_type, enabled=False):
             weights = self._weights()
             norms = {name: self._norm(name, weights, update) for name in plan.parts}
-            body = plan.body.evaluate(norms) if isinstance(plan.body, Constant) else float(plan.body)
+            body = plan.body.evaluate(norms) if isinstance(plan.body, TracedConstant) else float(plan.body)
             body = torch.as_tensor(body, dtype=self._dtype, device=self._device)
             if plan.head is None:  # every logit has the same constant
                 differ = 1 - torch.eye(self._classes, dtype=self._dtype, device=self._device)
-                return body * plan.pair_factor * differ, body * plan.vector_factor
+                scale = 1.0 if plan.centroids is None else plan.centroids.lipschitz  # changes if contrast is learned
+                return body * scale * plan.pair_factor * differ, body * scale * plan.vector_factor
             return body * pair_distances(plan.parts[plan.head].matrix(weights)), body * norms[plan.head]
 
     @property
@@ -160,6 +161,7 @@ class _Plan:
     head: str | None = None  # the linear part that maps features to logits
     pair_factor: float = 1.0  # without one, factors for a difference of logits
     vector_factor: float = 1.0  # and for all of them
+    centroids: Centroids | None = None  # whose own constant comes on top
 
     @staticmethod
     def of(live: LiveGraph, model: Classifier) -> _Plan:
@@ -169,9 +171,8 @@ class _Plan:
                 head = model.head
                 tail = capture(head, (head.centroids.shape[2],), dtype=head.centroids.dtype)
                 value = tracer.run(find_input(live.model, tail))
-                factor = head.lipschitz
                 return _Plan(
-                    tracer.bound(value).lipschitz, tracer.parts, None, 2 * factor, factor * model.num_classes**0.5
+                    tracer.bound(value).lipschitz, tracer.parts, None, 2.0, model.num_classes**0.5, centroids=head
                 )
             logits = tracer.run()
             if isinstance(logits.relation, Dense) and len(logits.shape) == 1:
@@ -191,7 +192,7 @@ class _Tracer(Propagation):
         self.parts: dict[str, _Part] = {}
 
     def prove(self, value: Value, relation: LinearMap) -> float:
-        return Constant(relation.spread, self.add(value, relation))
+        return TracedConstant(relation.spread, self.add(value, relation))
 
     def add(self, value: Value, relation: LinearMap) -> str:
         name, count = value.name, 1

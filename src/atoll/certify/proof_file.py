@@ -67,6 +67,9 @@ def write_proof(path: Path, certifier: GloRo | NearestCentroid, x: Tensor, certi
     model = certifier.model
     if not isinstance(model, CapturedModel):
         raise InputError("proof: expected a certifier with proven constants, got one with estimates")
+    stretch = certifier.head.stretch if isinstance(certifier, NearestCentroid) else None
+    if stretch is not None and stretch.thresholds is not None:
+        raise InputError("proof: the checker does not cover learned thresholds of stretched inputs")
     rows = (certificate.radius > 0).nonzero().squeeze(1)
     if not len(rows):
         raise InputError("proof: expected at least one certified point, got none")
@@ -110,7 +113,7 @@ def multipliers(certifier: NearestCentroid, x: Tensor, prediction: Tensor, radiu
             squares = near.squares[point]
             margin = squares.gather(1, other[:, None]) - squares.gather(1, own) - near.slack[point, None]
             low, high = near.low[point, None], near.high[point, None]
-            problem = Dual(c[own], c[other][:, None], margin[:, None], low, high, certifier.head.lipschitz)
+            problem = Dual(c[own], c[other][:, None], margin[:, None], low, high, certifier.head.gain.double())
             _, weights = ascend(problem, goal[point, None])
             for name, part in {"point": point + start, "other": other, "own": own, "multiplier": weights[:, 0]}.items():
                 parts[name].append(part)
@@ -144,7 +147,7 @@ def graph_entries(model: CapturedModel) -> tuple[list[dict[str, Any]], int, dict
 
 
 def _is_batch_size(node: fx.Node) -> bool:
-    return node.target is torch.ops.aten.sym_size.int and bool(node.args[1] == 0)
+    return bool(node.target is torch.ops.aten.sym_size.int and node.args[1] == 0)
 
 
 def _checked(name: str, tensor: Tensor) -> Tensor:

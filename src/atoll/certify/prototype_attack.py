@@ -90,7 +90,7 @@ class PrototypeAttack(Attack):
         else:
             bounds = model.bounds or (-math.inf, math.inf)
             low, high = bounds[0] - z, bounds[1] - z
-        return Dual(c[own], c[other], margin, low[:, None], high[:, None], head.lipschitz)
+        return Dual(c[own], c[other], margin, low[:, None], high[:, None], head.gain.double())
 
     def _of_length(self, problem: Dual, v: Tensor) -> Tensor:
         """The ``minimal_moves`` of the multiple of v that makes them as long as eps, if any does; by bisection."""

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from atoll.certify.measure import CertifyResult, CertifySettings
-from atoll.cli.measure import add_flags, run_measurement
+from atoll.cli.measure import add_flags, measure_runs
 from atoll.cli.output import error_console, percent_interval, print_lines, print_table
 from atoll.distributed import is_main
 from atoll.errors import InputError
@@ -89,7 +89,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     if options.proof is not None and len(options.runs) > 1:
         raise InputError(f"--proof: expected one run, got {len(options.runs)}")
-    results = run_measurement(options, CertifySettings, show)
+    results = measure_runs(options, CertifySettings, show)
     if options.proof is not None and is_main():
         (result,) = results.values()
         proof = open_run(options.runs[0], trust=options.trust).write_proof(options.proof, result)

@@ -16,7 +16,7 @@ import json
 import sys
 from pathlib import Path
 
-from atoll.checker import OPERATIONS, Proof, ProofError, check
+from atoll.checker import OPERATIONS, Checked, ProofError, check
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if proof.proven.all() else 1
 
 
-def _summary(proof: Proof) -> dict[str, object]:
+def _summary(proof: Checked) -> dict[str, object]:
     return {
         "claims": len(proof.proven),
         "proven": int(proof.proven.sum()),
@@ -48,7 +48,7 @@ def _summary(proof: Proof) -> dict[str, object]:
     }
 
 
-def _lines(file: Path, proof: Proof) -> list[str]:
+def _lines(file: Path, proof: Checked) -> list[str]:
     header, failed = proof.header, (~proof.proven).nonzero()[0]
     names = sorted({name.removeprefix("aten.").partition(".")[0] for name in OPERATIONS} - {"input"})
     inputs = "all inputs" if header["bounds"] is None else "inputs in [{:g}, {:g}]".format(*header["bounds"])

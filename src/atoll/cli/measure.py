@@ -70,6 +70,13 @@ def settings_from(options: argparse.Namespace, settings: type[Settings], **more:
 
 def run_measurement(
     options: argparse.Namespace, settings: type[Settings], show: Callable[[dict[str, Any]], None], **more: Any
+) -> None:
+    """Measure every run and print the results."""
+    measure_runs(options, settings, show, **more)
+
+
+def measure_runs(
+    options: argparse.Namespace, settings: type[Settings], show: Callable[[dict[str, Any]], None], **more: Any
 ) -> dict[str, Any]:
     """Measure every run, print the results, and return them by run."""
     question = settings_from(options, settings, **more)

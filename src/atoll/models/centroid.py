@@ -27,6 +27,7 @@ class Centroids(nn.Module):
         num_classes: number of logits.
         per_class: k.
         stretch: what is closer to 0 or 1 becomes 0 or 1, see ``Stretch``; 0 for features as they are.
+        learn_stretch: whether every feature learns its own thresholds, from ``stretch`` on.
 
     >>> head = Centroids(2, 2, 1)
     >>> _ = head.centroids.data.copy_(torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]]]))
@@ -34,10 +35,12 @@ class Centroids(nn.Module):
     tensor([[-0., -5.]], grad_fn=<NegBackward0>)
     """
 
-    def __init__(self, features: int, num_classes: int, per_class: int, stretch: float = 0.0) -> None:
+    def __init__(
+        self, features: int, num_classes: int, per_class: int, stretch: float = 0.0, learn_stretch: bool = False
+    ) -> None:
         super().__init__()
         check_range("[1, inf)", per_class=per_class)
-        self.stretch = Stretch(stretch) if stretch else None
+        self.stretch = Stretch(stretch, features if learn_stretch else 0) if stretch else None
         self.centroids = nn.Parameter(torch.empty(num_classes, per_class, features))
         nn.init.normal_(self.centroids, std=1 / math.sqrt(features))
 
@@ -45,6 +48,11 @@ class Centroids(nn.Module):
     def lipschitz(self) -> float:
         """Of every logit."""
         return 1.0 if self.stretch is None else self.stretch.lipschitz
+
+    @property
+    def gain(self) -> Tensor:
+        """The largest slope of every feature."""
+        return self.centroids.new_ones(1) if self.stretch is None else self.stretch.gain
 
     def stretched(self, z: Tensor) -> Tensor:
         """What is compared with centroids."""
@@ -84,6 +92,7 @@ class CentroidNet(Classifier):
             identity.
         stretch: pixels closer than that to 0 or 1 count as 0 or 1 (``Stretch``); without an encoder only, and still
             with certificates that lose little to the gap of a dual.
+        learn_stretch: whether every pixel learns its own two thresholds, from ``stretch`` on.
 
     >>> CentroidNet((1, 8, 8), 10, per_class=5)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
@@ -99,6 +108,7 @@ class CentroidNet(Classifier):
         per_class: int = 10,
         encoder: EncoderFactory | None = None,
         stretch: float = 0.0,
+        learn_stretch: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(input_shape, num_classes, **options)
@@ -112,7 +122,9 @@ class CentroidNet(Classifier):
             self.body, features = other.body, other.head.in_features
         if stretch and not (self.is_nearest_prototype and self.bounds == (0.0, 1.0)):
             raise InputError("stretch: expected a net without an encoder, of inputs in [0, 1]")
-        self.head = Centroids(features, num_classes, per_class, stretch)
+        if learn_stretch and not stretch:
+            raise InputError("learn_stretch: expected stretch > 0 to start from, got 0")
+        self.head = Centroids(features, num_classes, per_class, stretch, learn_stretch)
 
     @property
     def is_nearest_prototype(self) -> bool:

@@ -12,53 +12,82 @@ from torch import Tensor, nn
 from atoll.errors import check_range
 
 DOUBLINGS = 10  # after these a plane counts as out of reach
+UNIT = 1 / 16  # of thresholds: small, so that the learning rate of centroids suits them; a power of 2, so no rounding
+WIDEST = 7 / 16  # of a plateau
 
 
 class Stretch(nn.Module):
-    r"""Contrast stretching: :math:`\phi(x) = \mathrm{clip}((x - t) / (1 - 2t), 0, 1)`, for inputs in [0, 1].
+    r"""Contrast stretching: :math:`\phi(x) = \mathrm{clip}((x - l) / (h - l), 0, 1)`, for inputs in [0, 1].
 
-    What is closer than t to black or white becomes black or white.  A perturbation that is small in l2 and spread over
-    many pixels then changes only those that were gray: to move the others costs t each before it counts.
+    Pixels darker than the threshold l become black, and those lighter than h white.  A perturbation that is small in l2
+    and spread over many pixels then changes only those that were gray: it pays for the way to the threshold before it
+    changes any other.
 
     Args:
-        t: in [0, 1/2); for 0 only the clipping is left.
+        t: in [0, 1/2): the thresholds are t and 1 - t; for 0 only the clipping is left.
+        pixels: number of pixels if each learns its own two thresholds, which start at t and 1 - t and never lie more
+            than 7/16 from black or white; 0 if t is fixed.
 
     >>> Stretch(0.1)(torch.tensor([0.05, 0.3, 0.5, 0.97]))
     tensor([0.0000, 0.2500, 0.5000, 1.0000])
+    >>> Stretch(0.1, pixels=784).thresholds.shape
+    torch.Size([2, 784])
     """
 
-    def __init__(self, t: float) -> None:
+    thresholds: Tensor | None  # distances of l from 0 and of h from 1, in UNITs, ``(2, pixels)``
+
+    def __init__(self, t: float, pixels: int = 0) -> None:
         super().__init__()
         check_range("[0, 0.5)", stretch=t)
         self.t = t
+        self.thresholds = nn.Parameter(torch.full((2, pixels), t / UNIT)) if pixels else None
+
+    @property
+    def ends(self) -> tuple[Tensor | float, Tensor | float]:
+        """l and h."""
+        if self.thresholds is None:
+            return self.t, 1 - self.t
+        black, white = (self.thresholds * UNIT).clamp(0, WIDEST)
+        return black, 1 - white
+
+    @property
+    def gain(self) -> Tensor:
+        """The slope between the thresholds."""
+        if self.thresholds is None:
+            return torch.tensor(1 / (1 - 2 * self.t), dtype=torch.float64)
+        low, high = self.ends
+        return torch.as_tensor(1 / (high - low))
 
     @property
     def lipschitz(self) -> float:
-        return 1 / (1 - 2 * self.t)
+        return float(self.gain.detach().max())
 
     def forward(self, x: Tensor) -> Tensor:
-        return ((x - self.t) * self.lipschitz).clamp(0, 1)
+        gain = self.lipschitz if self.thresholds is None else self.gain
+        return ((x - self.ends[0]) * gain).clamp(0, 1)
 
     def inverse(self, u: Tensor) -> Tensor:
-        """The input in [t, 1 - t] that becomes u, or comes closest."""
-        return u.clamp(0, 1) / self.lipschitz + self.t
+        """The input between the thresholds that becomes u, or comes closest."""
+        low, high = self.ends
+        return u.clamp(0, 1) * (high - low) + low
 
     def slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The moves, from and to, that lead to where the output changes; 0 is outside of them at black and white."""
-        return self.t - x, 1 - self.t - x
+        low, high = self.ends
+        return low - x, high - x
 
     def extra_repr(self) -> str:
-        return f"t={self.t}"
+        return f"t={self.t}" if self.thresholds is None else f"pixels={self.thresholds.shape[1]}"
 
 
-def minimal_moves(v: Tensor, low: Tensor, high: Tensor, gain: float) -> tuple[Tensor, Tensor]:
+def minimal_moves(v: Tensor, low: Tensor, high: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
     r"""The moves that minimize :math:`\tfrac12 \delta^2 + v\, (\phi(x + \delta) - \phi(x))`, and the change of phi.
 
     On the slope that is a parabola, whose lowest point there is :math:`\mathrm{clip}(-gain \cdot v, low, high)`; off
     the slope the best move is none.
 
     >>> v, x = torch.tensor([1.0, 0.2, 0.02]), torch.full((3,), 0.95)
-    >>> minimal_moves(v, 0.1 - x, 0.9 - x, 1.25)  # it takes 0.05 until anything happens
+    >>> minimal_moves(v, 0.1 - x, 0.9 - x, torch.tensor(1.25))  # it takes 0.05 until anything happens
     (tensor([-0.8500, -0.2500, -0.0000]), tensor([-1.0000, -0.2500,  0.0000]))
     """
     move = torch.clamp(-gain * v, low, high)
@@ -67,7 +96,7 @@ def minimal_moves(v: Tensor, low: Tensor, high: Tensor, gain: float) -> tuple[Te
     return move * worth, change * worth
 
 
-def multiplier(a: Tensor, margin: Tensor, low: Tensor, high: Tensor, gain: float, *, steps: int = 20) -> Tensor:
+def multiplier(a: Tensor, margin: Tensor, low: Tensor, high: Tensor, gain: Tensor, *, steps: int = 20) -> Tensor:
     r"""The :math:`\lambda` whose ``minimal_moves`` of :math:`\lambda a` just lower :math:`a \cdot \phi` enough.
 
     By bisection, from below; large if no move is enough.  The distance is :math:`\sqrt{2 q(\lambda)}`,
@@ -82,7 +111,7 @@ def multiplier(a: Tensor, margin: Tensor, low: Tensor, high: Tensor, gain: float
         margin: by how much; not below 0, ``(...)``.
         low: of the slope, ``(..., features)``.
         high: of the slope.
-        gain: its size.
+        gain: its size, ``(features,)``.
         steps: of bisection.
     """
 
@@ -95,8 +124,9 @@ def multiplier(a: Tensor, margin: Tensor, low: Tensor, high: Tensor, gain: float
     # is far away, so at least what moves the feature with the largest weight across the widest plateau.
     tiny = torch.finfo(a.dtype).tiny
     wait = torch.maximum(low, -high).clamp_min(0).amax(-1)
-    upper = margin / (gain**2 * a.square().sum(-1)).clamp_min(tiny)
-    upper = torch.maximum(upper, 2 * wait / (gain * a.abs().amax(-1)).clamp_min(tiny))
+    steep = gain * a.abs()
+    upper = margin / steep.square().sum(-1).clamp_min(tiny)
+    upper = torch.maximum(upper, 2 * wait / steep.amax(-1).clamp_min(tiny))
     lower = torch.zeros_like(upper)
     for _ in range(DOUBLINGS):
         more = short(upper)
@@ -122,13 +152,14 @@ def stretch_distance(x: Tensor, p: Tensor, c: Tensor, stretch: Stretch) -> Tenso
     >>> stretch_distance(x, p, c, Stretch(0.1))  # from 0.95 to 0.5
     tensor([0.4500])
     """
-    u, a, gain = stretch(x), 2 * (p - c), stretch.lipschitz
+    u, a, gain = stretch(x), 2 * (p - c), stretch.gain
+    low, high = stretch.slope(x)
     margin = (u - c).square().sum(1) - (u - p).square().sum(1)
     with torch.no_grad():
-        low, high = stretch.slope(x)
         best = multiplier(a, margin.clamp_min(0), low, high, gain)
-        move, change = minimal_moves(best[:, None] * a, low, high, gain)
+    # The moves depend on the thresholds, which may be learned; that they depend on a does not count.
+    move, change = minimal_moves(best[:, None] * a.detach(), low, high, gain)
     q = best * (margin + (a * change).sum(1)) + move.square().sum(1) / 2
     # The square root of next to nothing has no gradient that one could use.
     inside = (2 * q.clamp_min(1e-8)).sqrt()
-    return torch.where(margin > 0, inside, margin / (gain * a.norm(dim=1).clamp_min(1e-12)))
+    return torch.where(margin > 0, inside, margin / (gain * a).norm(dim=1).clamp_min(1e-12))

@@ -27,7 +27,7 @@ import yaml
 from safetensors.torch import load_file
 
 from atoll.attacks.measure import AttackResult, AttackSettings
-from atoll.certify import certifier_for
+from atoll.certify import GloRo, NearestCentroid, certifier_for
 from atoll.certify.certificate import Certificate
 from atoll.certify.export import Exported, export
 from atoll.certify.measure import CertifyResult, CertifySettings
@@ -302,7 +302,8 @@ class Run:
             raise InputError("proof: expected the stored result of a run, with proofs instead of randomized smoothing")
         subject = self.subject(origin.step, origin.weights)
         model = copy.deepcopy(subject.model).to(getattr(torch, settings.precision or "float64"))
-        certifier: Any = certifier_for(model, budget=settings.budget, radii=settings.radii, eta=settings.eta)
+        certifier = certifier_for(model, budget=settings.budget, radii=settings.radii, eta=settings.eta)
+        assert isinstance(certifier, GloRo | NearestCentroid)
         stored = load_file(result.folder / "certificates.safetensors")
         split = select(subject.data, settings.split, settings.points)
         x = to_float(split.fetch(torch.arange(len(split))))
