@@ -15,6 +15,7 @@ import pytest
 from atoll.attacks.suites import parse_attacks
 from atoll.cli import main, parse
 from atoll.cli.measure import settings_from
+from atoll.measure import MEASUREMENTS
 from atoll.registry import REGISTRIES, registry
 from atoll.runs.recipe import recipes, variants
 from atoll.threat import ThreatModel
@@ -136,7 +137,7 @@ def test_names_can_be_imported(name: str) -> None:
 def test_commands_work(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(command)[1:]
     options = parse(words)
-    verb = importlib.import_module(f"atoll.cli.{options.verb}")
+    importlib.import_module(f"atoll.cli.{options.verb}")
     if options.verb == "train":
         assert main([*words, *([] if options.dry_run else ["--dry-run"])]) == 0
         assert capsys.readouterr().out
@@ -148,7 +149,8 @@ def test_commands_work(command: str, capsys: pytest.CaptureFixture[str]) -> None
     elif options.verb == "ls":
         assert options.kind in {"recipes", *(registry(kind).title for kind in REGISTRIES)}
     else:
-        settings = settings_from(options, **verb.arguments.keywords)  # checks the values
+        measurement = MEASUREMENTS.resolve(options.verb).cls
+        settings = settings_from(options, measurement.settings)  # checks the values
         assert [str(folder) for folder in options.runs] == ["RUN"]
         if hasattr(settings, "attacks"):
             assert parse_attacks(settings.attacks, ThreatModel("l2", 0.1))
