@@ -171,7 +171,7 @@ def shaken(module):
 
 
 def cancelling(block):
-    """The convolution is minus the identity, nearly: what is left is all rounding."""
+    """The convolution is almost minus the identity, so the sum is dominated by rounding."""
     with torch.no_grad():
         block.conv.weight.mul_(1e-6)
         block.conv.weight[:, :, 1, 1] -= torch.eye(4)

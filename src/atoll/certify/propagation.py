@@ -252,7 +252,10 @@ class Propagation:
             part = self._results[source][index]
             if part is None:
                 raise self._refusal(source, "only its first result can be certified")
-            self._check_rows(node)
+            try:
+                self._check_rows(node)
+            except Refusal as error:
+                raise self._refusal(source, str(error)) from None
             base = replace(part.base, node=node.name) if part.base.node == source.name else part.base
             return replace(part, base=base, node=node.name)
         if isinstance(node.meta.get("val"), (int, torch.SymInt)):
@@ -262,9 +265,9 @@ class Propagation:
     def _apply(self, node: fx.Node) -> Any:
         arguments = fx.map_arg(bind_arguments(node), self._results.__getitem__)
         call = Call(self, node, dict(arguments))
-        if not any(isinstance(value, Value) for value in _flat(arguments)):
-            return self._constant(call)
         try:
+            if not any(isinstance(value, Value) for value in _flat(arguments)):
+                return self._constant(call)
             self._check_rows(node)
             rule = self.rules.get(operation_kind(node))
             if rule is None:
@@ -282,7 +285,7 @@ class Propagation:
         for tensor, batch in zip(tensors, BATCHES, strict=True):
             same = isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == batch and (tensor == tensor[:1]).all()
             if not same or not torch.equal(tensor[:1], tensors[0][:1]):
-                raise self._refusal(call.node, "it mixes the points of a batch")
+                raise Refusal("it mixes the points of a batch")
         return self.row_constant(tensors[0][:1])
 
     def row_constant(self, tensor: Tensor) -> Tensor:
@@ -487,6 +490,9 @@ def selection_of(value: Value) -> Selection:
 def entries(value: Value) -> Tensor:
     """The index of a selection, written out."""
     index = selection_of(value).index
-    if index is None:
-        return torch.arange(1, value.size + 1, dtype=torch.float64).view(value.shape)
-    return index
+    return numbered(value) if index is None else index
+
+
+def numbered(value: Value) -> Tensor:
+    """The entries of a value, numbered from 1."""
+    return torch.arange(1, value.size + 1, dtype=torch.float64).view(value.shape)

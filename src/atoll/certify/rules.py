@@ -25,6 +25,7 @@ from atoll.certify.propagation import (
     as_linear,
     entries,
     joined,
+    numbered,
     operation_kind,
     selection_of,
 )
@@ -296,7 +297,7 @@ def _move(call: Call) -> Value:
     name = "input" if "input" in call.arguments else "self"
     value = call.value(name)
     _check_dims(call, name)
-    index = _moved(call, name, entries_of_all(value))
+    index = _moved(call, name, numbered(value))
     if not isinstance(value.relation, Selection):
         value = call.propagation.anchor(value)
     return _reindexed(call, value, index)
@@ -308,7 +309,7 @@ def _split(call: Call) -> tuple[Value, ...]:
     _keep_batch(call, [call["dim"]])
     if not isinstance(value.relation, Selection):
         value = call.propagation.anchor(value)
-    parts = call.run({"self": entries_of_all(value)[None]})
+    parts = call.run({"self": numbered(value)[None]})
     zeros = call.result
     return tuple(_reindexed(call, value, part[0], zero) for part, zero in zip(parts, zeros, strict=True))
 
@@ -327,11 +328,6 @@ def _check_dims(call: Call, name: str) -> None:
             raise Refusal("it mixes the points of a batch")
         return
     _keep_batch(call, flat, name)
-
-
-def entries_of_all(value: Value) -> Tensor:
-    """The entries of a value, numbered from 1."""
-    return torch.arange(1, value.size + 1, dtype=torch.float64).view(value.shape)
 
 
 def _moved(call: Call, name: str, numbers: Tensor) -> Tensor:
@@ -357,7 +353,7 @@ def _reindexed(call: Call, value: Value, index: Tensor, zero: Tensor | None = No
     """A selection of the entries of a value that is itself a selection."""
     zero, selection = call.result if zero is None else zero, selection_of(value)
     count = value.size
-    in_order = index.numel() == count and torch.equal(index.flatten(), entries_of_all(value).flatten())
+    in_order = index.numel() == count and torch.equal(index.flatten(), numbered(value).flatten())
     if in_order and selection.index is None and not isinstance(selection.slope, Tensor):
         return call.named(replace(value, zero=zero))
     place, nothing = index.long(), torch.zeros(1, dtype=torch.float64)
@@ -472,7 +468,7 @@ def _sort(call: Call) -> tuple[Value, None]:
 
 @rule("max_pool2d_with_indices", "adaptive_max_pool2d")
 def _max_pool(call: Call) -> tuple[Value, None]:
-    """An entry is part of so many windows in each direction."""
+    """An entry is part of at most this number of windows."""
     value = call.value("self")
     if operation_kind(call.node) == "adaptive_max_pool2d":
         sizes = zip(value.shape[-2:], call["output_size"], strict=True)
