@@ -405,20 +405,14 @@ def _slice(call: OnnxCall, x: OnnxValue, dim: int, start: int | None, end: int |
     return x.slice(dim % len(x.shape), start or 0, step=step, **limits)
 
 
-def _split(call: OnnxCall, x: OnnxValue, sizes: Sequence[int] | int, dim: int) -> tuple[OnnxValue | None, ...]:
+def _split(call: OnnxCall, x: OnnxValue, sizes: Sequence[int], dim: int) -> tuple[OnnxValue | None, ...]:
     (axis,) = _dims(x, dim)
-    size = x.shape[axis]
-    ends = range(0, size + sizes, sizes) if isinstance(sizes, int) else itertools.accumulate(sizes, initial=0)
+    ends = itertools.accumulate(sizes, initial=0)
     return tuple(x.slice(axis, start, end) for start, end in itertools.pairwise(ends))
 
 
 def _select(call: OnnxCall, x: OnnxValue, dim: int, index: int) -> OnnxValue:
     return x.index_select(dim % len(x.shape), torch.tensor(index))
-
-
-def _unbind(call: OnnxCall, x: OnnxValue, dim: int) -> tuple[OnnxValue | None, ...]:
-    (axis,) = _dims(x, dim)
-    return tuple(_select(call, x, axis, index) for index in range(x.shape[axis]))
 
 
 def _flip(call: OnnxCall, x: OnnxValue, dims: Sequence[int]) -> OnnxValue:
@@ -431,19 +425,8 @@ def _cat(call: OnnxCall, tensors: Sequence[OnnxValue], dim: int) -> OnnxValue:
     return tensors[0].writer.concatenate([value.to(call.dtype) for value in tensors], dim % len(call.shape))
 
 
-def _stack(call: OnnxCall, tensors: Sequence[OnnxValue], dim: int) -> OnnxValue:
-    axis = dim % len(call.shape)
-    return _cat(call, [value.unsqueeze(axis) for value in tensors], axis)
-
-
 def _permute(call: OnnxCall, x: OnnxValue, dims: Sequence[int]) -> OnnxValue:
     return x.permute(*(dim % len(x.shape) for dim in dims))
-
-
-def _transpose(call: OnnxCall, x: OnnxValue, one: int, two: int) -> OnnxValue:
-    dims = list(range(len(x.shape)))
-    dims[one], dims[two] = dims[two], dims[one]
-    return x.permute(*dims)
 
 
 def _expand(call: OnnxCall, x: OnnxValue, *_: Any) -> OnnxValue:
@@ -634,32 +617,28 @@ _SMOOTH: dict[str, Callable[..., OnnxValue]] = {
 # Overloads (default, Tensor, Scalar, ...) share a row.  A form gets all arguments in the order of the schema.
 FORMS: dict[str, Callable[..., Values]] = {
     **dict.fromkeys(
-        ["_unsafe_view", "reshape", "squeeze", "unsqueeze", "view"],
+        ["squeeze", "unsqueeze", "view"],
         lambda call, x, *_: x.reshape(*call.shape),
     ),
     **dict.fromkeys(["_to_copy", "alias", "clone", "detach"], lambda call, x, *_: x.to(call.dtype)),
     **dict.fromkeys(["matmul", "mm"], lambda call, a, b: a @ b),
-    **dict.fromkeys(["avg_pool1d", "avg_pool2d"], _avg_pool),
     **dict.fromkeys(["constant_pad_nd", "pad"], _pad),
     **dict.fromkeys(["reflection_pad1d", "reflection_pad2d"], lambda call, x, pad: _pad(call, x, pad, "reflect")),
     **dict.fromkeys(["replication_pad1d", "replication_pad2d"], lambda call, x, pad: _pad(call, x, pad, "replicate")),
-    **dict.fromkeys(["split", "split_with_sizes"], _split),
     **{name: _smooth(function) for name, function in _SMOOTH.items()},
     "_adaptive_avg_pool2d": _adaptive_avg_pool,
     "_native_batch_norm_legit_no_training": _batch_norm,
     "_prelu_kernel": _leaky_relu,
     "abs": lambda call, x: x.abs(),
-    "adaptive_avg_pool1d": _adaptive_avg_pool,
     "adaptive_max_pool2d": _adaptive_max_pool,
     "add": _add,
     "addmm": _addmm,
     "amax": lambda call, x, dims, keepdim: x.amax(_dims(x, dims), keepdim),
     "amin": lambda call, x, dims, keepdim: x.amin(_dims(x, dims), keepdim),
     "argmin": lambda call, x, dim, keepdim: x.argmin(_dims(x, dim)[0], keepdim),
+    "avg_pool2d": _avg_pool,
     "cat": _cat,
     "clamp": lambda call, x, low=None, high=None: x.clamp(low, high),
-    "clamp_max": lambda call, x, high: x.clamp(None, high),
-    "clamp_min": lambda call, x, low: x.clamp(low, None),
     "convolution": _convolution,
     "cumsum": _cumsum,
     "div": _div,
@@ -684,19 +663,15 @@ FORMS: dict[str, Callable[..., Values]] = {
     "neg": lambda call, x: -x,
     "permute": _permute,
     "relu": lambda call, x: x.relu(),
-    "relu6": lambda call, x: x.clamp(0.0, 6.0),
     "repeat": lambda call, x, repeats: x.repeat(repeats),
     "select": _select,
     "slice": _slice,
     "sort": _sorted,
-    "stack": _stack,
+    "split_with_sizes": _split,
     "sub": _sub,
     "sum": _sum,
-    "t": lambda call, x: _transpose(call, x, 0, 1),
     "threshold": lambda call, x, threshold, value: x.where(x > threshold, value),
     "topk": _topk,
-    "transpose": _transpose,
-    "unbind": _unbind,
     "unfold": _unfold,
     "upsample_bilinear2d": _interpolate(torch.ops.aten.upsample_bilinear2d),
     "upsample_nearest2d": _interpolate(torch.ops.aten.upsample_nearest2d),

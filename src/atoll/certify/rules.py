@@ -138,11 +138,11 @@ def _call_linear(call: Call, value: Value, diagonal: Diagonal, zero: Tensor, shi
 # --- arithmetic
 
 
-@rule("add", "sub", "rsub")
+@rule("add", "sub")
 def _add(call: Call) -> Value:
     kind, alpha = operation_kind(call.node), call.arguments.get("alpha", 1)
     left, right = call["self"], call["other"]
-    signs = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[kind]
+    signs = (1, alpha if kind == "add" else -alpha)
     if isinstance(left, Value) and isinstance(right, Value):
         return _sum(call, left, right, signs)
     value, constant = (left, right) if isinstance(left, Value) else (right, left)
@@ -243,23 +243,23 @@ def _cumsum(call: Call) -> Value:
     return _non_negative(call, call.value("self").size)
 
 
-@rule("avg_pool1d", "avg_pool2d")
+@rule("avg_pool2d")
 def _average_pool(call: Call) -> Value:
-    value, sides = call.value("self"), 1 if operation_kind(call.node) == "avg_pool1d" else 2
-    kernel, padding = (_sizes(call[name], sides) for name in ("kernel_size", "padding"))
-    stride = _sizes(call["stride"], sides) if call["stride"] else kernel
+    value = call.value("self")
+    kernel, padding = (_sizes(call[name], 2) for name in ("kernel_size", "padding"))
+    stride = _sizes(call["stride"], 2) if call["stride"] else kernel
     terms = math.prod(kernel)
     pads = any(padding) and not call["count_include_pad"]
-    if len(value.shape) != sides + 1 or call["ceil_mode"] or call.arguments.get("divisor_override") or pads:
+    if len(value.shape) != 3 or call["ceil_mode"] or call.arguments.get("divisor_override") or pads:
         return _non_negative(call, terms)
     # All weights are positive, so the norm is also that of their absolute values.
     window = torch.full((1, 1, *kernel), 1 / terms, dtype=torch.float64)
-    linear = convolution(window, value.shape[1:], stride, padding, (1,) * sides, 1)
+    linear = convolution(window, value.shape[1:], stride, padding, (1, 1), 1)
     norm = linear.norm(call.propagation.budget).value * (1 + 1e-12)
     return call.operator(value, norm, norm, terms)
 
 
-@rule("_adaptive_avg_pool2d", "adaptive_avg_pool1d", "upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d")
+@rule("_adaptive_avg_pool2d", "upsample_bilinear2d", "upsample_nearest2d")
 def _interpolate(call: Call) -> Value:
     name = "self" if "self" in call.arguments else "input"
     # Weights depend on positions, which are computed as well.
@@ -288,10 +288,9 @@ def _keep_batch(call: Call, dims: Any, name: str = "self") -> None:
 
 
 @rule(
-    "_unsafe_view", "alias", "clone", "constant_pad_nd", "contiguous", "detach", "expand", "flip", "im2col",
-    "index_select", "lift_fresh_copy", "narrow", "pad", "permute", "pixel_shuffle", "pixel_unshuffle",
-    "channel_shuffle", "reflection_pad1d", "reflection_pad2d", "repeat", "replication_pad1d", "replication_pad2d",
-    "reshape", "roll", "select", "slice", "squeeze", "t", "transpose", "unfold", "unsqueeze", "view",
+    "alias", "clone", "constant_pad_nd", "detach", "expand", "flip", "im2col", "index_select", "pad",
+    "permute", "reflection_pad1d", "reflection_pad2d", "repeat", "replication_pad1d", "replication_pad2d", "select",
+    "slice", "squeeze", "unfold", "unsqueeze", "view",
 )  # fmt: skip
 def _move(call: Call) -> Value:
     name = "input" if "input" in call.arguments else "self"
@@ -303,7 +302,7 @@ def _move(call: Call) -> Value:
     return _reindexed(call, value, index)
 
 
-@rule("split", "split_with_sizes", "unbind", "chunk")
+@rule("split_with_sizes")
 def _split(call: Call) -> tuple[Value, ...]:
     value = call.value("self")
     _keep_batch(call, [call["dim"]])
@@ -315,13 +314,11 @@ def _split(call: Call) -> tuple[Value, ...]:
 
 
 def _check_dims(call: Call, name: str) -> None:
-    dims = [call[key] for key in ("dim", "dims", "dimension", "dim0", "dim1") if key in call.arguments]
+    dims = [call[key] for key in ("dim", "dims", "dimension") if key in call.arguments]
     flat = [d for dim in dims for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
     kind = operation_kind(call.node)
-    if kind in ("permute", "transpose", "t", "unsqueeze", "squeeze"):
+    if kind in ("permute", "unsqueeze", "squeeze"):
         return  # the shape of the result tells
-    if kind == "roll" and not flat:
-        raise Refusal("it mixes the points of a batch")
     if kind == "slice" and flat == [0]:
         start, end = call["start"], call["end"]
         if start not in (None, 0) or call["step"] != 1 or not (end is None or (isinstance(end, int) and end >= 2**62)):
@@ -366,7 +363,7 @@ def _reindexed(call: Call, value: Value, index: Tensor, zero: Tensor | None = No
     return call.named(replace(value, relation=moved, zero=zero, local=value.local.times(repeats)))
 
 
-@rule("full_like", "zeros_like", "ones_like")
+@rule("full_like")
 def _full_like(call: Call) -> Tensor:
     """A constant in the shape of a value."""
     return call.propagation.row_constant(call.result.to(call.node.meta["val"].dtype))
@@ -384,17 +381,16 @@ def _to_copy(call: Call) -> Value:
     return call.named(replace(value, local=value.local + lost))
 
 
-@rule("cat", "stack")
+@rule("cat")
 def _cat(call: Call) -> Value:
     propagation, tensors = call.propagation, call["tensors"]
     shapes = [t.shape if isinstance(t, Value) else tuple(t.shape[1:]) for t in tensors]
-    dim = call["dim"] % (len(shapes[0]) + 1 + (operation_kind(call.node) == "stack"))
+    dim = call["dim"] % (len(shapes[0]) + 1)
     if dim == 0:
         raise Refusal("it mixes the points of a batch")
-    combine = torch.cat if operation_kind(call.node) == "cat" else torch.stack
     values = [t for t in tensors if isinstance(t, Value)]
     zeros = [t.zero if isinstance(t, Value) else propagation.finite(t)[:1] for t in tensors]
-    zero = combine(zeros, dim)
+    zero = torch.cat(zeros, dim)
     join = joined(propagation, values)
     if join is None:
         bounds = [propagation.bound(value) for value in values]
@@ -411,7 +407,7 @@ def _cat(call: Call) -> Value:
             columns.append((entries(part).view(shape), slope))
         else:
             columns.append((torch.zeros(shape, dtype=torch.float64),) * 2)
-    index, slope = (combine(list(column), dim - 1) for column in zip(*columns, strict=True))
+    index, slope = (torch.cat(list(column), dim - 1) for column in zip(*columns, strict=True))
     linear = all(selection_of(part).linear for part in parts)
     local = Error.joint([part.local for part in parts])
     uniform = float(slope.max()) if (slope == slope.max()).logical_or(index == 0).all() else slope
@@ -504,7 +500,6 @@ RULES.update(
     log_sigmoid=_function(1.0, 8, size=1.0),
     mish=_function(MISH_SLOPE, 16),
     relu=_function(1.0),
-    relu6=_function(1.0, 1, size=6.0),
     sigmoid=_function(0.25, 16, size=1.0),
     silu=_function(SILU_SLOPE, 16),
     sin=_function(1.0, 8),
@@ -512,13 +507,7 @@ RULES.update(
 )
 
 
-@rule("log_sigmoid_forward")
-def _log_sigmoid(call: Call) -> tuple[Value, None]:
-    value = call.value("self")
-    return call.elementwise(value, 1.0, 8, size=1.0), None
-
-
-@rule("clamp", "clamp_max", "clamp_min", "hardtanh")
+@rule("clamp", "hardtanh")
 def _clamp(call: Call) -> Value:
     limits = [call[name] for name in ("min", "max", "min_val", "max_val") if call.arguments.get(name) is not None]
     if any(isinstance(limit, Value) for limit in limits):
@@ -541,7 +530,7 @@ def _leaky_relu(call: Call) -> Value:
     return call.elementwise(call.value("self"), max(1.0, abs(call["negative_slope"])), 2)
 
 
-@rule("_prelu_kernel", "prelu")
+@rule("_prelu_kernel")
 def _prelu(call: Call) -> Value:
     weight = call.constant("weight")
     assert weight is not None
