@@ -1,15 +1,17 @@
 """Plain data to typed objects and back."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.config import from_plain, parameters, to_plain
+from atoll.config import Builder, from_plain, parameters, to_plain
 from atoll.errors import ResultError
 from atoll.stats import Accuracy, Estimate
 
@@ -95,3 +97,25 @@ def test_parameters_are_listed_with_type_and_default():
     listing = parameters(Estimate)
     assert listing["value"] == {"type": "a number", "default": "required"}
     assert listing["skewed"] == {"type": "true or false", "default": "False"}
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "valid"),
+    [
+        (float | torch.Tensor, 0.1, True),
+        (float | torch.Tensor, "planted.Net", False),
+        (torch.Tensor, {"class_path": "planted.Net"}, False),
+        (dict[str, Any] | None, {"a": {"class_path": "planted.Net"}}, True),
+        (dict[str, Any] | None, None, True),
+        (dict[str, Any] | None, 3, False),
+        (Sequence[Any], [{"class_path": "planted.Net"}], False),
+        (tuple[float | torch.Tensor, int], [0.5, 2], True),
+        (Literal["a", "b"] | None, "b", True),
+    ],
+)
+def test_untrusted_values_import_nothing(hint, value, valid, tmp_path, monkeypatch):
+    (tmp_path / "planted.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    builder = Builder(trust=False)
+    builder.build(hint, value, "part")
+    assert (builder.errors == []) == valid

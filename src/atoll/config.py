@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import operator
 import types
 import typing
 from collections.abc import Mapping
@@ -123,12 +124,45 @@ class Builder:
     def _leaf(self, hint: Any, value: Any, path: str) -> tuple[Any, Any]:
         if hint is Any or isinstance(hint, typing.TypeVar):
             return value, value
-        parser = _parser(hint)
+        plain = hint if self.trust else _without_classes(hint)
+        if not self.trust and isinstance(value, dict) and plain is dict:
+            return value, value
         try:
-            return parser.parse_object({"value": value})["value"], value
+            if plain is dict and value is None and type(None) in typing.get_args(hint):
+                return None, None
+            if not self.trust and (plain is None or plain is dict or _holds_mapping(value)):
+                raise TypeError
+            return _parser(plain).parse_object({"value": value})["value"], value
         except (ArgumentError, TypeError, ValueError):
             self.error(path, f"expected {_spell(hint)}, got {value!r}")
             return None, None
+
+
+def _without_classes(hint: Any) -> Any:
+    """A type hint without classes, because jsonargparse imports the classes that values name; None if nothing is left.
+
+    >>> from torch import Tensor
+    >>> _without_classes(float | Tensor), _without_classes(Tensor), _without_classes(tuple[float | Tensor, int])
+    (<class 'float'>, None, tuple[float, int])
+    """
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint in (int, float, str, bool, type(None), Path, Any, ...) or origin is typing.Literal:
+        return hint
+    if dict in (hint, origin) or origin is collections.abc.Mapping:
+        return dict
+    if origin in (typing.Union, types.UnionType):
+        options = [option for option in map(_without_classes, args) if option is not None]
+        if dict in options:  # a mapping or nothing; other values of such an argument are rare
+            return dict
+        return functools.reduce(operator.or_, options) if options else None
+    if origin in (tuple, list, collections.abc.Sequence):
+        parts = [_without_classes(part) for part in args]
+        return None if None in parts else origin[tuple(parts)] if origin is tuple else origin[parts[0]]
+    return None
+
+
+def _holds_mapping(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list | tuple) and any(map(_holds_mapping, value)))
 
 
 @functools.lru_cache(maxsize=256)

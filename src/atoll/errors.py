@@ -36,6 +36,10 @@ class TrainingError(AtollError):
     """Training cannot continue (NaN, lost worker, full disk); the last good checkpoint is intact."""
 
 
+class Interrupted(TrainingError):
+    """Training was stopped on request (Ctrl-C, SIGTERM); everything is saved."""
+
+
 class ResultError(AtollError):
     """A stored result is damaged, or this version cannot read it."""
 

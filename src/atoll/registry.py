@@ -14,13 +14,15 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,7 +124,7 @@ class Registry:
         for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
             if module.name != "__main__":
                 importlib.import_module(f"{self.package}.{module.name}")
-        for entry in entry_points(group=f"atoll.{self.title}"):
+        for entry in installed_entry_points(f"atoll.{self.title}"):
             if entry.name not in self._members:
                 self.add(entry.name, entry.load())
         return self._members
@@ -163,7 +165,8 @@ class Registry:
                 path, _, attribute = name.rpartition(":")
                 cls = getattr(load_file(Path(path)), attribute)
             else:
-                cls = _attribute(name)
+                with _current_folder_importable():
+                    cls = _attribute(name)
         except (ImportError, AttributeError, OSError, SyntaxError) as error:
             raise InputError(f"cannot import {name!r}: {error}") from None
         if not (inspect.isclass(cls) and issubclass(cls, self.base_class)):
@@ -199,6 +202,44 @@ def registry(kind: str) -> Registry:
     """
     table: Registry = _attribute(REGISTRIES[kind])
     return table
+
+
+def may_hold_foreign_code(folder: str) -> bool:
+    """Whether an entry of ``sys.path`` may hold somebody else's code: the current folder, or the folder of a run.
+
+    ``python -m`` and an empty entry in ``PYTHONPATH`` make the current folder importable.  Names that a run stores must
+    not lead there.  The folder that Atoll itself comes from is fine.
+    """
+    path = os.path.realpath(folder or os.curdir)
+    if path == os.path.dirname(os.path.dirname(os.path.realpath(__file__))):
+        return False
+    return path == os.path.realpath(os.curdir) or os.path.exists(os.path.join(path, "recipe.yaml"))
+
+
+def forget_foreign_folders() -> None:
+    """Make the current folder and folders of runs not importable in this process."""
+    sys.path[:] = [folder for folder in sys.path if not may_hold_foreign_code(folder)]
+
+
+def installed_entry_points(group: str) -> list[EntryPoint]:
+    """Entry points of installed packages; those that lie in the current folder or in a run's folder are ignored."""
+    return [
+        entry
+        for entry in entry_points(group=group)
+        if entry.dist is None or not may_hold_foreign_code(str(entry.dist.locate_file("")))
+    ]
+
+
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    """For names that the user typed or trusts: modules in the current folder, after all installed ones."""
+    folder = os.getcwd()
+    sys.path.append(folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 def registry_of(hint: Any) -> Registry | None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +20,14 @@ import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
+import atoll
 from atoll.cli import VERBS, main, output
 from atoll.errors import RecipeError
 from atoll.runs.run import open_run
 from atoll.training.checkpoint import Checkpoints
 from support import SMALL, run_command
+
+SOURCES = str(Path(atoll.__file__).parents[1])
 
 
 def final_weights(folder):
@@ -201,6 +205,47 @@ def test_a_hostile_run_executes_nothing(trained, tmp_path, monkeypatch, capsys):
     assert marker.exists()
 
 
+BODY = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nclass Net: pass\n"
+METADATA = "Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n"
+ENTRY_POINT = {
+    "planted-1.0.dist-info/METADATA": METADATA,
+    "planted-1.0.dist-info/entry_points.txt": "[atoll.models]\nNet = my_model:Net\n",
+}
+STORED = {  # sections of a shared run's recipe, and what the refusal says about each
+    "model": (
+        {"class_path": "CentroidNet", "init_args": {"encoder": "my_model.Net"}},
+        "model.encoder.class_path: my_mod",
+    ),
+    "loss": ("my_model.py:Net", "my_model.py:Net runs code from outside Atoll; pass --trust"),
+    "attack": ("my_model.Net", "attack.class_path: my_model.Net runs code from outside Atoll; pass --trust"),
+    "optimizer": ({"class_path": "SGD", "init_args": {"lr": "my_model.Net"}}, "optimizer.lr: expected"),
+}
+
+
+@pytest.mark.parametrize(
+    "words", [["train", "--resume", "--out", ".", "--dry-run"], ["train", "--resume", "--out", "."]]
+)
+def test_a_shared_run_cannot_run_its_files(words, trained, tmp_path):
+    """In a run's folder with planted files, where `python -m` and PYTHONPATH make them importable."""
+    folder = tmp_path / "shared"
+    shutil.copytree(trained, folder)
+    tree = yaml.safe_load((folder / "recipe.yaml").read_text()) | {name: part for name, (part, _) in STORED.items()}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    for file, content in (ENTRY_POINT | dict.fromkeys(["my_model.py", "yaml.py", "rich.py", "timm.py"], BODY)).items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(content)
+    path = os.pathsep.join([SOURCES, "", str(folder)])
+    done = subprocess.run(
+        [sys.executable, "-m", "atoll", *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert not (folder / "ran").exists()
+    assert done.returncode == 1
+    error = " ".join(done.stderr.split())
+    assert [text for _, text in STORED.values() if text not in error] == []
+    assert "Traceback" not in error
+
+
 def test_a_full_disk_is_one_sentence(tmp_path):
     """A limit on file size makes writes fail as a full disk does."""
     script = (
@@ -285,16 +330,20 @@ def test_wide_tables_go_on_below_and_break_no_number(monkeypatch, width):
 
 
 @pytest.mark.parametrize(
-    ("endless", "begun", "message", "code"),
+    ("endless", "begun", "message"),
     [
-        (["trainer.epochs=1000"], "metrics.jsonl", "resume to continue", 1),
+        (["trainer.epochs=1000"], "metrics.jsonl", "Interrupted at step"),
         pytest.param(  # tests/training/test_trainer.py stops at this place in its own process
-            *(["trainer.epochs=1", "trainer.test_steps=900000"], "results/attack", "resume to test again", 130),
+            *(
+                ["trainer.epochs=1", "trainer.test_steps=900000"],
+                "results/attack",
+                "Interrupted during the final test.",
+            ),
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, endless, begun, message, code):
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, endless, begun, message):
     process = subprocess.Popen(
         [sys.executable, "-m", "atoll", "train", *SMALL, *endless, "--out", str(tmp_path / "run")],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -306,6 +355,8 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, endless, begun, message, 
     time.sleep(0.5)  # in the middle of the next epoch, or of the test
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert message in " ".join(error.split())
+    assert process.returncode == 130
+    last = error.strip().splitlines()[-1]
+    assert last.startswith(message)
+    assert last.endswith(f" Resume with: atoll train --resume --out {tmp_path / 'run'}")
     assert "Traceback" not in error

@@ -26,6 +26,7 @@ from atoll.data import (
     Data,
     Digits,
     FashionMNIST,
+    FashionMNISTSmall,
     FewerClasses,
     ImageFolder,
     Npz,
@@ -239,6 +240,7 @@ def _on_disk(kind: Callable[[Path], Callable[..., Data]]) -> Callable[..., Data]
 
 DATASETS = {
     "digits": Case(lambda _, **o: Digits(**o), (1, 8, 8), 10, (1437, 360)),
+    "fashion-small": Case(lambda _, **o: FashionMNISTSmall(**o), (1, 28, 28), 10, (4000, 1000)),
     "canvas": Case(lambda _, **o: ClutteredCanvas(data=Digits(), size=14, **o), (1, 14, 14), 10, (1437, 360)),
     "fewer": Case(lambda _, **o: FewerClasses(data=Digits(), count=3, **o), (1, 8, 8), 3, (430, 107)),
     "moons": Case(lambda _, **o: TwoMoons(**o), (2,), 2, (500, 1000)),

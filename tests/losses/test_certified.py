@@ -110,7 +110,7 @@ def test_gradient_is_that_of_the_loss_written_by_hand(loss):
 def test_vectors_of_power_iteration_survive_an_interruption(tmp_path):
     overrides = ("data.limit=128", "model.widths=[4,4]", "model.hidden=8", "trainer.epochs=2", "trainer.test_steps=0")
     run = train("digits-gloro", *overrides, out=tmp_path / "straight")
-    with pytest.raises(TrainingError, match="stopped at step 3"):
+    with pytest.raises(TrainingError, match="Interrupted at step 3"):
         train("digits-gloro", *overrides, out=tmp_path / "stopped", on_trainer=lambda t: stop_after(t, 3))
     again = train("digits-gloro", *overrides, out=tmp_path / "stopped", resume=True)
     assert_identical(weights(again.model("last")), weights(run.model("last")))

@@ -106,7 +106,7 @@ def test_centroids_begin_at_training_points_and_the_run_resumes(tmp_path):
     overrides = ("data.limit=160", "model.per_class=2", "trainer.epochs=2", "trainer.batch_size=32")
     overrides += ("trainer.test_steps=0",)
     run = train("digits-centroid", *overrides, out=tmp_path / "straight")
-    with pytest.raises(TrainingError, match="stopped at step 3"):
+    with pytest.raises(TrainingError, match="Interrupted at step 3"):
         train("digits-centroid", *overrides, out=tmp_path / "stopped", on_trainer=stop_at_3)
     again = train("digits-centroid", *overrides, out=tmp_path / "stopped", resume=True)
     assert_identical(weights(again.model("last")), weights(run.model("last")))

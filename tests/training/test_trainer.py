@@ -335,7 +335,7 @@ def test_a_request_to_stop_saves_first(tmp_path):
             trainer.stop_requested = trainer.step == 6
 
     trainer = tiny_trainer(folder=tmp_path, observers=[Ask()])
-    with pytest.raises(TrainingError, match="stopped at step 7 as requested"):
+    with pytest.raises(TrainingError, match="Interrupted at step 7"):
         trainer.fit()
     assert trainer.checkpoints.steps()[-1] == 7
 
@@ -349,7 +349,7 @@ def test_a_request_to_stop_in_the_last_validation_is_not_lost(tmp_path):
         return validate(*arguments)
 
     trainer.validate = ask
-    with pytest.raises(KeyboardInterrupt, match="stopped during the final test"):
+    with pytest.raises(KeyboardInterrupt, match="Interrupted during the final test"):
         trainer.fit()
     trainer = tiny_trainer(folder=tmp_path, epochs=1)
     trainer.fit(resume=True)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from atoll.errors import AtollError, TrainingError
+from atoll.registry import forget_foreign_folders
 
 # One module each, imported when its verb is used: PyTorch takes seconds to import, and `atoll --help` does without.
 VERBS = {
@@ -23,6 +24,9 @@ VERBS = {
     "report": "write one page about one or several runs",
     "ls": "list recipes, components and runs",
 }
+
+# Commands that store their progress; `train` says itself how to resume.
+RESUMABLE = ("attack", "certify", "curvature", "explain", "study")
 
 DESCRIPTION = """\
 Train, attack, certify and explain adversarially robust image classifiers.
@@ -64,9 +68,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     >>> parse(["train", "digits-at", "--data.root", "here", "trainer.epochs=5"]).overrides
     ['data.root=here', 'trainer.epochs=5']
     """
-    full = parser(next((word for word in argv if word in VERBS), None))
+    verb = next((word for word in argv if word in VERBS), None)
+    full = parser(verb)
     # Overrides may stand anywhere; argparse would only take them directly after the recipe.
-    options, rest = full.parse_known_args(_dotted_flags(argv))
+    options, rest = full.parse_known_args(_dotted_flags(argv) if verb in ("train", "study") else argv)
     stray = [word for word in rest if not hasattr(options, "overrides") or word.startswith("-") or "=" not in word]
     if stray:
         full.error(f"unrecognized arguments: {' '.join(stray)}")
@@ -77,6 +82,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    if argv is None:  # this process is the command: nothing in the current folder may pass for an installed package
+        forget_foreign_folders()
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
         code: int | None = importlib.import_module(f"atoll.cli.{options.verb}").run(options)
@@ -92,8 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             error_console.print(f"atoll {options.verb}: {error}", style="red", markup=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt as interrupt:
-        if str(interrupt):
-            sys.stderr.write(f"atoll {options.verb}: {interrupt}\n")
+        if int(os.environ.get("RANK", "0")) == 0:
+            rerun = " Rerun the same command to resume." if options.verb in RESUMABLE else ""
+            sys.stderr.write(f"{interrupt or f'Interrupted.{rerun}'}\n")
         return 130
     except BrokenPipeError:  # `atoll ls | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -102,11 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dotted_flags(argv: Sequence[str]) -> list[str]:
     """``--data.root DIR`` and ``--data.root=DIR`` mean the override ``data.root=DIR``."""
-    words, result = iter(argv), []
-    for word in words:
+    words, result = list(argv), []
+    while words:
+        word = words.pop(0)
         if word.startswith("--") and "." in word.partition("=")[0]:
             key, equals, value = word[2:].partition("=")
-            result.append(f"{key}={value if equals else next(words, '')}")
+            if not equals and words and not words[0].startswith("--"):  # otherwise the value was forgotten
+                value = words.pop(0)
+            result.append(f"{key}={value}")
         else:
             result.append(word)
     return result

@@ -92,7 +92,8 @@ def run(options: argparse.Namespace) -> None:
     results = measure_runs(options, CertifySettings, show)
     if options.proof is not None and is_main():
         (result,) = results.values()
-        proof = open_run(options.runs[0], trust=options.trust).write_proof(options.proof, result)
+        opened = open_run(options.runs[0], trust=options.trust, data=dict(options.locations))
+        proof = opened.write_proof(options.proof, result)
         error_console.print(
             f"{proof.path}: {proof.claims:,} claims of {proof.points:,} points, {proof.bytes:,} bytes",
             markup=False,

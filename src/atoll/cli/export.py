@@ -16,8 +16,8 @@ import argparse
 from pathlib import Path
 
 from atoll.certify.norms import BUDGET
-from atoll.cli.measure import parse_checkpoint
-from atoll.cli.output import print_json, print_lines, progress_bar
+from atoll.cli.measure import add_locations, parse_checkpoint
+from atoll.cli.output import error_console, print_json, print_lines, progress_bar
 from atoll.runs.run import open_run
 
 
@@ -30,13 +30,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=float, default=BUDGET, help=f"operations per layer's proof ({BUDGET:g})")
     parser.add_argument("--checkpoint", default="best", help="best, last, or a step (default: best)")
     parser.add_argument("--weights", default="raw", help="raw, or an average such as swa (default: raw)")
+    add_locations(parser)
     parser.add_argument("--trust", action="store_true", help="allow runs to name classes outside Atoll")
 
 
 def run(options: argparse.Namespace) -> None:
+    opened = open_run(options.run_folder, trust=options.trust, data=dict(options.locations))
+    if warning := opened.selection_warning(parse_checkpoint(options.checkpoint), options.weights):
+        error_console.print(warning, style="yellow", markup=False, soft_wrap=True)
     with progress_bar("layers") as bar:
         task = bar.add_task("norms", total=None, note="")
-        exported = open_run(options.run_folder, trust=options.trust).export(
+        exported = opened.export(
             options.out,
             eps=options.eps,
             eta=options.eta,

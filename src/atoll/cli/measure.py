@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from typing import Any
 
 from docstring_parser import parse as parse_docstring
 
-from atoll.cli.output import print_json, progress_bar
+from atoll.cli.output import error_console, print_json, progress_bar
 from atoll.distributed import is_main, process_group
 from atoll.errors import InputError
 from atoll.measure import Result, Settings
+from atoll.runs.data_record import LOCATIONS
 from atoll.runs.run import Which, open_run
 
 
@@ -28,8 +30,28 @@ def add_flags(parser: argparse.ArgumentParser, settings: type[Settings]) -> None
         _add_flag(parser, item, hints[item.name], texts.get(item.name, ""))
     parser.add_argument("--checkpoint", default="best", help="best, last, or a step (default: best)")
     parser.add_argument("--weights", default="raw", help="raw, or an average such as swa (default: raw)")
+    add_locations(parser)
     parser.add_argument("--restart", action="store_true", help="discard saved progress and start over")
     parser.add_argument("--trust", action="store_true", help="import classes from outside Atoll that runs name")
+
+
+def add_locations(parser: argparse.ArgumentParser) -> None:
+    """``--data.root PATH`` and the like, for data that were moved."""
+    for key in LOCATIONS:
+        text = f"where the data of the runs are now, if they were moved: replaces data.{key}"
+        parser.add_argument(
+            f"--data.{key}",
+            dest="locations",
+            action="append",
+            default=[],
+            type=functools.partial(_location, key),
+            metavar="PATH",
+            help=text,
+        )
+
+
+def _location(key: str, place: str) -> tuple[str, str]:
+    return key, place
 
 
 def _help_texts(settings: type) -> dict[str, str]:
@@ -81,11 +103,16 @@ def measure_runs(
     """Measure every run, print the results, and return them by run."""
     question = settings_from(options, settings, **more)
     checkpoint = parse_checkpoint(options.checkpoint)
-    runs = {str(folder): open_run(folder, trust=options.trust) for folder in options.runs}  # all, before any work
+    places = dict(options.locations)
+    runs = {
+        str(path): open_run(path, trust=options.trust, data=places) for path in options.runs
+    }  # all, before any work
     results: dict[str, Result] = {}
     with process_group(), progress_bar("") as bar:
         bar.disable = bar.disable or not is_main()
         for name, run in runs.items():
+            if is_main() and (warning := run.selection_warning(checkpoint, options.weights)):
+                error_console.print(f"{name}: {warning}", style="yellow", markup=False, soft_wrap=True)
             task = bar.add_task(name, total=None, note="")
 
             def on_progress(what: str, done: float, total: int, task: Any = task) -> None:

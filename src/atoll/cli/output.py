@@ -100,6 +100,8 @@ class TrainingProgress(Observer):
         self.bar.start()
         self.began, self.first, self.epochs = time.monotonic(), trainer.step, trainer.settings.epochs
         self.shown = 0.0
+        for note in trainer.data.notes:
+            self.bar.console.print(note, style="dim", markup=False, soft_wrap=True)
         for fault in trainer.damaged:
             self.bar.console.print(f"passed over: {fault}", style="yellow", markup=False)
         if trainer.step:

@@ -10,6 +10,7 @@ torchrun --nproc-per-node 2 -m atoll train digits-at
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 import weakref
@@ -20,7 +21,7 @@ import yaml
 
 from atoll.cli.output import TrainingProgress, percent, print_json, print_lines, print_table
 from atoll.distributed import is_main
-from atoll.errors import RecipeError
+from atoll.errors import Interrupted, RecipeError
 from atoll.runs.recipe import build_recipe, recipes
 from atoll.runs.run import Run
 from atoll.runs.train import train
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
         recipe, overrides = None, [recipe, *overrides]
     if recipe is None and not (options.resume and options.out):
         raise RecipeError("expected a recipe, or --resume with --out; `atoll ls recipes` lists what there is")
-    if recipe is None and overrides:
+    if recipe is None and overrides and options.dry_run:
         raise RecipeError(f"a resumed run keeps its recipe; it cannot take {overrides[0]!r}")
     if options.dry_run:
         trust = options.trust or recipe is not None
@@ -52,15 +53,18 @@ def run(options: argparse.Namespace) -> None:
     name = recipe.removesuffix(".yaml") if recipe is not None else ""
     out = options.out or Path("runs") / (name if name.partition("/")[0] in recipes() else Path(name).name)
     observers = [] if options.json else [TrainingProgress()]
-    finished = train(
-        recipe,
-        *overrides,
-        out=out,
-        resume=options.resume,
-        trust=options.trust,
-        observers=observers,
-        on_trainer=stop_on_signals,
-    )
+    try:
+        finished = train(
+            recipe,
+            *overrides,
+            out=out,
+            resume=options.resume,
+            trust=options.trust,
+            observers=observers,
+            on_trainer=stop_on_signals,
+        )
+    except (Interrupted, KeyboardInterrupt) as error:
+        raise KeyboardInterrupt(_how_to_resume(str(error), out, options.trust)) from None
     if not is_main():
         return
     if options.json:
@@ -69,6 +73,14 @@ def run(options: argparse.Namespace) -> None:
         print_json({"run": str(out), "selected_on": finished.index.get("selected_on"), "test": tests})
     else:
         show(finished)
+
+
+def _how_to_resume(message: str, out: Path, trust: bool) -> str:
+    """What to print after Ctrl-C."""
+    if not (out / "recipe.yaml").exists():
+        return "Interrupted before training started."
+    command = f"atoll train --resume --out {shlex.quote(str(out))}{' --trust' if trust else ''}"
+    return f"{message or 'Interrupted.'} Resume with: {command}"
 
 
 def stop_on_signals(trainer: Trainer) -> None:
@@ -101,4 +113,6 @@ def show(run: Run) -> None:
     columns = ["checkpoint", "epoch", "clean", f"robust ({attack})", *(["verified"] if certified else [])]
     note = " (best was selected on the test set)" if run.index.get("selected_on") == "test" else ""
     print_table(f"Test accuracy in %{note}", columns, rows)
+    if warning := run.selection_warning():
+        print_lines(f"warning: {warning}")
     print_lines(f"everything is in {run.folder}")

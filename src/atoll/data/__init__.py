@@ -18,6 +18,7 @@ from atoll.data.base import (
 from atoll.data.boxes import boxes_of
 from atoll.data.canvas import ClutteredCanvas
 from atoll.data.cifar import CIFAR10, CIFAR100
+from atoll.data.fashion_mnist_small import FashionMNISTSmall
 from atoll.data.fewer_classes import FewerClasses
 from atoll.data.folder import ImageFolder
 from atoll.data.mix import cutmix, cutmix_boxes, mixup
@@ -31,8 +32,8 @@ from atoll.data.toy import Digits, TwoMoons
 
 __all__ = [
     "CIFAR10", "CIFAR100", "KMNIST", "MNIST", "SVHN", "Augmentation", "Batch", "Brightness", "ClutteredCanvas",
-    "ConcatSplit", "Cutout", "Data", "Digits", "Elastic", "FashionMNIST", "FewerClasses", "HorizontalFlip",
-    "ImageFolder", "MemorySplit", "Npz", "OxfordPets", "RandAugment", "RandomAffine", "RandomCrop", "Split", "Splits",
-    "SubSplit", "TinyImageNet", "TwoMoons", "batches", "boxes_of", "cutmix", "cutmix_boxes", "in_order", "mixup",
-    "shuffled", "to_float", "unpack",
+    "ConcatSplit", "Cutout", "Data", "Digits", "Elastic", "FashionMNIST", "FashionMNISTSmall", "FewerClasses",
+    "HorizontalFlip", "ImageFolder", "MemorySplit", "Npz", "OxfordPets", "RandAugment", "RandomAffine", "RandomCrop",
+    "Split", "Splits", "SubSplit", "TinyImageNet", "TwoMoons", "batches", "boxes_of", "cutmix", "cutmix_boxes",
+    "in_order", "mixup", "shuffled", "to_float", "unpack",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from atoll.data.augment import Augmentation
 from atoll.data.boxes import UNKNOWN, boxes_of, check_boxes
 from atoll.data.decode import as_images, as_labels, read_npz
 from atoll.data.download import Progress, Remote, folders, obtain
+from atoll.data.fingerprint import Fingerprint, Inspection, tensor_digest
 from atoll.errors import AtollError, DataError, InputError, check_range
 from atoll.registry import Registry, constructor_call
 from atoll.rng import PointRNG, generator
@@ -149,7 +151,31 @@ def in_memory(split: Split) -> bool:
     if isinstance(split, ConcatSplit):
         return in_memory(split.first) and in_memory(split.second)
     whole: Split | None = getattr(split, "whole", None)
-    return isinstance(split, MemorySplit) if whole is None else in_memory(whole)
+    if whole is not None:
+        return in_memory(whole)
+    return isinstance(split, MemorySplit) or getattr(split, "cache", None) is not None
+
+
+def inspect_split(split: Split, inspection: Inspection) -> str:
+    """A digest of images and labels.  Views are seen through: how they are made is part of the recipe.
+
+    Splits that read files (``FolderSplit``) have a method ``inspect`` and collect all faults.
+    """
+    rows = [split.rows] if isinstance(split, SubSplit) else []
+    whole: Split | None = getattr(split, "whole", None)
+    if whole is not None:
+        return inspect_split(whole, inspection) + (tensor_digest(rows) if rows else "")
+    if isinstance(split, _Inspected):
+        return split.inspect(inspection)
+    images = (split.fetch(index) for index in in_order(len(split), 1024))
+    return tensor_digest(itertools.chain([split.labels], images))
+
+
+@runtime_checkable
+class _Inspected(Protocol):
+    """A split that knows how to inspect its files."""
+
+    def inspect(self, inspection: Inspection) -> str: ...
 
 
 @dataclass
@@ -199,6 +225,8 @@ class Data(ABC):
         extra: Path | str | None = None,
         extra_ratio: float = 0.7,
     ) -> None:
+        if root == "":
+            raise InputError("root: expected a folder, got an empty text")
         check_range("[0, 1)", validation=validation)
         check_range("(0, 1)", extra_ratio=extra_ratio)
         check_range("[1, inf)", limit=limit)
@@ -266,7 +294,10 @@ class Data(ABC):
             train, validation = train_test_split(np.arange(len(labels)), stratify=labels, **options)
         except ValueError as error:  # a class with a single member, or fewer validation points than classes
             share = f"{self.validation_share:g} of the data"
-            raise DataError(f"{type(self).__name__}: cannot hold out {share}: {error}") from None
+            raise DataError(
+                f"{type(self).__name__}: cannot hold out {share} for validation: {error}"
+                " Add images, or choose another data.validation (0 for none)."
+            ) from None
         return torch.from_numpy(np.sort(train)), torch.from_numpy(np.sort(validation))
 
     @cached_property
@@ -323,6 +354,29 @@ class Data(ABC):
     @property
     def test(self) -> Split:
         return self._splits.test
+
+    def inspect(self, known: Fingerprint | None = None) -> Fingerprint:
+        """Read all data once before any work: one error lists every file that cannot be read.
+
+        Args:
+            known: an earlier fingerprint; files that have not been touched since are not read again.
+        """
+        inspection = Inspection(known.files if known else {})
+        parts = {"training": self._splits.train, "test": self._splits.test}
+        for name, split in parts.items():
+            inspection.points[name], inspection.digests[name] = len(split), inspect_split(split, inspection)
+        fingerprint = inspection.fingerprint(str(self.root or type(self).__name__))
+        if self._more is not None:  # it is compared with the images that were just checked
+            inspection.points["extra"], inspection.digests["extra"] = (
+                len(self._more),
+                inspect_split(self._more, inspection),
+            )
+        return fingerprint
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What users should know about how their files were read, one sentence each."""
+        return ()
 
     def split(self, name: str) -> Split:
         """``"train"``, ``"validation"`` or ``"test"``."""

@@ -189,6 +189,10 @@ class ClutteredCanvas(Data):
             self._canvases(published.test, "test", test if textured else None),
         )
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.data.notes
+
     def _canvases(self, split: Split, name: str, own: float | None) -> CanvasSplit:
         shape = tuple(split.fetch(torch.tensor([0])).shape[1:])
         if len(shape) != 3:

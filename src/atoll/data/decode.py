@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,17 @@ from atoll.errors import DataError
 
 # What Pillow raises on broken files depends on the format and on where it breaks.
 _BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+
+_ORIENTATION = 0x0112  # EXIF tag; cameras save photos as the sensor sees them and note here how to turn them
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 @dataclass(frozen=True)
@@ -47,9 +59,46 @@ def frame(width: int, height: int, resize: int | None, size: int | None) -> Fram
     return Frame(width, height, round((width - size) / 2), round((height - size) / 2), (size, size))
 
 
+@contextmanager
+def _open(file: Path | IO[bytes]) -> Iterator[Image.Image]:
+    """An image whose header is read.  No path for Pillow: it mixes up the sides of turned TIFF files that it maps."""
+    with file.open("rb") if isinstance(file, Path) else nullcontext(file) as stream, Image.open(stream) as image:
+        yield image
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """How the image has to be turned to be upright; a damaged EXIF block counts as none."""
+    try:
+        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    except (*_BROKEN, TypeError):
+        return None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The decoded image as a viewer would show it."""
+    image.load()  # first, because Pillow turns TIFF files itself
+    turn = _turn(image)
+    return image if turn is None else image.transpose(turn)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode to 8-bit RGB: transparent pixels over white, 16 bits scaled to 8."""
+    if image.mode.startswith("I") or image.mode == "F":  # Pillow's own conversion would clip to 255
+        pixels = np.asarray(image)
+        if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
+            raise ValueError("expected 8 or 16 bits per channel, got 32")
+        return Image.fromarray((pixels / 257).round().astype(np.uint8)).convert("RGB")
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
+        for mode in ("RGBA",) if image.mode != "La" else ("LA", "RGBA"):
+            image = image.convert(mode)
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
 def decode(file: Path | IO[bytes], source: str, *, resize: int | None = None, size: int | None = None) -> Tensor:
     """An image file as uint8 RGB ``(3, H, W)``, scaled (bilinear, antialiased) and cut as ``frame`` says.
 
+    Photos are turned upright (EXIF), transparent pixels become white, and 16-bit values are scaled to 8 bits.
     ``source`` is the file's name in error messages.
 
     >>> import io
@@ -59,8 +108,8 @@ def decode(file: Path | IO[bytes], source: str, *, resize: int | None = None, si
     torch.Size([3, 6, 6])
     """
     try:
-        with Image.open(file) as opened:
-            image = opened.convert("RGB")
+        with _open(file) as opened:
+            image = _to_rgb(_upright(opened))
     except _BROKEN as error:
         raise DataError(f"{source}: not an image, broken or truncated: {error}") from None
     to = frame(*image.size, resize, size)
@@ -73,10 +122,13 @@ def decode(file: Path | IO[bytes], source: str, *, resize: int | None = None, si
 
 
 def image_size(file: Path) -> tuple[int, int]:
-    """Width and height of an image file, from its first bytes."""
+    """Width and height of an image file as ``decode`` sees it, from its first bytes unless it has to be turned."""
     try:
-        with Image.open(file) as opened:
-            return opened.size
+        with _open(file) as opened:
+            if _turn(opened) is None:
+                return opened.size
+        with _open(file) as opened:  # anew, because Pillow turns a TIFF file when it is loaded
+            return _upright(opened).size
     except _BROKEN as error:
         raise DataError(f"{file}: not an image, broken or truncated: {error}") from None
 

@@ -44,3 +44,7 @@ class FewerClasses(Data):
 
     def _first(self, split: Split) -> SubSplit:
         return SubSplit(split, (split.labels < len(self.classes)).nonzero().squeeze(1))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.data.notes

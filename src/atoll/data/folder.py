@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import io
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,31 +15,83 @@ from torch import Tensor
 
 from atoll.data.base import DATA, Data, Splits
 from atoll.data.decode import decode
+from atoll.data.fingerprint import FileRecord, Inspection
 from atoll.data.voc import VocFolder
-from atoll.errors import DataError, InputError
+from atoll.errors import DataError, InputError, check_range
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
 
+CACHE_BYTES = 1 << 30
+"""Decoded images of a split stay in memory up to this size; larger splits are decoded anew in every epoch."""
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False)
 class FolderSplit:
-    """Image files that are decoded when they are fetched, so a split may be larger than memory."""
+    """Image files that are decoded when they are fetched, so a split may be larger than memory.
+
+    ``inspect`` decodes all of them once and keeps them if they are small enough.
+    """
 
     files: tuple[str, ...]
     labels: Tensor
     resize: int  # length of the shorter side after scaling
     size: int  # side of the square that is cut out of the middle
     annotations: VocFolder | None = None
+    root: Path | None = None  # what names in fingerprints are relative to
+    cache: Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.files)
 
     def fetch(self, index: Tensor) -> Tensor:
-        images = torch.empty(len(index), 3, self.size, self.size, dtype=torch.uint8)
+        if self.cache is not None:
+            return self.cache.index_select(0, index)
+        images = self._empty(len(index))
         for place, number in enumerate(index.tolist()):
             file = self.files[number]
             images[place] = decode(Path(file), file, resize=self.resize, size=self.size)
         return images
+
+    def _empty(self, count: int) -> Tensor:
+        return torch.empty(count, 3, self.size, self.size, dtype=torch.uint8)
+
+    def inspect(self, inspection: Inspection) -> str:
+        """Read and decode every file once; the digest covers names, labels and the content of the files."""
+        keep = len(self) * 3 * self.size**2 <= CACHE_BYTES
+        images = self._empty(len(self)) if keep else None
+        names = [self._name(file) for file in self.files]
+
+        def read(row: int) -> FileRecord | str:
+            path, name = Path(self.files[row]), names[row]
+            try:
+                status = path.stat()
+                known = inspection.known.get(name)
+                if images is None and known and (known.size, known.changed) == (status.st_size, status.st_mtime_ns):
+                    return known
+                content = path.read_bytes()
+                image = decode(io.BytesIO(content), name, resize=self.resize, size=self.size)
+            except OSError as error:
+                return f"{name}: {error.strerror or error}"
+            except DataError as error:
+                return f"{name}: empty file" if not content else str(error)
+            if images is not None:
+                images[row] = image
+            return FileRecord(status.st_size, status.st_mtime_ns, hashlib.sha256(content).hexdigest()[:16])
+
+        whole = hashlib.sha256(f"{self.labels.tolist()}".encode())
+        with ThreadPoolExecutor() as pool:  # Pillow decodes without the interpreter lock
+            for name, record in zip(names, pool.map(read, range(len(self))), strict=True):
+                if isinstance(record, str):
+                    inspection.faults.append(record)
+                else:
+                    inspection.files[name] = record
+                    whole.update(f"{name} {record.digest}\n".encode())
+        if not inspection.faults:
+            self.cache = images
+        return whole.hexdigest()[:32]
+
+    def _name(self, file: str) -> str:
+        return file if self.root is None else Path(file).relative_to(self.root).as_posix()
 
     @cached_property
     def boxes(self) -> Tensor | None:
@@ -58,10 +113,14 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 
 @DATA.register()
 class ImageFolder(Data):
-    """One folder per class: ``root/train/CLASS/*.jpg``, and ``root/val`` (or ``root/test``) for testing.
+    """One folder of images per class: ``root/CLASS/*.jpg``, or ``root/train/CLASS`` and ``root/val/CLASS``.
 
-    The layout of ImageNet (J. Deng et al., 2009).  Images become RGB, the shorter side is scaled to
-    ``resize`` and the middle square of ``size`` pixels is cut out: the usual protocol for testing.
+    With ``train`` and ``val`` (or ``test``), the layout of ImageNet (J. Deng et al., 2009), ``val`` is the test set.
+    Otherwise ``test_share`` of each class becomes the test set.  The names of the files decide which ones: the split is
+    the same on every machine, and a new file moves at most one other file of its class.
+
+    Images become RGB, the shorter side is scaled to ``resize`` and the middle square of ``size`` pixels is cut out: the
+    usual protocol for testing.
 
     Args:
         root: the folder.
@@ -70,6 +129,7 @@ class ImageFolder(Data):
         boxes: folder of Pascal-VOC files that say where the objects are, such as ImageNet's ``Annotations/CLS-LOC``:
             for ``val/CLASS/1.jpg`` the first there is of ``val/CLASS/1.xml``, ``val/1.xml``, ``CLASS/1.xml`` and
             ``1.xml``.  Objects are named like their class (folder); the box of several is the one around them all.
+        test_share: share of each class that is the test set if the folder has no ``train`` and ``val``.
         options: as for every data set.
 
     >>> import tempfile
@@ -84,26 +144,41 @@ class ImageFolder(Data):
     """
 
     def __init__(
-        self, *, root: Path | str, resize: int = 256, size: int = 224, boxes: Path | str | None = None, **options: Any
+        self,
+        *,
+        root: Path | str,
+        resize: int = 256,
+        size: int = 224,
+        boxes: Path | str | None = None,
+        test_share: float = 0.2,
+        **options: Any,
     ) -> None:
         super().__init__(root=root, **options)
         check_sizes(resize, size)
-        self.resize, self.size = resize, size
+        check_range("(0, 1)", test_share=test_share)
+        self.resize, self.size, self.test_share = resize, size, test_share
         self.boxes = Path(boxes).expanduser() if boxes is not None else None
 
     @cached_property
-    def _parts(self) -> tuple[Path, Path]:
-        """The folders for training and testing."""
+    def _parts(self) -> tuple[Path, Path] | None:
+        """The folders for training and testing; None if the folder has one folder per class instead."""
         root = self.root or Path()
-        test = root / "val" if (root / "val").is_dir() else root / "test"
-        for folder in (root / "train", test):
-            if not folder.is_dir():
-                raise DataError(f"{root}: expected folders train and val (or test), got no {folder.name}")
-        return root / "train", test
+        if not root.is_dir():
+            raise DataError(f"{root}: no such folder; give the folder of the images with --data.root PATH")
+        parts = [root / name for name in ("train", "val", "test") if (root / name).is_dir()]
+        if not any(map(_subfolders, parts)):  # none at all, or classes with these names
+            return None
+        if len(parts) > 1 and parts[0].name == "train":
+            return parts[0], parts[1]
+        missing = "val (or test)" if parts[0].name == "train" else "train"
+        raise DataError(
+            f"{root}: expected folders train and val (or test), got no {missing}; add it, or put one folder per class"
+            f" directly into {root} to have them split"
+        )
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        train, test = self._parts
+        train, test = self._parts or (self.root or Path(),) * 2
         names = _subfolders(train)
         if not names:
             raise DataError(f"{train}: expected one folder per class, got none")
@@ -111,18 +186,48 @@ class ImageFolder(Data):
             raise DataError(f"{test}: expected the classes of {train}, got a difference in {', '.join(differ)}")
         return names
 
-    def load(self) -> Splits:
-        train, test = self._parts
-        return Splits(self._split(train), self._split(test))
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self._parts is not None:
+            return ()
+        test, total = len(self._splits.test), len(self._splits.train) + len(self._splits.test)
+        return (
+            f"{self.root} has no train and val folders: {test:,} of its {total:,} images"
+            f" ({self.test_share:.0%} of each class) are the test set, chosen by file name",
+        )
 
-    def _split(self, folder: Path) -> FolderSplit:
-        files: list[str] = []
-        labels: list[int] = []
-        for label, name in enumerate(self.classes):
-            images = sorted(str(file) for file in (folder / name).rglob("*") if file.suffix.lower() in _SUFFIXES)
-            if not images:
-                raise DataError(f"{folder / name}: expected images ({', '.join(sorted(_SUFFIXES))}), got none")
-            files += images
-            labels += [label] * len(images)
+    def load(self) -> Splits:
+        if self._parts is not None:
+            train, test = ([self._images(part / name) for name in self.classes] for part in self._parts)
+            return Splits(self._split(train, self._parts[0]), self._split(test, self._parts[1]))
+        root = self.root or Path()
+        classes = [self._images(root / name) for name in self.classes]
+        test = [self._test_files(files) for files in classes]
+        train = [sorted({*files} - {*taken}) for files, taken in zip(classes, test, strict=True)]
+        return Splits(self._split(train, root), self._split(test, root))
+
+    def _images(self, folder: Path) -> list[str]:
+        matches = (file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES and file.name[0] != ".")
+        images = sorted(map(str, matches))
+        if not images:
+            raise DataError(f"{folder}: expected images ({', '.join(sorted(_SUFFIXES))}), got none")
+        return images
+
+    def _test_files(self, files: list[str]) -> list[str]:
+        """Of the files of a class, those whose names have the smallest hashes."""
+        if len(files) < 2:
+            raise DataError(f"{Path(files[0]).parent}: expected at least 2 images of each class, got 1")
+        root = self.root or Path()
+
+        def order(file: str) -> bytes:
+            return hashlib.sha256(Path(file).relative_to(root).as_posix().encode()).digest()
+
+        count = min(max(round(self.test_share * len(files)), 1), len(files) - 1)
+        return sorted(sorted(files, key=order)[:count])
+
+    def _split(self, classes: list[list[str]], folder: Path) -> FolderSplit:
+        """The files of each class; ``folder`` is what annotations are relative to."""
+        labels = torch.tensor([label for label, files in enumerate(classes) for _ in files])
+        files = tuple(file for files in classes for file in files)
         annotations = None if self.boxes is None else VocFolder(self.boxes, folder, self.classes)
-        return FolderSplit(tuple(files), torch.tensor(labels), self.resize, self.size, annotations)
+        return FolderSplit(files, labels, self.resize, self.size, annotations, self.root)

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.boxes import as_boxes
 from atoll.data.decode import as_images, as_labels, read_npz
-from atoll.errors import DataError
+from atoll.errors import DataError, InputError
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _OPTIONAL = ("names", "box_train", "box_test")
@@ -39,10 +39,14 @@ class Npz(Data):
 
     def __init__(self, *, path: Path | str, **options: Any) -> None:
         super().__init__(**options)
+        if path == "":
+            raise InputError("path: expected a file, got an empty text")
         self.path = Path(path).expanduser()
 
     @cached_property
     def _content(self) -> tuple[Splits, tuple[str, ...]]:
+        if not self.path.is_file():
+            raise DataError(f"{self.path}: no such file; give its place with --data.path FILE")
         arrays = read_npz(self.path, (*_ARRAYS, *_OPTIONAL))
         if missing := [name for name in _ARRAYS if name not in arrays]:
             raise DataError(f"{self.path}: expected arrays {', '.join(_ARRAYS)}, got no {', '.join(missing)}")

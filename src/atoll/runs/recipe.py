@@ -23,7 +23,6 @@ import itertools
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -35,7 +34,7 @@ from atoll.data.base import Data
 from atoll.errors import AtollError, RecipeError
 from atoll.losses import Loss
 from atoll.models.base import Classifier
-from atoll.registry import suggest
+from atoll.registry import installed_entry_points, suggest
 from atoll.threat import ThreatModel
 from atoll.training.methods import Method
 from atoll.training.schedules import Schedule
@@ -79,7 +78,7 @@ DEFAULTS: dict[str, Any] = {
 @functools.cache
 def _recipe_files() -> dict[str, Traversable]:
     """Recipes of Atoll and of installed packages (entry points ``atoll.recipes``), by name."""
-    packages = ["atoll.runs.recipes", *(entry.value for entry in entry_points(group="atoll.recipes"))]
+    packages = ["atoll.runs.recipes", *(entry.value for entry in installed_entry_points("atoll.recipes"))]
     available = [file for package in packages for file in files(package).iterdir() if file.name.endswith(".yaml")]
     return {file.name.removesuffix(".yaml"): file for file in sorted(available, key=lambda file: file.name)}
 
@@ -147,7 +146,10 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise RecipeError(f"overrides: expected key.sub=value, got {override!r}")
-        _override(tree, key, parse_yaml(value, override))
+        parsed = parse_yaml(value, override)
+        if parsed == "" or not value.strip():
+            raise RecipeError(f"{key}: expected a value, got none (write {key}=null if you mean null)")
+        _override(tree, key, parsed)
     return tree
 
 

@@ -7,6 +7,7 @@ In it::
     metrics.jsonl      one record per line
     tensorboard/
     checkpoints/       one folder each
+    data.json          fingerprint of the data, and where the run was started
     index.json         which checkpoint is last and which is best, and whether training is finished
     results/           KIND/DIGEST/result.json, everything that was measured
 """
@@ -17,7 +18,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +46,7 @@ from atoll.losses.base import Loss
 from atoll.measure import OnProgress, Result, Settings, load_result, measure, select
 from atoll.models import Classifier
 from atoll.runs import legacy
+from atoll.runs.data_record import DataRecord, locate, relocate
 from atoll.runs.recipe import ModelFactory
 from atoll.stats import Accuracy
 from atoll.subject import Origin, Subject
@@ -53,6 +55,9 @@ from atoll.training.checkpoint import Checkpoint, Checkpoints, load_checkpoint, 
 from atoll.training.observers import read_records
 
 Which = Literal["best", "last"] | int
+
+FEW_POINTS = 100
+"""Accuracies of fewer points have standard errors of up to 5 percentage points and more."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,12 @@ class Run:
     """A run's folder.
 
     Opening somebody else's run executes nothing of theirs: only classes of Atoll are built, unless ``trust``.
+    ``locations`` says where the data are now, such as ``{"root": "photos"}``, if they were moved.
     """
 
     folder: Path
     trust: bool = False
+    locations: Mapping[str, Path | str] = field(default_factory=dict, compare=False)
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
@@ -116,7 +123,9 @@ class Run:
 
     @cached_property
     def data(self) -> Data:
-        data: Data = build_part(Data, self.recipe["data"], "data", trust=self.trust)
+        record = DataRecord.load(self.folder)
+        tree = self.recipe["data"] if record is None else locate(self.recipe["data"], record.folder)
+        data: Data = build_part(Data, relocate(tree, self.locations), "data", trust=self.trust)
         return data
 
     @property
@@ -173,6 +182,20 @@ class Run:
         best = self.index.get("best")
         step = best.get(weights) if isinstance(best, Mapping) else None
         return step if which == "best" and step in steps else steps[-1]
+
+    def selection_warning(self, which: Which = "best", weights: str = "raw") -> str:
+        """Why the best checkpoint may be best by chance; empty if another is asked for, or there were enough points."""
+        record, best = DataRecord.load(self.folder), self.index.get("best")
+        if which != "best" or record is None or self.index.get("selected_on") != "validation":
+            return ""
+        if not isinstance(best, Mapping) or best.get(weights) not in self._checkpoints.steps():
+            return ""
+        if not 0 < record.validation < FEW_POINTS:
+            return ""
+        return (
+            f"the best checkpoint was selected on only {record.validation} validation points, so it may be best by"
+            " chance; use the last one (--checkpoint last), or train with a larger data.validation"
+        )
 
     def checkpoint_path(self, which: Which = "best", weights: str = "raw") -> Path:
         """Where a checkpoint is."""
@@ -354,6 +377,8 @@ class Run:
     def test_settings(self) -> AttackSettings:
         """How the training itself tests."""
         steps = self.recipe.get("trainer", {}).get("test_steps", 20)
+        if not isinstance(steps, int):  # it becomes part of a name, and names can stand for code
+            raise CheckpointError(f"{self.folder}/recipe.yaml: trainer.test_steps: expected an integer, got {steps!r}")
         return AttackSettings(attacks=f"PGD-{steps}" if steps else "none")
 
     @property
@@ -396,11 +421,17 @@ def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", tru
     return model.eval()
 
 
-def open_run(path: Path | str, *, trust: bool = False) -> Run:
-    """The run at a folder, with a sentence instead of a traceback if there is none."""
+def open_run(path: Path | str, *, trust: bool = False, data: Mapping[str, Path | str] | None = None) -> Run:
+    """The run at a folder, with a sentence instead of a traceback if there is none.
+
+    Args:
+        path: the folder.
+        trust: import classes from outside Atoll that the run names.
+        data: where the data are now if they were moved, such as ``{"root": "photos"}``.
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"there is no run at {folder}")
-    run = Run(folder, trust)
+    run = Run(folder, trust, data or {})
     _ = run.recipe
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,8 @@ from atoll.files import write_atomic, write_json
 from atoll.measure import Environment, OnProgress
 from atoll.models import Classifier, load_pretrained
 from atoll.rng import key
-from atoll.runs.recipe import Recipe, build_recipe
+from atoll.runs.data_record import LOCATIONS, DataRecord, locate, without_locations
+from atoll.runs.recipe import Recipe, build_recipe, read_recipe
 from atoll.runs.run import Run, TestRow
 from atoll.training.observers import JsonLines, Observer, TensorBoard
 from atoll.training.trainer import Trainer
@@ -92,10 +94,21 @@ def train(
         trust = trust or recipe is not None
         if isinstance(recipe, Recipe):
             built = recipe
+        elif recipe is not None:
+            built = build_recipe(recipe, *overrides, trust=trust)
         else:
-            built = build_recipe(folder / "recipe.yaml" if recipe is None else recipe, *overrides, trust=trust)
+            built = _saved_recipe(folder, overrides, trust)
         if existing and recipe is not None:
             _same_recipe(folder, built)
+        known = DataRecord.load(folder) if existing else None
+        record = DataRecord.of(built.data, known)  # reads all files: faults show before any work
+        if known is not None and (changes := known.fingerprint.difference(record.fingerprint)):
+            raise RecipeError(
+                f"{folder}: the data changed since this run was started ({changes}); restore them, or start a new run"
+                " in another folder"
+            )
+        if known is not None and recipe is None and not overrides:  # the paths of the recipe were typed there
+            record = dataclasses.replace(record, folder=known.folder)
         writers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tensorboard")]
         trainer = build_trainer(built, folder, [*writers, *observers])
         if on_trainer:
@@ -103,6 +116,7 @@ def train(
         if is_main():
             try:
                 write_json(folder / "environment.json", environment())
+                record.save(folder)
                 # Last, because its presence means that there is a run here.
                 write_atomic(folder / "recipe.yaml", yaml.safe_dump(dict(built.tree), sort_keys=False).encode())
             except OSError as error:
@@ -131,9 +145,27 @@ def final_test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]
     return rows
 
 
+def _saved_recipe(folder: Path, overrides: Sequence[str], trust: bool) -> Recipe:
+    """The recipe of a run that is resumed; only the location of its data may be another."""
+    for override in overrides:
+        section, *_, name = override.partition("=")[0].split(".")
+        if section != "data" or name not in LOCATIONS:
+            raise RecipeError(
+                f"a resumed run keeps its recipe, except for the location of its data; it cannot take {override!r}"
+            )
+    saved, record = read_recipe(folder / "recipe.yaml"), DataRecord.load(folder)
+    located = saved if record is None else {**saved, "data": locate(saved.get("data"), record.folder)}
+    recipe = build_recipe(located, *overrides, trust=trust)
+    if overrides:
+        return recipe
+    return dataclasses.replace(recipe, tree={**recipe.tree, "data": saved["data"]})  # paths as they were typed
+
+
 def _same_recipe(folder: Path, recipe: Recipe) -> None:
     saved = yaml.safe_load((folder / "recipe.yaml").read_text())
-    saved, current = (_without_modules(tree) for tree in (saved, json.loads(json.dumps(recipe.tree))))
+    # Wherever the data are, their fingerprint says whether they are the same.
+    trees = ({**tree, "data": without_locations(tree.get("data"))} for tree in (saved, recipe.tree))
+    saved, current = (_without_modules(json.loads(json.dumps(tree))) for tree in trees)
     if saved != current:
         changed = sorted(k for k in saved.keys() | current.keys() if saved.get(k) != current.get(k))
         raise RecipeError(

@@ -27,7 +27,7 @@ from atoll.distributed import (
     synchronize_batch_norm,
     world_size,
 )
-from atoll.errors import CheckpointError, InputError, TrainingError, check_range
+from atoll.errors import CheckpointError, InputError, Interrupted, TrainingError, check_range
 from atoll.files import write_json
 from atoll.losses.base import Loss, Outputs
 from atoll.models.base import Classifier
@@ -439,12 +439,12 @@ class Trainer:
         """For signal handlers: stop after this step, when it is saved, or at once if there is nothing to save."""
         self.stop_requested = True
         if self.trained:
-            raise KeyboardInterrupt("stopped during the final test; resume to test again")
+            raise KeyboardInterrupt("Interrupted during the final test.")
 
     def _save_if_due(self) -> None:
         if self.stop_requested:
             self._save()
-            raise TrainingError(f"stopped at step {self.step} as requested; resume to continue")
+            raise Interrupted(f"Interrupted at step {self.step}.")
         if time.monotonic() - self._saved_at > 60 * self.settings.checkpoint_minutes:
             self._save()
 
