@@ -1,7 +1,8 @@
 """Pages that are generated when the site is built (mkdocs.yml), and formulas as MathML.
 
-Generated are: README.md and CONTRIBUTING.md as pages, the reference of every package and module of ``atoll``, the help
-of every command, and the gallery of docs/results.  Errors are logged as warnings, so ``mkdocs build --strict`` fails.
+These are README.md, CONTRIBUTING.md and CHANGELOG.md as pages, the reference of every package and
+module of ``atoll``, the help of every command, and the gallery of docs/results.  Errors are logged as warnings, so
+``mkdocs build --strict`` fails.
 """
 
 from __future__ import annotations
@@ -25,14 +26,22 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-# Files outside docs/ that are pages of the site.
-BORROWED = {"README.md": "index.md", "CONTRIBUTING.md": "extend.md"}
+# Files outside docs/ that are part of the site.
+BORROWED = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "extend.md",
+    "CHANGELOG.md": "changelog.md",
+    "CITATION.cff": "CITATION.cff",
+}
 log = logging.getLogger("mkdocs.hooks.atoll")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """List all results and decisions in the menu."""
-    menus = {"Results": ["results/index.md", *pages_in("results")], "Decisions": pages_in("decisions")}
+    menus = {
+        "Results": ["results/index.md", *pages_in("results")],
+        "Decisions": pages_in("decisions"),
+    }
     top = [entry for entry in config.nav or [] if isinstance(entry, dict)]
     for entry in [*top, *(child for parent in top for child in parent.get("Background", []))]:
         entry.update({title: pages for title, pages in menus.items() if title in entry})
