@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import time
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
@@ -237,8 +236,6 @@ class TestWorkers:
         root = fake_folder(tmp_path)
         (root / "val" / "ant" / "0.PNG").write_bytes(b"")
         data = ImageFolder(root=root, resize=16, size=12)
-        start = time.monotonic()
         with pytest.raises(DataError):
             list(batches(data.test, in_order(len(data.test), 2), workers=1))
-        gc.collect()
-        assert time.monotonic() - start < 4  # abandoned workers are waited for, five seconds each
+        assert multiprocessing.active_children() == []  # although the traceback refers to their loader

@@ -9,13 +9,14 @@ from atoll.graph.capture import _WHOLE, _decompositions
 from atoll.graph.linearity import LINEAR_OPERATIONS
 
 KEPT_WHOLE = {name.partition(".")[0] for name in _WHOLE}
+DECOMPOSITIONS = _decompositions()
 
 
 def stays(name: str) -> bool:
     """Whether a captured graph can contain an operation: some overload of it is not taken apart."""
     if name in KEPT_WHOLE:
         return True
-    packet, table = getattr(torch.ops.aten, name), _decompositions()
+    packet = getattr(torch.ops.aten, name)
     for overload in packet.overloads():
         operation = getattr(packet, overload)
         try:
@@ -24,7 +25,7 @@ def stays(name: str) -> bool:
             continue
         # Tracing never records a composite operation that returns a view.
         view = composite and any(argument.alias_info for argument in operation._schema.arguments)
-        if "out" not in overload and operation not in table and not view:
+        if "out" not in overload and operation not in DECOMPOSITIONS and not view:
             return True
     return False
 

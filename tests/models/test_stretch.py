@@ -141,7 +141,7 @@ def test_the_gradient_is_that_of_differences(part):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["fixed", "learned"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_certificates_hold_on_a_grid(seed, kind, dtype):
     model, x = net(seed, kind=kind).to(dtype), points(seed, 30).to(dtype)
     axis = torch.linspace(0, 1, 801, dtype=dtype)
