@@ -47,7 +47,7 @@ HABITS = [
     Habit(rf"\bof (its|their|your|our) own{ENDS}", "a file of your own", "your own file; a separate file"),
     Habit(rf"\bas (it is|they are|it was|they were){ENDS}", "left as it was", "unchanged; restores its state"),
     Habit(r"\bby far\b", "by far the slowest", "the slowest, with the ratio"),
-    Habit(r"\bthat of\b(?! [a-z]+ing\b)", "larger than that of AT", "larger than for AT; repeat the noun"),
+    Habit(r"\b(is|are|was|were) (that|those) of\b", "the value is that of the batch", "has the value of the batch"),
     Habit(r"\bbeside\b", "TrH beside AWP", "compared with, next to, in addition to"),
     Habit(r"\bin place of\b", "MNIST in place of digits", "instead of"),
     Habit(r"\bwho(m|so)?ever\b", "whoever doubts it", "if you doubt it"),
