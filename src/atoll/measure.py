@@ -31,7 +31,7 @@ from atoll.config import fields_to_plain, from_plain
 from atoll.data.base import Data, Split, SubSplit
 from atoll.distributed import barrier, default_device, is_main, world_size
 from atoll.errors import AtollError, InputError, ResultError, check_range
-from atoll.files import json_digest, sha256, write_json
+from atoll.files import check_writable, json_digest, sha256, write_json
 from atoll.graph import tensors_digest
 from atoll.registry import Registry, class_path
 from atoll.subject import Subject, SubjectRecord
@@ -108,8 +108,8 @@ class Environment:
     date: str
 
     @staticmethod
-    def current() -> Environment:
-        device = default_device()
+    def current(device: torch.device | None = None) -> Environment:
+        device = device or default_device()
         return Environment(
             atoll=version("atoll"),
             torch=str(torch.__version__),
@@ -227,7 +227,7 @@ def measure(
         restart: discard saved progress and a finished result.
         on_progress: called with what is under way, how much is done, and of how much.
         open_subject: opens the subject of another run.
-        device: where to compute; a GPU if there is one.
+        device: where to compute (default: ``default_device``).
     """
     method = measurement(settings.kind)
     settings = settings.resolve(subject)
@@ -247,6 +247,7 @@ def measure(
         barrier()
         if stored is not None:
             return stored
+        check_writable(folder)
     began = time.monotonic()
     fields = method.measure(subject, settings, dataclasses.replace(context, folder=folder))
     result = method.result(
@@ -254,7 +255,7 @@ def measure(
         inputs=inputs,
         points=len(split),
         settings=settings,
-        environment=Environment.current(),
+        environment=Environment.current(context.device),
         seconds=time.monotonic() - began,
         folder=folder,
         **fields,
