@@ -118,7 +118,7 @@ def test_command_and_python_use_the_files(folder, capsys):
     }
     for verb, (flags, measured) in commands.items():
         assert main([verb, str(folder / "run"), *flags, "--trust", "--json"]) == 0, verb
-        (printed,) = json.loads(capsys.readouterr().out).values()
+        (printed,) = json.loads(capsys.readouterr().out)["results"].values()
         result = measured()
         assert printed["folder"] == str(result.folder)  # loaded, not measured again
         assert result in run.results(verb)

@@ -217,15 +217,14 @@ def argument_keys(hint: Any, value: Any, path: str, *, trust: bool) -> list[str]
     if origin is collections.abc.Sequence:
         parts = enumerate(value if isinstance(value, list) else [])
         return [key for i, part in parts for key in argument_keys(args[0], part, f"{path}.{i}", trust=trust)]
-    cls, supplied = hint, 0
-    if not dataclasses.is_dataclass(hint):
-        made, supplied = (args[1], len(args[0])) if origin is collections.abc.Callable else (hint, 0)
-        if (registry := registry_of(made)) is None:
-            return []
+    cls, supplied = (args[1], len(args[0])) if origin is collections.abc.Callable else (hint, 0)
+    if registry := registry_of(cls):
         try:
             cls = registry.resolve(value.get("class_path") if isinstance(value, dict) else value, trust=trust).cls
         except InputError:
             return []
+    elif not dataclasses.is_dataclass(cls):
+        return []
     return [f"{path}.{name}" for name in _signature(cls, supplied)[0]]
 
 

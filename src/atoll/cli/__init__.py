@@ -233,6 +233,11 @@ def _describe(error: OSError) -> str:
     return f"{where}{error.strerror or error}{advice}"
 
 
+def _begins_anew(word: str) -> bool:
+    """Whether a word is an option or an override, not the value of the option before it."""
+    return word.startswith("--") or ("=" in word and not os.path.exists(word))
+
+
 def _dotted_flags(argv: Sequence[str]) -> list[str]:
     """``--data.root DIR`` and ``--data.root=DIR`` mean the override ``data.root=DIR``."""
     words, result = list(argv), []
@@ -240,7 +245,7 @@ def _dotted_flags(argv: Sequence[str]) -> list[str]:
         word = words.pop(0)
         if word.startswith("--") and "." in word.partition("=")[0]:
             key, equals, value = word[2:].partition("=")
-            if not equals and words and not words[0].startswith("--"):  # otherwise the value was forgotten
+            if not equals and words and not _begins_anew(words[0]):  # otherwise the value was forgotten
                 value = words.pop(0)
             result.append(f"{key}={value}")
         else:

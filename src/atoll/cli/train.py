@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
             on_trainer=stop_on_signals,
         )
     except (Interrupted, KeyboardInterrupt) as error:
-        raise KeyboardInterrupt(_how_to_resume(str(error), out, options.trust)) from None
+        raise KeyboardInterrupt(_how_to_resume(str(error), out, options)) from None
     if not is_main():
         return
     if options.json:
@@ -97,12 +97,14 @@ def run(options: argparse.Namespace) -> None:
         show(finished)
 
 
-def _how_to_resume(message: str, out: Path, trust: bool) -> str:
+def _how_to_resume(message: str, out: Path, options: argparse.Namespace) -> str:
     """What to print after Ctrl-C."""
     if not (out / "recipe.yaml").exists():
         return "Interrupted before training started."
-    command = f"atoll train --resume --out {shlex.quote(str(out))}{' --trust' if trust else ''}"
-    return f"{message or 'Interrupted.'} Resume with: {command}"
+    command = ["atoll", "train", "--resume", "--out", str(out)]
+    command += [] if options.device == "auto" else ["--device", options.device]
+    command += ["--trust"] if options.trust else []
+    return f"{message or 'Interrupted.'} Resume with: {shlex.join(command)}"
 
 
 def stop_on_signals(trainer: Trainer) -> None:

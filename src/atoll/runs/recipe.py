@@ -193,20 +193,16 @@ def full_key(tree: Mapping[str, Any], key: str, *, trust: bool = True) -> str:
         return key
     values = {name: tree.get(name, DEFAULTS.get(name)) for name in sections}
     keys = [k for name in sections for k in argument_keys(hints[name], values[name], name, trust=trust)]
-    names = {full: full.rpartition(".")[2] for full in keys}
-    matches = [full for full, name in names.items() if name == key]
+    matches = [full for full in keys if full.rpartition(".")[2] == key]
     matches = [full for full in matches if full.startswith(("trainer.", "threat."))] or matches
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise RecipeError(f"{key}: ambiguous; write {' or '.join(matches)}")
-    close = closest(key, {*names.values(), *sections})
-    candidates = [
-        *(full for full, name in names.items() if name in close),
-        *(name for name in sections if name in close),
-    ]
-    if candidates:
-        raise RecipeError(f"{key}: unknown key; did you mean {' or '.join(candidates)}?")
+    names = {full: full.rpartition(".")[2] for full in [*keys, *sections]}
+    similar = [full for close in closest(key, names.values()) for full in names if names[full] == close]
+    if similar:
+        raise RecipeError(f"{key}: unknown key; did you mean {' or '.join(similar)}?")
     raise RecipeError(
         f"{key}: unknown key; expected the key of a section ({', '.join(sections)}), as in trainer.epochs"
     )

@@ -499,7 +499,7 @@ def open_run(path: Path | str, *, trust: bool = False, data: Mapping[str, Path |
         names = " or ".join(str(folder.with_name(name)) for name in close)
         raise CheckpointError(f"there is no run at {folder}{f'; did you mean {names}?' if names else ''}")
     if not (folder / "recipe.yaml").exists() and (inside := _runs_in(folder)):
-        raise CheckpointError(f"{folder} does not hold a run itself; choose one of {', '.join(inside)} in it")
+        raise CheckpointError(f"{folder} does not hold a run itself; choose one in it, such as {folder / inside[0]}")
     run = Run(folder, trust, data or {})
     _ = run.recipe
     return run

@@ -120,7 +120,7 @@ def train(
                 # Last, because its presence means that there is a run here.
                 write_atomic(folder / "recipe.yaml", yaml.safe_dump(dict(built.tree), sort_keys=False).encode())
             except OSError as error:
-                raise AtollError(f"cannot write to {folder}: {error.strerror}") from None
+                raise AtollError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
         trainer.fit(resume=resume)
         barrier()
         run = Run(folder, trust=trust)
