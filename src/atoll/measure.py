@@ -38,6 +38,7 @@ from atoll.subject import Subject, SubjectRecord
 from atoll.threat import Norm, ThreatModel
 
 SplitName = Literal["train", "validation", "test"]
+Device = torch.device  # `torch` is a field of Environment
 OnProgress = Callable[[str, float, int], None]  # what is under way, how much of it is done, of how much
 
 MEASUREMENTS = Registry(
@@ -108,7 +109,7 @@ class Environment:
     date: str
 
     @staticmethod
-    def current(device: torch.device | None = None) -> Environment:
+    def current(device: Device | None = None) -> Environment:
         device = device or default_device()
         return Environment(
             atoll=version("atoll"),

@@ -26,7 +26,7 @@ from atoll.errors import InputError
 from atoll.explain.measure import ExplainResult, ExplainSettings, MethodResult, short_names, side_by_side
 from atoll.stats import Estimate
 
-arguments = partial(add_flags, settings=ExplainSettings)
+arguments = partial(add_flags, settings=ExplainSettings, runs="folder of a run, or an image file to explain")
 
 
 def run(options: argparse.Namespace) -> None:

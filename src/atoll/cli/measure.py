@@ -21,9 +21,13 @@ from atoll.runs.data_record import LOCATIONS
 from atoll.runs.run import Run, Which, check_which, open_run
 
 
-def add_flags(parser: argparse.ArgumentParser, settings: type[Settings]) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser,
+    settings: type[Settings],
+    runs: str = "folder of a run; several runs are compared",
+) -> None:
     """Runs, one flag per field of the settings, and the options of all measurements."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run; several runs are compared")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=runs)
     texts = _help_texts(settings)
     hints = typing.get_type_hints(settings)
     for item in dataclasses.fields(settings):
@@ -56,7 +60,7 @@ def add_locations(parser: Any) -> None:
             default=[],
             type=functools.partial(_location, key),
             metavar="PATH",
-            help=f"new location of the run's data, if they were moved (replaces data.{key} of the recipe)",
+            help=f"where data.{key} is now, if it was moved since training",
         )
 
 
@@ -85,7 +89,7 @@ def _add_flag(parser: argparse.ArgumentParser, item: Any, hint: Any, text: str) 
     if typing.get_origin(hint) in (types.UnionType, typing.Union) and len(options) == 1:
         hint = options[0]
     default = ",".join(item.default) if isinstance(item.default, tuple) else item.default
-    if "default" not in text and default not in (None, False, True, ""):
+    if "default" not in text and default not in (None, "") and not isinstance(default, bool):
         text = f"{text} (default: {default:g})" if isinstance(default, float) else f"{text} (default: {default})"
     common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
     if hint is bool:
