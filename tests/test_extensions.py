@@ -86,7 +86,13 @@ def folder(tmp_path_factory):
 
 
 def test_a_run_that_names_files_opens_only_with_trust(folder, capsys):
-    for words in (["attack"], ["curvature"], ["explain"], ["export", "-o", str(folder / "x.onnx")]):
+    for words in (
+        ["attack"],
+        ["curvature"],
+        ["explain"],
+        ["predict", "x.png"],
+        ["export", "-o", str(folder / "x.onnx")],
+    ):
         assert main([words[0], str(folder / "run"), *words[1:]]) == 1
         assert "--trust" in capsys.readouterr().err
     for more in ([], ["--dry-run"]):

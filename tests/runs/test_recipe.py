@@ -223,10 +223,10 @@ def test_short_forms(recipe, short, key):
     assert full_key(read_recipe(recipe), short) == key
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", ["digits-at", "digits-gloro", "digits-flat/at-trh", "canvas/at-large"])
 def test_short_forms_of_everything_in_a_recipe(name):
     """A short form stands for the only key that ends in it, or the error names all of them."""
-    tree = build_recipe(variants(name)[0]).tree
+    tree = build_recipe(name).tree
     parts = {f"methods.{i}": part for i, part in enumerate(tree["methods"])}
     parts |= {section: part for section, part in tree.items() if isinstance(part, dict)}
     keys = [f"{path}.{argument}" for path, part in parts.items() for argument in part.get("init_args", part)]
