@@ -1,6 +1,7 @@
 """JSON answers of all commands, also of errors."""
 
 import json
+import shutil
 
 import pytest
 
@@ -41,7 +42,8 @@ def test_every_command_answers_with_its_name_and_the_schema(name, trained, tmp_p
     graph.linear([[1.0, 0.0], [0.0, 0.0]])
     proof = graph.write(tmp_path / "proof", [[0.5, 0.5]], [0], [0.1])
     words, keys = ANSWERS[name]
-    words = [word.format(run=trained, proof=proof, folder=tmp_path, image="a.png") for word in words]
+    run = shutil.copytree(trained, tmp_path / "run")
+    words = [word.format(run=run, proof=proof, folder=tmp_path, image="a.png") for word in words]
     assert main([*words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["schema"], answer["command"]) == (SCHEMA, words[0])

@@ -227,11 +227,11 @@ def test_commands_compute_on_the_device_that_is_asked_for(verb, monkeypatch):
     assert [str(device) for device in devices] == ["cuda:0", "cuda:1", "cpu"]
 
 
-def test_the_device_is_part_of_neither_results_nor_recipes(trained, capsys, monkeypatch):
-    folders = []
+def test_the_device_is_part_of_neither_results_nor_recipes(trained, capsys, tmp_path):
+    run, folders = shutil.copytree(trained, tmp_path / "run"), []
     for more in ([], ["--device", "cpu"]):
-        assert main(["attack", str(trained), "--attacks", "FGSM", "--points", "4", "--json", *more]) == 0
-        folders.append(json.loads(capsys.readouterr().out)["results"][str(trained)]["folder"])
+        assert main(["attack", str(run), "--attacks", "FGSM", "--points", "4", "--json", *more]) == 0
+        folders.append(json.loads(capsys.readouterr().out)["results"][str(run)]["folder"])
     assert folders[0] == folders[1]
     assert main(["train", *SMALL, "--dry-run", "--device", "cpu"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load((trained / "recipe.yaml").read_text())
@@ -280,8 +280,9 @@ def test_a_file_that_cannot_be_written_is_one_sentence(verb, number, trained, tm
     assert f"{run}/results/{verb}" in error
 
 
-def test_results_of_a_read_only_run_are_still_shown(trained, capsys, monkeypatch):
-    words = ["attack", str(trained), "--attacks", "FGSM", "--points", "5"]
+def test_results_of_a_read_only_run_are_still_shown(trained, tmp_path, capsys, monkeypatch):
+    run = shutil.copytree(trained, tmp_path / "run")
+    words = ["attack", str(run), "--attacks", "FGSM", "--points", "5"]
     assert main(words) == 0
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert main(words) == 0
