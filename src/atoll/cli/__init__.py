@@ -17,7 +17,7 @@ VERBS = {
     "attack": "measure robust accuracy",
     "certify": "prove robustness",
     "check": "check proof files of certify, independently",
-    "export": "write certified models as ONNX files",
+    "export": "write a model as an ONNX file",
     "curvature": "measure flatness, layer by layer",
     "explain": "show what models look at, and whether that is faithful",
     "study": "reproduce a table or figure of a paper",
@@ -39,7 +39,7 @@ Train, attack, certify and explain adversarially robust image classifiers.
   atoll attack runs/digits-at                  measure robust accuracy of the best checkpoint
   atoll certify runs/digits-gloro              prove radii within which predictions cannot change
   atoll check proof.safetensors                prove the certificates of a file again, independently
-  atoll export runs/digits-gloro -o net.onnx   write the certified model for other programs
+  atoll export runs/digits-at -o net.onnx      write the model for other programs
   atoll curvature runs/digits-at               measure flatness, layer by layer
   atoll explain runs/digits-at                 show what the model looks at
   atoll study trh-two-moons                    reproduce a figure of a paper and check its claim

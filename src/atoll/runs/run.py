@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.certify import GloRo, NearestCentroid, certifier_for
 from atoll.certify.certificate import Certificate
-from atoll.certify.export import Exported, export
+from atoll.certify.export import export
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.certify.norms import BUDGET
 from atoll.certify.proof_file import ProofFile, write_proof
@@ -41,6 +41,7 @@ from atoll.data.base import Data, to_float
 from atoll.distributed import process_group
 from atoll.errors import CheckpointError, InputError, ResultError
 from atoll.explain.measure import ExplainResult, ExplainSettings
+from atoll.export import Exported, Metadata, export_model
 from atoll.graph import Digest
 from atoll.losses.base import Loss
 from atoll.measure import OnProgress, Result, Settings, load_result, measure, select
@@ -280,8 +281,9 @@ class Run:
 
     def export(
         self,
-        path: Path,
+        path: Path | str,
         *,
+        certify: bool | None = None,
         eps: str | None = None,
         eta: float = 0.0,
         points: int = 1000,
@@ -290,11 +292,15 @@ class Run:
         weights: str = "raw",
         on_layer: Callable[[LayerBound], None] | None = None,
     ) -> Exported:
-        """Write a certified model to an ONNX file and compare it with the original on test points.
+        """Write the model to an ONNX file and compare it with the original on test points.
+
+        The file returns ``logits`` and ``label``, with certificates also ``prediction`` (-1 if it abstains) and
+        ``radius``.  Its metadata name the classes and say how to prepare images.
 
         Args:
             path: the file.
-            eps: l2 radius below which the file abstains; as trained if None.
+            certify: write certificates (default: if the run was trained for them, or eps or eta is given).
+            eps: l2 radius below which the file abstains (default: as trained).
             eta: parameter of an eta layer, for Centroid Nets only.
             points: test points to compare on.
             budget: operations per layer's proof.
@@ -306,12 +312,18 @@ class Run:
             raise InputError(f"points: expected at least 1, got {points}")
         if Path(path).is_dir():
             raise InputError(f"out: expected a file, got the folder {path}")
+        if certify is None:
+            certify = self.is_certified or eps is not None or eta != 0
+        elif not certify and (eps is not None or eta):
+            raise InputError("certify: eps and eta need certificates")
         subject = self.subject(checkpoint, weights)
-        radius = CertifySettings(eps=eps).resolve(subject).radii[0]
-        split = select(subject.data, "test", points)
-        model = self.model(checkpoint, weights).double()
-        certifier = certifier_for(model, budget=budget, on_layer=on_layer, eta=eta)
-        return export(certifier, to_float(split.fetch(torch.arange(len(split)))), Path(path), eps=radius)
+        radius = CertifySettings(eps=eps).resolve(subject).radii[0] if certify else None
+        metadata, split = Metadata.of(subject), select(subject.data, "test", points)
+        x = to_float(split.fetch(torch.arange(len(split))))
+        if radius is None:
+            return export_model(subject.model, x, Path(path), metadata=metadata)
+        certifier = certifier_for(subject.model.double(), budget=budget, on_layer=on_layer, eta=eta)
+        return export(certifier, x, Path(path), eps=radius, metadata=metadata)
 
     def write_proof(self, path: Path, result: CertifyResult) -> ProofFile:
         """Write the certificates of a result, with their witnesses, to a file that ``atoll.checker`` proves again.
