@@ -13,10 +13,10 @@ from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from atoll.display import TextTable
 from atoll.training.observers import Observer, Record
 
 if TYPE_CHECKING:
-    from atoll.stats import Accuracy
     from atoll.training.trainer import Trainer
 
 console = Console()
@@ -39,7 +39,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     Numbers are never broken: a table that is too wide goes on below, with its first column again.
     """
     places = range(len(columns))
-    numeric = [i > 0 and bool(rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in rows) for i in places]
+    numeric = TextTable(title, columns, rows).numeric
     longest = [max((len(row[i]) for row in rows), default=0) for i in places]
     # What a column needs: numbers are not broken, text may be, but not into letters.
     needs = [
@@ -137,14 +137,3 @@ def describe(metrics: Mapping[str, Any]) -> str:
         elif name == "train_loss":
             parts.append(f"loss {value:.4f}")
     return "  ".join(parts)
-
-
-def percent(accuracy: Accuracy) -> str:
-    """``87.50``, an accuracy in percent."""
-    return f"{100 * accuracy.value:.2f}"
-
-
-def percent_interval(accuracy: Accuracy) -> list[str]:
-    """The same, and its 95 % interval: ``84.2-90.3``."""
-    low, high = accuracy.interval
-    return [percent(accuracy), f"{100 * low:.1f}-{100 * high:.1f}"]

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from atoll.cli.output import TrainingProgress, percent, print_json, print_lines, print_table
+from atoll.cli.output import TrainingProgress, print_json, print_lines, print_table
 from atoll.distributed import is_main
 from atoll.errors import Interrupted, RecipeError
 from atoll.runs.recipe import build_recipe, recipes
@@ -101,18 +101,9 @@ def stop_on_signals(trainer: Trainer) -> None:
 
 def show(run: Run) -> None:
     """Test results of the best and the last checkpoint."""
-    tests = run.tests()
-    certified = any(row.certified for row in tests)
-    rows = []
-    for row in tests:
-        name = row.checkpoint if row.weights == "raw" else f"{row.checkpoint} {row.weights}"
-        numbers = [row.clean, row.robust, *([row.verified] if certified else [])]
-        epoch = "-" if row.epoch is None else str(row.epoch)
-        rows.append([name, epoch, *("-" if number is None else percent(number) for number in numbers)])
-    attack = run.test_settings.attacks
-    columns = ["checkpoint", "epoch", "clean", f"robust ({attack})", *(["verified"] if certified else [])]
+    table = run.table()
     note = " (best was selected on the test set)" if run.index.get("selected_on") == "test" else ""
-    print_table(f"Test accuracy in %{note}", columns, rows)
+    print_table(f"Test accuracy in %{note}", table.columns, table.rows)
     if warning := run.selection_warning():
         print_lines(f"warning: {warning}")
     print_lines(f"everything is in {run.folder}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from atoll.display import Displayed, TextTable, cell
 from atoll.errors import InputError, UnsoundError
 from atoll.export.fast_forms import FAST_FORMS
 from atoll.export.forms import FORMS, Values, write_graph
@@ -25,7 +26,7 @@ ROWS = 64  # points that are compared at a time: patches of convolutions take me
 
 
 @dataclass(frozen=True)
-class Exported:
+class Exported(Displayed):
     """What was written, and how it compared with the original.
 
     Args:
@@ -46,6 +47,17 @@ class Exported:
     difference: float
     eps: float | None = None
     abstained: int | None = None
+
+    def table(self) -> TextTable:
+        values: dict[str, object] = {
+            "bytes": self.bytes,
+            "outputs": ", ".join(self.outputs),
+            "compared on": f"{self.checked:,} points",
+            "largest difference": self.difference,
+        }
+        if self.eps is not None:
+            values |= {"eps": self.eps, "abstains on": f"{self.abstained:,} points"}
+        return TextTable(self.path, ["", "value"], [[name, cell(value)] for name, value in values.items()])
 
 
 def export_model(model: nn.Module, x: Tensor, path: Path | str, *, metadata: Metadata | None = None) -> Exported:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,8 +39,9 @@ from atoll.certify.propagation import LayerBound
 from atoll.config import build_part
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float
+from atoll.display import Displayed, TextTable
 from atoll.distributed import process_group
-from atoll.errors import CheckpointError, InputError, ResultError
+from atoll.errors import AtollError, CheckpointError, InputError, ResultError
 from atoll.explain.measure import ExplainResult, ExplainSettings
 from atoll.export import Exported, Metadata, export_model
 from atoll.graph import Digest
@@ -49,7 +51,7 @@ from atoll.models import Classifier
 from atoll.runs import legacy
 from atoll.runs.data_record import DataRecord, locate, relocate
 from atoll.runs.recipe import ModelFactory
-from atoll.stats import Accuracy
+from atoll.stats import Accuracy, percent
 from atoll.subject import Origin, Subject
 from atoll.threat import ThreatModel
 from atoll.training.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_weights
@@ -96,8 +98,8 @@ class TestRow:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run's folder.
+class Run(Displayed):
+    """A run's folder.  ``print`` and notebooks show the test accuracy of its checkpoints.
 
     Opening somebody else's run executes nothing of theirs: only classes of Atoll are built, unless ``trust``.
     ``locations`` says where the data are now, such as ``{"root": "photos"}``, if they were moved.
@@ -415,6 +417,34 @@ class Run:
                 if attacked:
                     rows.append(TestRow(which, weights, attacked[-1], certified[-1] if certified else None))
         return rows
+
+    def table(self) -> TextTable:
+        """Test accuracy of the best and the last checkpoint."""
+        parts = [_class_name(self.recipe.get(part)) for part in ("model", "data", "loss")]
+        title = f"{self.folder.name}: {parts[0]} on {parts[1]}, trained with {parts[2]}"
+        notes = [] if self.is_finished else ["training is not finished"]
+        try:
+            tests, attack = self.tests(), self.test_settings.attacks
+        except AtollError as error:  # its data or classes cannot be opened
+            return TextTable(title, [], [], [*notes, str(error)])
+        certified = any(row.certified for row in tests)
+        rows = []
+        for row in tests:
+            name = row.checkpoint if row.weights == "raw" else f"{row.checkpoint} {row.weights}"
+            numbers = [row.clean, row.robust, *([row.verified] if certified else [])]
+            texts = ["-" if number is None else percent(number) for number in numbers]
+            rows.append([name, "-" if row.epoch is None else str(row.epoch), *texts])
+        columns = ["checkpoint", "epoch", "clean", f"robust ({attack})", *(["verified"] if certified else [])]
+        if self.index.get("selected_on") == "test":
+            notes.append("best was selected on the test set")
+        warning = self.selection_warning()
+        return TextTable(f"{title}; test accuracy in %", columns, rows, [*notes, *([warning] if warning else [])])
+
+
+def _class_name(part: Any) -> str:
+    """The class that a section of a recipe names."""
+    path = part.get("class_path") if isinstance(part, Mapping) else part
+    return re.split(r"[.:]", str(path))[-1]
 
 
 def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", trust: bool = False) -> Classifier:
