@@ -19,12 +19,13 @@ from typing import Any
 
 import yaml
 
-from atoll.cli.output import TrainingProgress, print_json, print_lines, print_table
+from atoll.cli.output import error_console, print_json, print_lines, print_table
 from atoll.distributed import is_main
 from atoll.errors import Interrupted, RecipeError
 from atoll.runs.recipe import build_recipe, recipes
 from atoll.runs.run import Run
 from atoll.runs.train import train
+from atoll.training.progress import TrainingProgress
 from atoll.training.trainer import Trainer
 
 
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
         return
     name = recipe.removesuffix(".yaml") if recipe is not None else ""
     out = options.out or Path("runs") / (name if name.partition("/")[0] in recipes() else Path(name).name)
-    observers = [] if options.json else [TrainingProgress()]
+    observers = [] if options.json else [TrainingProgress(error_console)]
     try:
         finished = train(
             recipe,

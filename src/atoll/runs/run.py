@@ -19,6 +19,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +49,7 @@ from atoll.graph import Digest
 from atoll.losses.base import Loss
 from atoll.measure import OnProgress, Result, Settings, load_result, measure, select
 from atoll.models import Classifier
+from atoll.progress import show_progress
 from atoll.runs import legacy
 from atoll.runs.data_record import DataRecord, locate, relocate
 from atoll.runs.recipe import ModelFactory
@@ -237,6 +239,7 @@ class Run(Displayed):
         weights: str = "raw",
         restart: bool = False,
         on_progress: OnProgress | None = None,
+        progress: bool = False,
     ) -> Any:
         """Measure a checkpoint, or load the result if it is there; an interrupted measurement resumes.
 
@@ -246,39 +249,55 @@ class Run(Displayed):
             weights: raw, or the name of an average such as swa.
             restart: discard saved progress and a finished result.
             on_progress: called with what is under way, how much is done, and of how much.
+            progress: show a progress bar, in terminals and notebooks.
         """
-        with process_group():
+        bar = show_progress(settings.kind) if progress and on_progress is None else nullcontext(on_progress)
+        with process_group(), bar as report:
             return measure(
                 self.subject(checkpoint, weights),
                 settings,
                 self.folder / "results",
                 restart=restart,
-                on_progress=on_progress,
+                on_progress=report,
                 open_subject=lambda path: open_run(path, trust=self.trust).subject(),
             )
 
     def attack(
-        self, attacks: str = "standard", *, checkpoint: Which = "best", weights: str = "raw", **settings: Any
+        self,
+        attacks: str = "standard",
+        *,
+        checkpoint: Which = "best",
+        weights: str = "raw",
+        progress: bool = False,
+        **settings: Any,
     ) -> AttackResult:
-        """Robust accuracy; see ``AttackSettings``."""
-        result: AttackResult = self.measure(
-            AttackSettings(attacks=attacks, **settings), checkpoint=checkpoint, weights=weights
-        )
+        """Robust accuracy; see ``AttackSettings``, and ``measure`` for other arguments."""
+        question = AttackSettings(attacks=attacks, **settings)
+        result: AttackResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
 
-    def certify(self, *, checkpoint: Which = "best", weights: str = "raw", **settings: Any) -> CertifyResult:
-        """Certified radii; see ``CertifySettings``."""
-        result: CertifyResult = self.measure(CertifySettings(**settings), checkpoint=checkpoint, weights=weights)
+    def certify(
+        self, *, checkpoint: Which = "best", weights: str = "raw", progress: bool = False, **settings: Any
+    ) -> CertifyResult:
+        """Certified radii; see ``CertifySettings``, and ``measure`` for other arguments."""
+        question = CertifySettings(**settings)
+        result: CertifyResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
 
-    def curvature(self, *, checkpoint: Which = "best", weights: str = "raw", **settings: Any) -> CurvatureResult:
-        """Weight-Curvature Index, eigenvalues, bounds; see ``CurvatureSettings``."""
-        result: CurvatureResult = self.measure(CurvatureSettings(**settings), checkpoint=checkpoint, weights=weights)
+    def curvature(
+        self, *, checkpoint: Which = "best", weights: str = "raw", progress: bool = False, **settings: Any
+    ) -> CurvatureResult:
+        """Traces, Weight-Curvature Index, bounds; see ``CurvatureSettings``, and ``measure`` for other arguments."""
+        question = CurvatureSettings(**settings)
+        result: CurvatureResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
 
-    def explain(self, *, checkpoint: Which = "best", weights: str = "raw", **settings: Any) -> ExplainResult:
-        """Attributions and their faithfulness; see ``ExplainSettings``."""
-        result: ExplainResult = self.measure(ExplainSettings(**settings), checkpoint=checkpoint, weights=weights)
+    def explain(
+        self, *, checkpoint: Which = "best", weights: str = "raw", progress: bool = False, **settings: Any
+    ) -> ExplainResult:
+        """Attributions and their faithfulness; see ``ExplainSettings``, and ``measure`` for other arguments."""
+        question = ExplainSettings(**settings)
+        result: ExplainResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
 
     def export(
