@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from atoll.attacks.evaluate import evaluate
     from atoll.certify import GloRo, certifier_for
     from atoll.errors import AtollError
+    from atoll.export import export_model
     from atoll.plots import plot_adversarial, plot_curves
     from atoll.runs.collect import results
     from atoll.runs.recipe import build_recipe, recipes
@@ -29,6 +30,7 @@ _HOMES = {
     "atoll.attacks.evaluate": ("evaluate",),
     "atoll.certify": ("GloRo", "certifier_for"),
     "atoll.errors": ("AtollError",),
+    "atoll.export": ("export_model",),
     "atoll.plots": ("plot_adversarial", "plot_curves"),
     "atoll.runs.collect": ("results",),
     "atoll.runs.recipe": ("build_recipe", "recipes"),
@@ -40,8 +42,8 @@ _HOMES = {
 
 __all__ = [
     "FGSM", "PGD", "AtollError", "AutoAttack", "GloRo", "Run", "ThreatModel", "Trainer", "TrainerSettings",
-    "build_recipe", "build_trainer", "certifier_for", "evaluate", "open_run", "plot_adversarial", "plot_curves",
-    "recipes", "results", "train",
+    "build_recipe", "build_trainer", "certifier_for", "evaluate", "export_model", "open_run", "plot_adversarial",
+    "plot_curves", "recipes", "results", "train",
 ]  # fmt: skip
 
 

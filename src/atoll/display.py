@@ -57,14 +57,15 @@ class TextTable:
     def _repr_html_(self) -> str:
         """HTML without scripts or style sheets; all texts are escaped."""
         sides = ["right" if right else "left" for right in self.numeric]
-        parts = [f"<caption><b>{escape(self.title)}</b></caption>"] if self.title else []
+        title = [f"<div><b>{escape(self.title)}</b></div>"] if self.title else []
+        parts = []
         if self.rows:
             titles = [escape(title) for title in self.columns]
             parts.append(f"<thead>{_html_row('th', titles, sides)}</thead>")
             rows = [[self._cell(r, c) for c in range(len(self.columns))] for r in range(len(self.rows))]
             parts.append(f"<tbody>{''.join(_html_row('td', row, sides) for row in rows)}</tbody>")
         notes = [f"<div>{escape(note)}</div>" for note in self.notes]
-        return "".join(["<table>", *parts, "</table>", *notes])
+        return "".join([*title, "<table>", *parts, "</table>", *notes])
 
     def _cell(self, row: int, column: int) -> str:
         text, tag = escape(self.rows[row][column]), self.marks.get((row, column))

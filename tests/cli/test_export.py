@@ -67,11 +67,13 @@ def test_certificates_can_be_left_out(gloro_run, tmp_path, capsys):
 
 def test_a_checkpoint_selected_on_few_points_is_a_warning(trained, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run_module, "FEW_POINTS", 10_000)
-    monkeypatch.setattr(Run, "export", lambda self, path, **options: Exported("net.onnx", 1, ("logits",), 1, 0.0))
-    status, out = export(capsys, trained, tmp_path / "net.onnx")
+    status, out = export(capsys, trained, tmp_path / "net.onnx", "--points", "5")
     assert status == 0
     assert "the best checkpoint was selected on only" in out
-    _, out = export(capsys, trained, tmp_path / "net.onnx", "--checkpoint", "last")
+    exported = open_run(trained).export(tmp_path / "net.onnx", points=5)
+    assert exported.warning in out
+    assert exported.warning in str(exported)
+    _, out = export(capsys, trained, tmp_path / "net.onnx", "--points", "5", "--checkpoint", "last")
     assert "selected on only" not in out
 
 

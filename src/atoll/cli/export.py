@@ -41,8 +41,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     opened = open_run(options.run_folder, trust=options.trust, data=dict(options.locations))
-    if warning := opened.selection_warning(parse_checkpoint(options.checkpoint), options.weights):
-        error_console.print(warning, style="yellow", markup=False, soft_wrap=True)
     with progress_bar("layers") as bar:
         task = bar.add_task("norms", total=None, note="")
         exported = opened.export(
@@ -56,6 +54,8 @@ def run(options: argparse.Namespace) -> None:
             weights=options.weights,
             on_layer=lambda layer: bar.update(task, advance=1, note=layer.name),
         )
+    if exported.warning:
+        error_console.print(exported.warning, style="yellow", markup=False, soft_wrap=True)
     if options.json:
         print_json(vars(exported))
         return

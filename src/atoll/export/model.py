@@ -38,6 +38,7 @@ class Exported(Displayed):
             radius, relative to it.
         eps: radius below which the file abstains; None if it has no certificates.
         abstained: number of points on which it abstains.
+        warning: why the exported checkpoint may be a poor choice.
     """
 
     path: str
@@ -47,6 +48,7 @@ class Exported(Displayed):
     difference: float
     eps: float | None = None
     abstained: int | None = None
+    warning: str = ""
 
     def table(self) -> TextTable:
         values: dict[str, object] = {
@@ -57,7 +59,8 @@ class Exported(Displayed):
         }
         if self.eps is not None:
             values |= {"eps": self.eps, "abstains on": f"{self.abstained:,} points"}
-        return TextTable(self.path, ["", "value"], [[name, cell(value)] for name, value in values.items()])
+        rows = [[name, cell(value)] for name, value in values.items()]
+        return TextTable(self.path, ["", "value"], rows, [self.warning] if self.warning else [])
 
 
 def export_model(model: nn.Module, x: Tensor, path: Path | str, *, metadata: Metadata | None = None) -> Exported:

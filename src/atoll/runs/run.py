@@ -342,9 +342,11 @@ class Run(Displayed):
         metadata, split = Metadata.of(subject), select(subject.data, "test", points)
         x = to_float(split.fetch(torch.arange(len(split))))
         if radius is None:
-            return export_model(subject.model, x, Path(path), metadata=metadata)
-        certifier = certifier_for(subject.model.double(), budget=budget, on_layer=on_layer, eta=eta)
-        return export(certifier, x, Path(path), eps=radius, metadata=metadata)
+            exported = export_model(subject.model, x, Path(path), metadata=metadata)
+        else:
+            certifier = certifier_for(subject.model.double(), budget=budget, on_layer=on_layer, eta=eta)
+            exported = export(certifier, x, Path(path), eps=radius, metadata=metadata)
+        return dataclasses.replace(exported, warning=self.selection_warning(checkpoint, weights))
 
     def write_proof(self, path: Path, result: CertifyResult) -> ProofFile:
         """Write the certificates of a result, with their witnesses, to a file that ``atoll.checker`` proves again.
