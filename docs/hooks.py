@@ -1,8 +1,8 @@
 """Pages that are generated when the site is built (mkdocs.yml), and formulas as MathML.
 
-These are README.md, CONTRIBUTING.md and CHANGELOG.md as pages, the reference of every package and
-module of ``atoll``, the help of every command, and the gallery of docs/results.  Errors are logged as warnings, so
-``mkdocs build --strict`` fails.
+These are README.md, CONTRIBUTING.md and CHANGELOG.md as pages, the tutorials of docs/notebooks, the reference of every
+package and module of ``atoll``, the help of every command, and the gallery of docs/results.  Errors are logged as
+warnings, so ``mkdocs build --strict`` fails.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import html
 import io
+import json
 import logging
 import os
 import re
@@ -26,12 +27,14 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-# Files outside docs/ that are part of the site.
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+# Files that are pages of the site under another name.
 BORROWED = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "extend.md",
     "CHANGELOG.md": "changelog.md",
     "CITATION.cff": "CITATION.cff",
+    **{f"docs/notebooks/{path.name}": f"notebooks/{path.stem}.md" for path in NOTEBOOKS},
 }
 log = logging.getLogger("mkdocs.hooks.atoll")
 
@@ -51,7 +54,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {"results/index.md": gallery(), "commands.md": commands(), **reference()}
     for source, page in BORROWED.items():
-        pages[page] = (ROOT / source).read_text()
+        text = (ROOT / source).read_text()
+        pages[page] = notebook_page(text, Path(source).name) if source.endswith(".ipynb") else text
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
@@ -84,6 +88,30 @@ def _mathml(match: re.Match[str]) -> str:
 def _linked(match: re.Match[str]) -> str:
     path = public_names().get(match[1])
     return f'<autoref identifier="{path}">{match[0]}</autoref>' if path else match[0]
+
+
+def notebook_page(text: str, name: str) -> str:
+    r"""A notebook as Markdown, with a link to the file behind its title.
+
+    >>> markdown = {"cell_type": "markdown", "source": ["# Title\n", "\n", "Text"]}
+    >>> code = {"cell_type": "code", "source": "1 + 1"}
+    >>> print(notebook_page(json.dumps({"cells": [markdown, code]}), "tutorial.ipynb"))
+    # Title
+    <BLANKLINE>
+    <a href="tutorial.ipynb" download>Download this notebook</a>
+    <BLANKLINE>
+    Text
+    <BLANKLINE>
+    ```python
+    1 + 1
+    ```
+    """
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+    title, _, rest = "\n\n".join(parts).partition("\n\n")
+    return f'{title}\n\n<a href="{name}" download>Download this notebook</a>\n\n{rest}'
 
 
 class Docstrings(griffe.Extension):

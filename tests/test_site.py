@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "index", "guides/attack", "api/curvature", "api/certify", "api/measure", "results/index", "commands", "errata",
-    "extend", "architecture", "decisions/identity",
+    "extend", "architecture", "decisions/identity", "notebooks/train-and-attack",
 )  # fmt: skip
 
 

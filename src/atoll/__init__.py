@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from atoll.certify import GloRo, certifier_for
     from atoll.distributed import use_device
     from atoll.errors import AtollError
+    from atoll.export import export_model
     from atoll.plots import plot_adversarial, plot_curves
     from atoll.runs.collect import results
     from atoll.runs.recipe import build_recipe, recipes
@@ -32,6 +33,7 @@ _HOMES = {
     "atoll.certify": ("GloRo", "certifier_for"),
     "atoll.distributed": ("use_device",),
     "atoll.errors": ("AtollError",),
+    "atoll.export": ("export_model",),
     "atoll.plots": ("plot_adversarial", "plot_curves"),
     "atoll.runs.collect": ("results",),
     "atoll.runs.recipe": ("build_recipe", "recipes"),
@@ -43,8 +45,8 @@ _HOMES = {
 
 __all__ = [
     "FGSM", "PGD", "AtollError", "AutoAttack", "GloRo", "Run", "ThreatModel", "Trainer", "TrainerSettings",
-    "build_recipe", "build_trainer", "certifier_for", "evaluate", "open_run", "plot_adversarial", "plot_curves",
-    "recipes", "results", "train", "use_device",
+    "build_recipe", "build_trainer", "certifier_for", "evaluate", "export_model", "open_run", "plot_adversarial",
+    "plot_curves", "recipes", "results", "train", "use_device",
 ]  # fmt: skip
 
 

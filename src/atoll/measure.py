@@ -29,11 +29,13 @@ import torch
 
 from atoll.config import fields_to_plain, from_plain
 from atoll.data.base import Data, Split, SubSplit
+from atoll.display import Displayed, TextTable, cell
 from atoll.distributed import barrier, default_device, is_main, world_size
 from atoll.errors import AtollError, InputError, ResultError, check_range
 from atoll.files import check_writable, json_digest, sha256, write_json
 from atoll.graph import tensors_digest
 from atoll.registry import Registry, class_path
+from atoll.stats import Accuracy, Estimate
 from atoll.subject import Subject, SubjectRecord
 from atoll.threat import Norm, ThreatModel
 
@@ -124,8 +126,8 @@ class Environment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """What every result knows about itself.
+class Result(Displayed):
+    """What every result knows about itself.  ``print`` and notebooks show its ``table``.
 
     Args:
         subject: what was measured.
@@ -149,6 +151,21 @@ class Result:
     seconds: float = 0.0
     folder: Path | None = field(default=None, compare=False, metadata={"stored": False})
     stale: str = field(default="", compare=False, metadata={"stored": False})
+
+    @property
+    def _title(self) -> str:
+        """What was measured: the run, its checkpoint, and the points."""
+        origin = self.subject.origin
+        step = "" if origin.step is None else f", step {origin.step}"
+        weights = "" if origin.weights == "raw" else f", {origin.weights}"
+        return f"{origin.run or self.subject.model}{step}{weights}: {self.points:,} {self.settings.split} points"
+
+    def table(self) -> TextTable:
+        """The main numbers: all fields of the result that are one number or a short text."""
+        common = {item.name for item in dataclasses.fields(Result)}
+        values = {name: value for name, value in vars(self).items() if name not in common}
+        rows = [[name, cell(v)] for name, v in values.items() if isinstance(v, Accuracy | Estimate | float | int | str)]
+        return TextTable(f"{self._title}, {self.kind}", ["", "value"], rows)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; ``from_json`` reads it back."""

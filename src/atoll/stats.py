@@ -54,6 +54,17 @@ class Accuracy:
         return {"value": self.value, "interval": list(self.interval), "correct": self.correct, "total": self.total}
 
 
+def percent(accuracy: Accuracy) -> str:
+    """``87.50``, an accuracy in percent."""
+    return f"{100 * accuracy.value:.2f}"
+
+
+def percent_interval(accuracy: Accuracy) -> list[str]:
+    """The same, and its 95 % interval: ``84.2-90.3``."""
+    low, high = accuracy.interval
+    return [percent(accuracy), f"{100 * low:.1f}-{100 * high:.1f}"]
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A number that was estimated, or an exact one with standard error 0.
@@ -122,6 +133,11 @@ class Estimate:
             return f"{self.value:.4g}" + (f" ± {self.standard_error:.2g}" if self.standard_error else "")
         decimals = max(0, 1 - math.floor(math.log10(self.standard_error)))
         return f"{self.value:.{decimals}f} ± {self.standard_error:.{decimals}f}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks, with its interval."""
+        low, high = self.interval
+        return f"{self} (95 %: {low:.4g} to {high:.4g})" if self.standard_error > 0 else str(self)
 
     def to_json(self) -> dict[str, Any]:
         numbers = {"value": self.value, "standard_error": self.standard_error, "skewed": self.skewed}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from atoll.certify.onnx_forms import FORMS
 from atoll.certify.rules import RULES
+from atoll.export.forms import FORMS
 from atoll.graph.capture import _WHOLE, _decompositions
 from atoll.graph.linearity import LINEAR_OPERATIONS
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,16 @@ from atoll.attacks.iterative import AttackLoop, AttackState, IterativeAttack, On
 from atoll.attacks.progress import AttackCounts, Progress, TensorFile
 from atoll.config import fields_to_plain
 from atoll.data.base import Split, batches, to_float
+from atoll.display import Displayed, TextTable
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
 from atoll.errors import InputError, check_range
 from atoll.graph import tensors_digest
 from atoll.measure import OnProgress, split_digest
 from atoll.modules import count_passes, evaluation_mode
-from atoll.stats import Accuracy
+from atoll.stats import Accuracy, percent_interval
+
+if TYPE_CHECKING:
+    from atoll.attacks.measure import AttackResult
 
 ROBUST, MISCLASSIFIED = -1, -2  # in ``broken_by``: no attack broke the point; no attack was needed
 PROBE = 32  # points that the diagnostics use
@@ -53,8 +57,20 @@ class AttackSummary:
     seconds: float
 
 
+def attack_table(title: str, result: Evaluation | AttackResult, notes: Sequence[str] = ()) -> TextTable:
+    """Accuracies of an evaluation, with what each attack cost."""
+    rows = [["clean", *percent_interval(result.clean), "-", "-", "-"]]
+    for attack in result.attacks:
+        broken, passes = f"{attack.broken:,} of {attack.attacked:,}", f"{attack.forward + attack.backward:,}"
+        rows.append([attack.name, *percent_interval(attack.accuracy), broken, passes, f"{attack.seconds:.1f}"])
+    rows.append(["worst case", *percent_interval(result.robust), "-", "-", "-"])
+    warnings = [f"{warning.kind}: {warning.message}" for warning in result.warnings]
+    columns = ["attack", "accuracy %", "95 %", "broken", "passes", "seconds"]
+    return TextTable(title, columns, rows, [*notes, *warnings])
+
+
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Displayed):
     """Robust accuracy and the results behind it.
 
     Args:
@@ -82,6 +98,9 @@ class Evaluation:
         """All accuracies by name: ``clean``, each attack's, and with several attacks ``worst``."""
         accuracies = {"clean": self.clean} | {attack.name: attack.accuracy for attack in self.attacks}
         return accuracies | ({"worst": self.robust} if len(self.attacks) > 1 else {})
+
+    def table(self) -> TextTable:
+        return attack_table(f"{self.clean.total:,} points", self)
 
     def to_json(self) -> dict[str, Any]:
         return fields_to_plain(self)

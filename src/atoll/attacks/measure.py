@@ -10,11 +10,12 @@ from typing import Any, ClassVar, Self
 import torch
 
 from atoll.attacks.diagnostics import EvaluationWarning
-from atoll.attacks.evaluate import MISCLASSIFIED, AttackSummary, Evaluation, evaluate
+from atoll.attacks.evaluate import MISCLASSIFIED, AttackSummary, Evaluation, attack_table, evaluate
 from atoll.attacks.rays import boundary_distance
 from atoll.attacks.suites import SUITES, parse_attacks
 from atoll.attacks.transfer import Transfer
 from atoll.data.base import Split, to_float
+from atoll.display import TextTable
 from atoll.distributed import all_sum, is_main, rank, world_size
 from atoll.errors import InputError
 from atoll.measure import (
@@ -104,6 +105,10 @@ class AttackResult(Result):
     def accuracy(self) -> dict[str, Accuracy]:
         """All accuracies by name."""
         return {"clean": self.clean, **{attack.name: attack.accuracy for attack in self.attacks}}
+
+    def table(self) -> TextTable:
+        notes = [] if self.adbd is None else [f"mean distance to the boundary (ADBD): {self.adbd}"]
+        return attack_table(f"{self._title}, {self.settings.threat}", self, notes)
 
 
 @MEASUREMENTS.register("attack", own_name=False)

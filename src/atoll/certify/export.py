@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -15,41 +13,32 @@ from atoll.certify.bounds import UNIT_ROUNDOFF, gamma
 from atoll.certify.centroids import OWN, NearestCentroid
 from atoll.certify.certificate import Certificate, Proof
 from atoll.certify.gloro import GloRo
-from atoll.certify.onnx_forms import write_graph
-from atoll.certify.onnx_writer import OnnxValue, Writer
 from atoll.errors import InputError, UnsoundError
+from atoll.export.metadata import Metadata
+from atoll.export.model import ROWS, Exported, OnnxClassifier, expect_onnx, run_file
+from atoll.export.writer import OnnxValue
 from atoll.files import write_atomic
 from atoll.graph import CapturedModel, capture, find_input
 
 # Differences that radii of the file and of the certifier may have: relative, and in parts of the largest radius.
 TOLERANCES = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-4, 1e-4)}
-_ROWS = 64  # points that are compared at a time: patches of convolutions take memory
+OUTPUTS = ("logits", "label", "prediction", "radius")
 _DOWN = 1 - 1e-12  # as in `NearestCentroid`
 
 
-@dataclass(frozen=True)
-class Exported:
-    """What was written, and how it compared with the certifier."""
-
-    path: str
-    eps: float
-    bytes: int
-    checked: int  # points
-    abstained: int  # of these
-    difference: float  # the largest relative one of a radius
-
-
-def export(certifier: Proof, x: Tensor, path: Path, *, eps: float) -> Exported:
+def export(certifier: Proof, x: Tensor, path: Path, *, eps: float, metadata: Metadata | None = None) -> Exported:
     """Write a certifier to an ONNX file, after comparing the file with the certifier.
 
-    The file has an input ``x``, float32 of any batch size, and outputs ``prediction`` (int64; -1 if the radius is below
-    eps) and ``radius`` (float64, l2).  It computes in the precision of the certified model.
+    The file has an input ``x``, float32 of any batch size, and outputs ``logits``, ``label``, ``prediction`` (the
+    label, or -1 if the radius is below eps) and ``radius`` (float64, l2).  It computes in the precision of the
+    certified model.
 
     Args:
         certifier: a `GloRo` or `NearestCentroid` with proven constants.
         x: inputs to compare on.
         path: of the file.
         eps: radius that a prediction has to be proven for.
+        metadata: names of the classes and the like.
 
     Raises:
         InputError: an operation has no ONNX form.
@@ -59,13 +48,13 @@ def export(certifier: Proof, x: Tensor, path: Path, *, eps: float) -> Exported:
         raise InputError(f"eps: expected a finite number >= 0, got {eps}")
     if not len(x):
         raise InputError("x: expected at least one point to compare on, got none")
-    content = to_onnx(certifier, eps)
+    content = to_onnx(certifier, eps, metadata)
     abstained, difference = compare(content, with_single_planes(certifier), x.float(), eps)
     write_atomic(path, content)
-    return Exported(str(path), eps, len(content), len(x), abstained, difference)
+    return Exported(str(path), len(content), OUTPUTS, len(x), difference, eps, abstained)
 
 
-def to_onnx(certifier: Proof, eps: float) -> bytes:
+def to_onnx(certifier: Proof, eps: float, metadata: Metadata | None = None) -> bytes:
     """A certifier as an ONNX file: the captured graph, operation by operation, then the radius.
 
     >>> from atoll.models import MLP
@@ -78,29 +67,23 @@ def to_onnx(certifier: Proof, eps: float) -> bytes:
         raise InputError(
             f"{type(certifier).__name__} cannot be exported: expected GloRo.proven or NearestCentroid.proven"
         )
-    _expect_onnx()
-    writer, model = Writer(), certifier.model
-    model.check_unchanged()
-    x = writer.input("x", torch.float32, (-1, *model.shape))
-    values = write_graph(model, x.to(model.dtype))
-    logits = _tensor(values[model.graph_module.graph.output_node()]).to(torch.float64)
-    size = x.to(torch.float64).reshape(-1, math.prod(model.shape)).norm([1])
+    expect_onnx()
+    model = certifier.model
+    written = OnnxClassifier.write(model, exact=True)
+    logits = written.logits.to(torch.float64)
+    size = written.x.to(torch.float64).reshape(-1, math.prod(model.shape)).norm([1])
     if isinstance(certifier, GloRo):
         largest = certifier.largest_input
         radius = _gloro_radius(certifier, logits, size)
     else:
         largest = certifier._largest_size()
-        z = _tensor(values[_features(certifier)]).to(torch.float64)
+        z = written.value(_features(certifier)).to(torch.float64)
         radius = _centroid_radius(certifier, logits, size, z)
     room = largest - size
     radius = radius.minimum(room).where((room > 0) & _all(logits.abs() < math.inf), 0.0)
     prediction = logits.argmax(1).where((radius > 0) & (radius >= eps), -1)
-    return writer.to_bytes(prediction=prediction.of_shape((-1,)), radius=radius.of_shape((-1,)))
-
-
-def _tensor(value: Any) -> OnnxValue:
-    assert isinstance(value, OnnxValue)  # logits and features are no tuples
-    return value
+    outputs = {"prediction": prediction.of_shape((-1,)), "radius": radius.of_shape((-1,))}
+    return written.to_bytes(metadata or Metadata(), {"norm": "l2", "eps": repr(eps)}, **outputs)
 
 
 def _all(condition: OnnxValue) -> OnnxValue:
@@ -193,7 +176,7 @@ def _slack(certifier: NearestCentroid, size: OnnxValue) -> OnnxValue:
 def compare(content: bytes, certifier: Proof, x: Tensor, eps: float) -> tuple[int, float]:
     """How many points the file abstains on, and its largest difference; an error if the two do not agree."""
     prediction, radii = run(content, x)
-    parts = [certifier(rows) for rows in torch.split(x, _ROWS)]
+    parts = [certifier(rows) for rows in torch.split(x, ROWS)]
     original = Certificate(torch.cat([p.prediction for p in parts]), torch.cat([p.radius for p in parts]))
     answer, truth = original.answer(eps).cpu(), original.radius.cpu()
     relative, absolute = TOLERANCES[_precision(certifier)]
@@ -215,20 +198,5 @@ def _precision(certifier: Proof) -> torch.dtype:
 
 def run(content: bytes, x: Tensor) -> tuple[Tensor, Tensor]:
     """What ONNX Runtime makes of a file: prediction and radius."""
-    _expect_onnx()
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    outputs: list[Any] = [
-        session.run(["prediction", "radius"], {"x": rows.cpu().numpy()}) for rows in torch.split(x, _ROWS)
-    ]
-    prediction, radius = (torch.cat([torch.from_numpy(part) for part in parts]) for parts in zip(*outputs, strict=True))
+    prediction, radius = run_file(content, x, "prediction", "radius")
     return prediction, radius
-
-
-def _expect_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-    except ImportError as error:
-        raise InputError(f"export: {error.name} is missing (pip install 'atoll[export]')") from None

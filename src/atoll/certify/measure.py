@@ -33,13 +33,14 @@ from atoll.certify.prototypes import prototypes
 from atoll.certify.smoothing import ResumableCertifier, Smoothed
 from atoll.config import build_part, parse_yaml
 from atoll.data.base import Data, Split, SubSplit, to_float
+from atoll.display import TextTable
 from atoll.distributed import is_main
 from atoll.errors import InputError
 from atoll.files import write_atomic
 from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, execution, select, split_digest
 from atoll.models.centroid import CentroidNet
 from atoll.plots import plot_certified, plot_prototypes
-from atoll.stats import Accuracy
+from atoll.stats import Accuracy, percent_interval
 from atoll.subject import Subject
 from atoll.threat import ThreatModel
 
@@ -193,6 +194,15 @@ class CertifyResult(Result):
     def is_probabilistic(self) -> bool:
         """Whether the certificates hold with a probability instead of for certain."""
         return self.settings.smooth is not None
+
+    def table(self) -> TextTable:
+        kind = "verified, probabilistic" if self.is_probabilistic else "verified"
+        rows = [["clean", "-", *percent_interval(self.clean)]]
+        rows += [[kind, f"{row.eps:.4g}", *percent_interval(row.accuracy)] for row in self.verified]
+        rows += [[row.attacks, f"{row.eps:.4g}", *percent_interval(row.accuracy)] for row in self.empirical]
+        title = f"{self._title}, l2, {self.settings.precision}"
+        notes = [f"median certified radius {self.median_radius:.4g}"]
+        return TextTable(title, ["", "eps", "accuracy %", "95 %"], rows, notes)
 
 
 @MEASUREMENTS.register("certify", own_name=False)

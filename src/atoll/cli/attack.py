@@ -20,19 +20,15 @@ from functools import partial
 
 from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.cli.measure import add_flags, run_measurement
-from atoll.cli.output import percent, percent_interval, print_lines, print_table
+from atoll.cli.output import print_lines, print_table
+from atoll.stats import percent
 
 
 def show(results: Mapping[str, AttackResult]) -> None:
     for folder, result in results.items():
-        rows = [["clean", *percent_interval(result.clean), "-", "-", "-"]]
-        for attack in result.attacks:
-            broken = f"{attack.broken:,} of {attack.attacked:,}"
-            passes = f"{attack.forward + attack.backward:,}"
-            rows.append([attack.name, *percent_interval(attack.accuracy), broken, passes, f"{attack.seconds:.1f}"])
-        rows.append(["worst case", *percent_interval(result.robust), "-", "-", "-"])
+        table = result.table()
         title = f"{folder}: {result.points:,} {result.settings.split} points, {result.settings.threat}"
-        print_table(title, ["attack", "accuracy %", "95 %", "broken", "passes", "seconds"], rows)
+        print_table(title, table.columns, table.rows)
         if result.adbd is not None:
             print_lines(f"mean distance to the boundary (ADBD): {result.adbd}")
         print_lines(*(f"{warning.kind}: {warning.message}" for warning in result.warnings), style="yellow")

@@ -30,10 +30,11 @@ from pathlib import Path
 
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.cli.measure import add_flags, measure_runs
-from atoll.cli.output import error_console, percent_interval, print_lines, print_table
+from atoll.cli.output import error_console, print_lines, print_table
 from atoll.distributed import is_main
 from atoll.errors import InputError
 from atoll.runs.run import open_run
+from atoll.stats import percent_interval
 
 
 def show(results: Mapping[str, CertifyResult]) -> None:
@@ -42,12 +43,9 @@ def show(results: Mapping[str, CertifyResult]) -> None:
         if layers:
             rows = [[layer.name, layer.kind, f"{layer.lipschitz:.4f}", layer.method] for layer in layers]
             print_table(f"{folder}: Lipschitz constants", ["layer", "kind", "at most", "proof"], rows)
-        kind = "verified, probabilistic" if result.is_probabilistic else "verified"
-        rows = [["clean", "-", *percent_interval(result.clean)]]
-        rows += [[kind, f"{row.eps:.4g}", *percent_interval(row.accuracy)] for row in result.verified]
-        rows += [[row.attacks, f"{row.eps:.4g}", *percent_interval(row.accuracy)] for row in result.empirical]
+        table = result.table()
         title = f"{folder}: {result.points:,} {result.settings.split} points, l2, {result.settings.precision}"
-        print_table(title, ["", "eps", "accuracy %", "95 %"], rows)
+        print_table(title, table.columns, table.rows)
         if result.rejected:
             rows = [[r.data, f"{r.eps:.4g}", *percent_interval(r.share)] for r in result.rejected]
             print_table(f"{folder}: rejected", ["data", "eps", "rejected %", "95 %"], rows)

@@ -1,11 +1,14 @@
-"""Write a certified classifier to an ONNX file that returns a class and the l2 radius it is certified for.
+"""Write a trained classifier to an ONNX file for other programs, with its class names and preprocessing.
 
+atoll export runs/digits-at -o digits.onnx
 atoll export runs/digits-gloro -o digits.onnx
 atoll export runs/mnist-gloro -o mnist.onnx --eps 1.58
 atoll export runs/mnist-centroid -o mnist.onnx --eta 0.1
+atoll export runs/digits-gloro -o digits.onnx --no-certify
 
-The file takes `x` (float32, any batch size, in the range of the data) and returns `prediction`, -1 if the class is not
-certified at eps, and `radius`.  It is compared with the model on test points before it is written.
+The file takes `x` (float32, any batch size, in the range of the data) and returns `logits` and `label`.  If the run was
+trained for certificates, or with --eps, it also returns `prediction` (the label, or -1 if it is not certified at eps)
+and `radius` (l2).  The file is compared with the model on test points before it is written.
 
 For Centroid Nets the radius comes from single planes: never larger than that of `atoll certify`, but it can be smaller.
 """
@@ -25,6 +28,8 @@ from atoll.runs.run import open_run
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="file, such as model.onnx")
+    certify = "write certificates (default: if the run was trained for them, or with --eps or --eta)"
+    parser.add_argument("--certify", action=argparse.BooleanOptionalAction, default=None, help=certify)
     parser.add_argument("--eps", help="l2 radius below which the file abstains (default: as trained)")
     parser.add_argument("--eta", type=float, default=0.0, help="parameter of the eta layer of Centroid Nets (0)")
     parser.add_argument("--points", type=int, default=1000, help="test points to compare on (default: 1000)")
@@ -37,12 +42,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     opened = open_run(options.run_folder, trust=options.trust, data=dict(options.locations))
-    if warning := opened.selection_warning(parse_checkpoint(options.checkpoint), options.weights):
-        error_console.print(warning, style="yellow", markup=False, soft_wrap=True)
     with progress_bar("layers") as bar:
         task = bar.add_task("norms", total=None, note="")
         exported = opened.export(
             options.out,
+            certify=options.certify,
             eps=options.eps,
             eta=options.eta,
             points=options.points,
@@ -51,11 +55,20 @@ def run(options: argparse.Namespace) -> None:
             weights=options.weights,
             on_layer=lambda layer: bar.update(task, advance=1, note=layer.name),
         )
+    if exported.warning:
+        error_console.print(exported.warning, style="yellow", markup=False, soft_wrap=True)
     if options.json:
         print_json("export", vars(exported))
         return
-    print_lines(
-        f"{exported.path}: {exported.bytes:,} bytes; input x, outputs prediction (-1: abstains) and radius (l2)",
-        f"agrees with the model on {exported.checked:,} test points, radii to a relative {exported.difference:.1g};"
-        f" it abstains on {exported.abstained:,} of them at eps {exported.eps:.4g}",
-    )
+    outputs = ", ".join(exported.outputs)
+    print_lines(f"{exported.path}: {exported.bytes:,} bytes; input x, outputs {outputs}")
+    if exported.eps is None:
+        print_lines(
+            f"agrees with the model on {exported.checked:,} test points, logits to {exported.difference:.1g} of the"
+            " largest"
+        )
+    else:
+        print_lines(
+            f"agrees with the model on {exported.checked:,} test points, radii to a relative {exported.difference:.1g};"
+            f" it abstains (prediction -1) on {exported.abstained:,} of them at eps {exported.eps:.4g}"
+        )

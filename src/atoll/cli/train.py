@@ -30,12 +30,13 @@ import yaml
 
 from atoll.cli.answers import print_json
 from atoll.cli.measure import add_device
-from atoll.cli.output import TrainingProgress, percent, print_lines, print_table
+from atoll.cli.output import error_console, print_lines, print_table
 from atoll.distributed import is_main
 from atoll.errors import Interrupted, RecipeError
 from atoll.runs.recipe import build_recipe, recipes
 from atoll.runs.run import Run
 from atoll.runs.train import train
+from atoll.training.progress import TrainingProgress
 from atoll.training.trainer import Trainer
 
 
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
         return
     name = recipe.removesuffix(".yaml") if recipe is not None else ""
     out = options.out or Path("runs") / (name if name.partition("/")[0] in recipes() else Path(name).name)
-    observers = [] if options.json else [TrainingProgress()]
+    observers = [] if options.json else [TrainingProgress(error_console)]
     try:
         finished = train(
             recipe,
@@ -125,18 +126,9 @@ def stop_on_signals(trainer: Trainer) -> None:
 
 def show(run: Run) -> None:
     """Test results of the best and the last checkpoint."""
-    tests = run.tests()
-    certified = any(row.certified for row in tests)
-    rows = []
-    for row in tests:
-        name = row.checkpoint if row.weights == "raw" else f"{row.checkpoint} {row.weights}"
-        numbers = [row.clean, row.robust, *([row.verified] if certified else [])]
-        epoch = "-" if row.epoch is None else str(row.epoch)
-        rows.append([name, epoch, *("-" if number is None else percent(number) for number in numbers)])
-    attack = run.test_settings.attacks
-    columns = ["checkpoint", "epoch", "clean", f"robust ({attack})", *(["verified"] if certified else [])]
+    table = run.table()
     note = " (best was selected on the test set)" if run.index.get("selected_on") == "test" else ""
-    print_table(f"Test accuracy in %{note}", columns, rows)
+    print_table(f"Test accuracy in %{note}", table.columns, table.rows)
     if warning := run.selection_warning():
         print_lines(f"warning: {warning}")
     print_lines(f"saved in {run.folder}")

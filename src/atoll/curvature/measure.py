@@ -24,6 +24,7 @@ from atoll.curvature.spectrum import Density, density, top_eigenvalues
 from atoll.curvature.trace import Estimator, OnProgress
 from atoll.curvature.wci import WCI, Layer, LayerwiseBound, layerwise_bound, wci
 from atoll.data.base import Split, SubSplit, sample_rows, to_float
+from atoll.display import TextTable, cell
 from atoll.distributed import is_main
 from atoll.errors import InputError
 from atoll.losses.base import Loss
@@ -150,6 +151,20 @@ class CurvatureResult(Result):
     proofs: tuple[PACBayesProof, ...] = ()
     theorem: LayerwiseBound | None = None
     gap: Gap | None = None
+
+    def table(self) -> TextTable:
+        values: dict[str, object] = {
+            "WCI": self.wci,
+            "trace of the Hessian": self.trace,
+            "largest eigenvalue": max(self.eigenvalues, default=None),
+            "mean loss": self.mean_loss,
+            "norm of the weights": self.weight_norm,
+        }
+        values |= {f"PAC-Bayes bound, {bound.posterior} posterior": bound.kl_inverse for bound in self.pac_bayes}
+        values |= {} if self.gap is None else {"robust generalization gap": self.gap.error}
+        where = self.settings.threat if self.attacked else "clean inputs"
+        rows = [[name, cell(value)] for name, value in values.items()]
+        return TextTable(f"{self._title}, {self.loss}, {where}", ["", "value"], rows)
 
     def landscape(self) -> Landscape | None:
         """The loss landscape that was computed, if any."""

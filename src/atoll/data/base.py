@@ -211,6 +211,7 @@ class Data(ABC):
     registry: ClassVar[Registry] = DATA
 
     bounds: Bounds | None = (0.0, 1.0)
+    resize: int | None = None  # length of the shorter side of photos before the middle is cut out, if they are scaled
     progress: Progress | None = None
 
     def __init__(

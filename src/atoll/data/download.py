@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pooch  # type: ignore[import-untyped]
 import requests
 from filelock import FileLock
 from urllib3.exceptions import HTTPError
 
 from atoll.errors import DataError
+
+with warnings.catch_warnings():  # in notebooks without ipywidgets, pooch's import of tqdm would print a warning
+    warnings.simplefilter("ignore")
+    import pooch  # type: ignore[import-untyped]
 
 Progress = Callable[[str, int, "int | None"], None]
 """Called with the file's name, the bytes so far, and their total if the server sends it."""

@@ -31,7 +31,7 @@ class FewerClasses(Data):
         check_range("[2, inf)", count=count)
         if data.limit is not None or data.augment or data.extra is not None:
             raise InputError("data: expected limit, augment and extra as options of FewerClasses, got them inside")
-        self.data, self.count, self.bounds = data, count, data.bounds
+        self.data, self.count, self.bounds, self.resize = data, count, data.bounds, data.resize
 
     @property
     def classes(self) -> tuple[str, ...]:

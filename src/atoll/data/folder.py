@@ -141,6 +141,8 @@ class ImageFolder(Data):
     (('cat', 'dog'), (3, 8, 8))
     """
 
+    resize: int
+
     def __init__(
         self,
         *,

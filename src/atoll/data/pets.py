@@ -43,6 +43,7 @@ class OxfordPets(Data):
     OxfordPets(resize=144, size=128)
     """
 
+    resize: int
     archives: ClassVar[dict[str, Remote]] = {
         "images": _remote("images.tar.gz", "5c4f3ee8e5d25df40f4fd59a7f44e54c"),
         "annotations": _remote("annotations.tar.gz", "95a8c909bbe2e81eed6a22bccdf3f68f"),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from captum.attr import GradientAttribution
-from captum.attr import InputXGradient as CaptumInputXGradient
-from captum.attr import Saliency as CaptumSaliency
 from torch import Tensor, nn
 
 from atoll.attacks.base import check_labels
@@ -20,6 +18,12 @@ from atoll.modules import evaluation_mode
 from atoll.registry import Registry
 from atoll.rng import PointRNG
 from atoll.threat import per_point
+
+with warnings.catch_warnings():  # in notebooks without ipywidgets, Captum's import of tqdm would print a warning
+    warnings.simplefilter("ignore")
+    from captum.attr import GradientAttribution
+    from captum.attr import InputXGradient as CaptumInputXGradient
+    from captum.attr import Saliency as CaptumSaliency
 
 Target = int | Sequence[int] | Tensor | None
 

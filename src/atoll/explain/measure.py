@@ -18,6 +18,7 @@ from atoll.data.base import Data, MemorySplit, Split, SubSplit, sample_rows, to_
 from atoll.data.boxes import boxes_of
 from atoll.data.decode import image_size
 from atoll.data.images import check_readable, decode_images
+from atoll.display import TextTable, cell
 from atoll.distributed import is_main
 from atoll.errors import InputError, ResultError
 from atoll.explain.attributions import ATTRIBUTIONS, NAMES, STANDARD
@@ -167,6 +168,29 @@ class ExplainResult(Result):
     calls: float = math.nan
     pairs: dict[str, Estimate] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def table(self) -> TextTable:
+        columns = {
+            "infidelity": "infidelity",
+            "at best scale": "scaled_infidelity",
+            "completeness gap": "completeness_gap",
+            "sanity check passed": "sanity_passed",
+            "local sensitivity": "sensitivity",
+            "F1 with boxes": "f1",
+        }
+        names = {
+            title: name
+            for title, name in columns.items()
+            if any(getattr(method, name) is not None for method in self.methods.values())
+        }
+        short = short_names(self.methods)
+        rows = [
+            [short[name], *(cell(getattr(method, field)) for field in names.values())]
+            for name, method in self.methods.items()
+        ]
+        distance = f"mean distance to the boundary ({self.settings.norm}): {cell(self.distance)}"
+        notes = [f"{distance}, of {100 * self.success:.1f} % of the points"]
+        return TextTable(self._title, ["attribution", *names], rows, notes)
 
     def tensors(self) -> dict[str, Tensor]:
         """Inputs, attributions and boundary points, from the folder of the result."""

@@ -17,7 +17,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +32,7 @@ from safetensors.torch import load_file
 from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.certify import GloRo, NearestCentroid, certifier_for
 from atoll.certify.certificate import Certificate
-from atoll.certify.export import Exported, export
+from atoll.certify.export import export
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.certify.norms import BUDGET
 from atoll.certify.proof_file import ProofFile, write_proof
@@ -38,19 +40,22 @@ from atoll.certify.propagation import LayerBound
 from atoll.config import build_part
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float
+from atoll.display import Displayed, TextTable
 from atoll.distributed import default_device, process_group
-from atoll.errors import CheckpointError, InputError, ResultError
+from atoll.errors import AtollError, CheckpointError, InputError, ResultError
 from atoll.explain.measure import ExplainResult, ExplainSettings
+from atoll.export import Exported, Metadata, export_model
 from atoll.graph import Digest
 from atoll.losses.base import Loss
 from atoll.measure import MEASUREMENTS, OnProgress, Result, Settings, load_result, measure, select
 from atoll.models import Classifier
+from atoll.progress import show_progress
 from atoll.registry import closest
 from atoll.runs import legacy
 from atoll.runs.data_record import DataRecord, locate, relocate
 from atoll.runs.predict import Prediction, predict
 from atoll.runs.recipe import ModelFactory
-from atoll.stats import Accuracy
+from atoll.stats import Accuracy, percent
 from atoll.subject import Origin, Subject
 from atoll.threat import ThreatModel
 from atoll.training.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_weights
@@ -97,8 +102,8 @@ class TestRow:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run's folder.
+class Run(Displayed):
+    """A run's folder.  ``print`` and notebooks show the test accuracy of its checkpoints.
 
     Opening somebody else's run executes nothing of theirs: only classes of Atoll are built, unless ``trust``.
     ``locations`` says where the data are now, such as ``{"root": "photos"}``, if they were moved.
@@ -247,6 +252,7 @@ class Run:
         weights: str = "raw",
         restart: bool = False,
         on_progress: OnProgress | None = None,
+        progress: bool = False,
     ) -> Any:
         """Measure a checkpoint, or load the result if it is there; an interrupted measurement resumes.
 
@@ -256,39 +262,55 @@ class Run:
             weights: raw, or the name of an average such as swa.
             restart: discard saved progress and a finished result.
             on_progress: called with what is under way, how much is done, and of how much.
+            progress: show a progress bar, in terminals and notebooks.
         """
-        with process_group():
+        bar = show_progress(settings.kind) if progress and on_progress is None else nullcontext(on_progress)
+        with process_group(), bar as report:
             return measure(
                 self.subject(checkpoint, weights),
                 settings,
                 self.folder / "results",
                 restart=restart,
-                on_progress=on_progress,
+                on_progress=report,
                 open_subject=lambda path: open_run(path, trust=self.trust).subject(),
             )
 
     def attack(
-        self, attacks: str = "standard", *, checkpoint: Which = "best", weights: str = "raw", **settings: Any
+        self,
+        attacks: str = "standard",
+        *,
+        checkpoint: Which = "best",
+        weights: str = "raw",
+        progress: bool = False,
+        **settings: Any,
     ) -> AttackResult:
-        """Robust accuracy; see ``AttackSettings``."""
-        result: AttackResult = self.measure(
-            AttackSettings(attacks=attacks, **settings), checkpoint=checkpoint, weights=weights
-        )
+        """Robust accuracy; see ``AttackSettings``, and ``measure`` for other arguments."""
+        question = AttackSettings(attacks=attacks, **settings)
+        result: AttackResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
 
-    def certify(self, *, checkpoint: Which = "best", weights: str = "raw", **settings: Any) -> CertifyResult:
-        """Certified radii; see ``CertifySettings``."""
-        result: CertifyResult = self.measure(CertifySettings(**settings), checkpoint=checkpoint, weights=weights)
+    def certify(
+        self, *, checkpoint: Which = "best", weights: str = "raw", progress: bool = False, **settings: Any
+    ) -> CertifyResult:
+        """Certified radii; see ``CertifySettings``, and ``measure`` for other arguments."""
+        question = CertifySettings(**settings)
+        result: CertifyResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
 
-    def curvature(self, *, checkpoint: Which = "best", weights: str = "raw", **settings: Any) -> CurvatureResult:
-        """Weight-Curvature Index, eigenvalues, bounds; see ``CurvatureSettings``."""
-        result: CurvatureResult = self.measure(CurvatureSettings(**settings), checkpoint=checkpoint, weights=weights)
+    def curvature(
+        self, *, checkpoint: Which = "best", weights: str = "raw", progress: bool = False, **settings: Any
+    ) -> CurvatureResult:
+        """Traces, Weight-Curvature Index, bounds; see ``CurvatureSettings``, and ``measure`` for other arguments."""
+        question = CurvatureSettings(**settings)
+        result: CurvatureResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
 
-    def explain(self, *, checkpoint: Which = "best", weights: str = "raw", **settings: Any) -> ExplainResult:
-        """Attributions and their faithfulness; see ``ExplainSettings``."""
-        result: ExplainResult = self.measure(ExplainSettings(**settings), checkpoint=checkpoint, weights=weights)
+    def explain(
+        self, *, checkpoint: Which = "best", weights: str = "raw", progress: bool = False, **settings: Any
+    ) -> ExplainResult:
+        """Attributions and their faithfulness; see ``ExplainSettings``, and ``measure`` for other arguments."""
+        question = ExplainSettings(**settings)
+        result: ExplainResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
 
     def predict(
@@ -320,8 +342,9 @@ class Run:
 
     def export(
         self,
-        path: Path,
+        path: Path | str,
         *,
+        certify: bool | None = None,
         eps: str | None = None,
         eta: float = 0.0,
         points: int = 1000,
@@ -330,11 +353,15 @@ class Run:
         weights: str = "raw",
         on_layer: Callable[[LayerBound], None] | None = None,
     ) -> Exported:
-        """Write a certified model to an ONNX file and compare it with the original on test points.
+        """Write the model to an ONNX file and compare it with the original on test points.
+
+        The file returns ``logits`` and ``label``, with certificates also ``prediction`` (-1 if it abstains) and
+        ``radius``.  Its metadata name the classes and say how to prepare images.
 
         Args:
             path: the file.
-            eps: l2 radius below which the file abstains; as trained if None.
+            certify: write certificates (default: if the run was trained for them, or eps or eta is given).
+            eps: l2 radius below which the file abstains (default: as trained).
             eta: parameter of an eta layer, for Centroid Nets only.
             points: test points to compare on.
             budget: operations per layer's proof.
@@ -346,12 +373,20 @@ class Run:
             raise InputError(f"points: expected at least 1, got {points}")
         if Path(path).is_dir():
             raise InputError(f"out: expected a file, got the folder {path}")
+        if certify is None:
+            certify = self.is_certified or eps is not None or eta != 0
+        elif not certify and (eps is not None or eta):
+            raise InputError("certify: eps and eta need certificates")
         subject = self.subject(checkpoint, weights)
-        radius = CertifySettings(eps=eps).resolve(subject).radii[0]
-        split = select(subject.data, "test", points)
-        model = self.model(checkpoint, weights).double()
-        certifier = certifier_for(model, budget=budget, on_layer=on_layer, eta=eta)
-        return export(certifier, to_float(split.fetch(torch.arange(len(split)))), Path(path), eps=radius)
+        radius = CertifySettings(eps=eps).resolve(subject).radii[0] if certify else None
+        metadata, split = Metadata.of(subject), select(subject.data, "test", points)
+        x = to_float(split.fetch(torch.arange(len(split))))
+        if radius is None:
+            exported = export_model(subject.model, x, Path(path), metadata=metadata)
+        else:
+            certifier = certifier_for(subject.model.double(), budget=budget, on_layer=on_layer, eta=eta)
+            exported = export(certifier, x, Path(path), eps=radius, metadata=metadata)
+        return dataclasses.replace(exported, warning=self.selection_warning(checkpoint, weights))
 
     def write_proof(self, path: Path, result: CertifyResult) -> ProofFile:
         """Write the certificates of a result, with their witnesses, to a file that ``atoll.checker`` proves again.
@@ -445,6 +480,34 @@ class Run:
                 if attacked:
                     rows.append(TestRow(which, weights, attacked[-1], certified[-1] if certified else None))
         return rows
+
+    def table(self) -> TextTable:
+        """Test accuracy of the best and the last checkpoint."""
+        parts = [_class_name(self.recipe.get(part)) for part in ("model", "data", "loss")]
+        title = f"{self.folder.name}: {parts[0]} on {parts[1]}, trained with {parts[2]}"
+        notes = [] if self.is_finished else ["training is not finished"]
+        try:
+            tests, attack = self.tests(), self.test_settings.attacks
+        except AtollError as error:  # its data or classes cannot be opened
+            return TextTable(title, [], [], [*notes, str(error)])
+        certified = any(row.certified for row in tests)
+        rows = []
+        for row in tests:
+            name = row.checkpoint if row.weights == "raw" else f"{row.checkpoint} {row.weights}"
+            numbers = [row.clean, row.robust, *([row.verified] if certified else [])]
+            texts = ["-" if number is None else percent(number) for number in numbers]
+            rows.append([name, "-" if row.epoch is None else str(row.epoch), *texts])
+        columns = ["checkpoint", "epoch", "clean", f"robust ({attack})", *(["verified"] if certified else [])]
+        if self.index.get("selected_on") == "test":
+            notes.append("best was selected on the test set")
+        warning = self.selection_warning()
+        return TextTable(f"{title}; test accuracy in %", columns, rows, [*notes, *([warning] if warning else [])])
+
+
+def _class_name(part: Any) -> str:
+    """The class that a section of a recipe names."""
+    path = part.get("class_path") if isinstance(part, Mapping) else part
+    return re.split(r"[.:]", str(path))[-1]
 
 
 def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", trust: bool = False) -> Classifier:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from atoll.errors import AtollError, RecipeError
 from atoll.files import write_atomic, write_json
 from atoll.measure import Environment, OnProgress
 from atoll.models import Classifier, load_pretrained
+from atoll.progress import show_progress
 from atoll.rng import key
 from atoll.runs.data_record import LOCATIONS, DataRecord, locate, without_locations
 from atoll.runs.recipe import Recipe, build_recipe, full_key, read_recipe
 from atoll.runs.run import Run, TestRow
 from atoll.training.observers import JsonLines, Observer, TensorBoard
+from atoll.training.progress import TrainingProgress
 from atoll.training.trainer import Trainer
 
 
@@ -70,6 +73,7 @@ def train(
     observers: Sequence[Observer] = (),
     on_trainer: Callable[[Trainer], None] | None = None,
     on_progress: OnProgress | None = None,
+    progress: bool = False,
 ) -> Run:
     """Train a recipe into a folder and test the best and the last checkpoint.
 
@@ -82,6 +86,7 @@ def train(
         observers: further observers, such as progress bars.
         on_trainer: called with the trainer before it starts (signal handlers).
         on_progress: called during the final test with what is under way, how much is done, and of how much.
+        progress: show progress bars, in terminals and notebooks.
     """
     folder = Path(out)
     with process_group():
@@ -110,7 +115,8 @@ def train(
         if known is not None and recipe is None and not overrides:  # the paths of the recipe were typed there
             record = dataclasses.replace(record, folder=known.folder)
         writers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tensorboard")]
-        trainer = build_trainer(built, folder, [*writers, *observers])
+        bars = [TrainingProgress()] if progress else []
+        trainer = build_trainer(built, folder, [*writers, *bars, *observers])
         if on_trainer:
             on_trainer(trainer)
         if is_main():
@@ -124,8 +130,9 @@ def train(
         trainer.fit(resume=resume)
         barrier()
         run = Run(folder, trust=trust)
-        with lost_worker_stops_the_run(f"resume in {folder}"):
-            final_test(run, on_progress)
+        bar = show_progress("test") if progress and on_progress is None else nullcontext(on_progress)
+        with lost_worker_stops_the_run(f"resume in {folder}"), bar as report:
+            final_test(run, report)
         del trainer  # it refers to the process group
     return run
 

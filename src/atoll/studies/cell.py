@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from atoll.config import to_plain
+from atoll.display import TextTable, cell
 from atoll.errors import InputError
 from atoll.measure import MEASUREMENTS, Context, Environment, Measurement, Result, Settings, load_result, save_result
 from atoll.runs.run import Run
@@ -36,6 +37,12 @@ class CellResult(Result):
     kind: ClassVar[str] = "cell"
     settings: CellSettings
     numbers: dict[str, Any]
+
+    def table(self) -> TextTable:
+        rows = [[name, cell(value)] for name, value in self.numbers.items() if isinstance(value, float | int | str)]
+        return TextTable(
+            f"{self.settings.study}: {self.settings.row}, seed {self.settings.cell_seed}", ["", "value"], rows
+        )
 
 
 @MEASUREMENTS.register("cell", own_name=False)

@@ -13,6 +13,7 @@ from typing import Literal, TypeGuard
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from atoll.display import Displayed, TextTable
 from atoll.stats import Estimate
 
 Value = Estimate | str | None
@@ -34,7 +35,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Displayed):
     r"""Rows of estimates.
 
     The best number of a column is bold.  Numbers within standard errors of it, :math:`a_{top} - SE_{top} \le a + SE`
@@ -68,6 +69,17 @@ class Table:
         """All cells as text, titles first."""
         titles = ["", *(column.name for column in self.columns)]
         return [titles, *([name, *map(_text, values, self.columns)] for name, values in self.rows.items())]
+
+    def table(self) -> TextTable:
+        titles, *rows = self.texts()
+        tags: dict[str | None, Literal["b", "i"]] = {"best": "b", "silver": "i"}
+        marks = {
+            (row, column + 1): tags[mark]
+            for row, name in enumerate(self.rows)
+            for column in range(len(self.columns))
+            if (mark := self.mark(name, column))
+        }
+        return TextTable("", titles, rows, marks=marks)
 
     def markdown(self) -> str:
         lines = self.texts()

@@ -1,4 +1,4 @@
-"""The ONNX form of every operation that has a certification rule, run by ONNX Runtime, against PyTorch."""
+"""The ONNX forms of operations, run by ONNX Runtime, against PyTorch."""
 
 import math
 
@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from atoll.certify.onnx_forms import FORMS, write_graph
-from atoll.certify.onnx_writer import Writer
 from atoll.certify.rules import RULES
 from atoll.errors import InputError
+from atoll.export.fast_forms import FAST_FORMS
+from atoll.export.forms import FORMS, write_graph
+from atoll.export.writer import Writer
 from atoll.graph import capture
 
 FLAT, LINE, IMAGE = (6,), (4, 9), (4, 6, 7)
 MATRIX = torch.linspace(-1, 1, 42, dtype=torch.float64).view(6, 7)
+MASK = torch.linspace(-1, 1, 16, dtype=torch.float64).view(4, 4)
 
 # By shape of the input: modules and functions.  A new form joins by one line.
 CASES = {
@@ -54,6 +56,21 @@ CASES = {
         "sin": torch.sin,
         "cos": torch.cos,
         "atan": torch.atan,
+        "softmax": nn.Softmax(1),
+        "log softmax": nn.LogSoftmax(1),
+        "layer norm": nn.LayerNorm(6),
+        "layer norm without weights": nn.LayerNorm(6, elementwise_affine=False),
+        "rms norm": nn.RMSNorm(6),
+        "rms norm with eps": nn.RMSNorm(6, eps=0.1),
+        "exp": torch.exp,
+        "log": lambda x: (x * x + 0.1).log(),
+        "sqrt": lambda x: (x * x + 0.1).sqrt(),
+        "rsqrt": lambda x: (x * x + 0.1).rsqrt(),
+        "reciprocal": lambda x: (x * x + 0.1).reciprocal(),
+        "square": torch.square,
+        "power": lambda x: (x * x + 0.1) ** 1.7,
+        "where": lambda x: torch.where(x > 0.1, x, 0.3 * x.flip(1)),
+        "comparisons": lambda x: x.where(x >= -1, 2 * x).where(x <= 1, 3 * x).where(x < 1.5, x.new_tensor(0.3)),
     },
     LINE: {
         "conv1d": nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2),
@@ -66,6 +83,11 @@ CASES = {
         "reflect": nn.ReflectionPad1d((2, 1)),
         "replicate": nn.ReplicationPad1d((2, 1)),
         "circular": nn.CircularPad1d((2, 1)),
+        "bmm": lambda x: torch.bmm(x, x.transpose(1, 2)),
+        "glu": nn.GLU(1),
+        "attention": lambda x: F.scaled_dot_product_attention(x, x.flip(1), 2 * x),
+        "scaled attention": lambda x: F.scaled_dot_product_attention(x, x.flip(1), x, attn_mask=MASK.to(x), scale=0.3),
+        "masked attention": lambda x: F.scaled_dot_product_attention(x, x, x.flip(1), attn_mask=MASK.T > -0.5),
     },
     IMAGE: {
         "conv2d": nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)),
@@ -141,6 +163,12 @@ CASES = {
         "topk": lambda x: x.topk(3, 2).values,
         "matmul": lambda x: x @ MATRIX.T.to(x),
         "matmul from the left": lambda x: MATRIX.T.to(x) @ x,
+        "group norm": nn.GroupNorm(2, 4),
+        "group norm without weights": nn.GroupNorm(2, 4, affine=False),
+        "layer norm 2d": nn.LayerNorm((6, 7)),
+        "var": lambda x: x.var((1, 3)),
+        "biased var": lambda x: x.var(2, correction=0, keepdim=True),
+        "channels last": lambda x: F.adaptive_avg_pool2d(x.contiguous(memory_format=torch.channels_last), 1),
         "norm": lambda x: torch.linalg.vector_norm(x, dim=(1, 2)),
     },
 }  # fmt: skip
@@ -158,11 +186,11 @@ class Bundle(nn.Module):
         return torch.cat([function(x).flatten(1) for function in self.functions], 1)
 
 
-def session_of(model):
+def session_of(model, forms=FORMS):
     """ONNX Runtime with its optimizer, as users run files."""
-    writer = Writer()
+    writer = Writer(exact=forms is FORMS)
     x = writer.input("x", torch.float32, (-1, *model.shape))
-    values = write_graph(model, x.to(model.dtype))
+    values = write_graph(model, x.to(model.dtype), forms)
     content = writer.to_bytes(y=values[model.graph_module.graph.output_node()])
     return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
@@ -180,12 +208,19 @@ def settled(module, seed=0):
     return module.eval()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
+PRECISIONS = [
+    (FORMS, torch.float64),
+    pytest.param(FORMS, torch.float32, marks=pytest.mark.slow),
+    pytest.param(FAST_FORMS, torch.float32, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("forms", "dtype"), PRECISIONS, ids=["exact", "exact in float32", "fast"])
 @pytest.mark.parametrize("shape", CASES)
-def test_forms_agree_with_pytorch(shape, dtype):
+def test_forms_agree_with_pytorch(shape, forms, dtype):
     cases = CASES[shape]
     module = settled(Bundle(list(cases.values()))).to(dtype)
-    session = session_of(capture(module, shape, dtype=dtype))
+    session = session_of(capture(module, shape, dtype=dtype), forms)
     draw = torch.Generator().manual_seed(1)
     tolerance = 1e-13 if dtype == torch.float64 else 2e-5
     for batch in (1, 4):
@@ -275,7 +310,8 @@ class UsesIndices(nn.Module):
 @pytest.mark.parametrize(
     ("module", "sentence"),
     [
-        (nn.Softmax(1), r"^aten\._softmax\.default has no ONNX form$"),
+        (Bundle([torch.atanh]), r"^aten\.atanh\.default \(.*\) has no ONNX form$"),
+        (Bundle([lambda x: x**x]), "expected a tensor to the power of a number"),
         (UsesIndices(), r"aten\.sort\.default \(.*x\.sort.*\) has no ONNX form: the network reads output 1 of it"),
         (Bundle([lambda x: torch.linalg.vector_norm(x, 1, dim=1, keepdim=True)]), "expected the l2 norm, got order 1"),
         (Bundle([lambda x: x - x.mean(0)]), "it combines the inputs of a batch"),

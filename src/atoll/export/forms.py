@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from atoll.certify.onnx_writer import Number, OnnxValue
 from atoll.errors import InputError
+from atoll.export.writer import Number, OnnxValue
 from atoll.graph import CapturedModel, bind_arguments, locate
 from atoll.graph.nodes import live_nodes, operation_name
 
 Values = OnnxValue | tuple[OnnxValue | None, ...]  # None for an output that has no form, such as the indices of a pool
 Operand = OnnxValue | Number
+Form = Callable[..., Values]
 
 
 @dataclass(frozen=True)
@@ -39,24 +40,26 @@ class OnnxCall:
     dtype: torch.dtype
 
 
-def write_graph(model: CapturedModel, x: OnnxValue) -> dict[fx.Node, Values]:
+def write_graph(model: CapturedModel, x: OnnxValue, forms: Mapping[str, Form] | None = None) -> dict[fx.Node, Values]:
     """Append the operations of a captured model; returns the value of every node, the logits under the output node.
 
     Args:
         model: the function.
         x: its input, in the precision of the model.
+        forms: by name of the operation; `FORMS` if None.
 
     Raises:
         InputError: an operation has no form; the message names it and the line of source.
 
     >>> from torch import nn
-    >>> from atoll.certify.onnx_writer import Writer
+    >>> from atoll.export.writer import Writer
     >>> from atoll.graph import capture
     >>> writer, model = Writer(), capture(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), (4,))
     >>> values = write_graph(model, writer.input("x", torch.float32, (-1, 4)))
     >>> [operator for operator, *_ in writer.nodes]
     ['MatMul', 'Add', 'Relu']
     """
+    forms = FORMS if forms is None else forms
     values: dict[fx.Node, Values] = {}
     rows: dict[fx.Node, Any] = {}  # of nodes that depend on weights and the batch size only: values for a batch of one
     for node in live_nodes(model.graph_module.graph):
@@ -75,7 +78,7 @@ def write_graph(model: CapturedModel, x: OnnxValue) -> dict[fx.Node, Values]:
             if isinstance(rows[node], Tensor):
                 values[node] = _repeat_row(x, rows[node]).of_shape(_call(node).shape)
         else:
-            values[node] = _write_node(node, values)
+            values[node] = _write_node(node, values, forms)
     return values
 
 
@@ -85,18 +88,18 @@ def _repeat_row(x: OnnxValue, row: Tensor) -> OnnxValue:
     return x.writer.constant(row).expand(x.writer.concatenate([x.size(0), sizes], 0))
 
 
-def _write_node(node: fx.Node, values: dict[fx.Node, Values]) -> Values:
+def _write_node(node: fx.Node, values: dict[fx.Node, Values], forms: Mapping[str, Form]) -> Values:
     operation = operation_name(node).removeprefix("aten.").partition(".")[0]
     # Sizes become None: the result has a shape.
     value_of: Callable[[fx.Node], Any] = values.get
     arguments: Any = fx.map_arg(list(bind_arguments(node).values()), value_of)
     if operation == "getitem":
         return _item(arguments, node)
-    if operation not in FORMS:
+    if operation not in forms:
         raise InputError(f"{_at(node)} has no ONNX form")
     call = _call(node)
     try:
-        result = FORMS[operation](call, *arguments)
+        result = forms[operation](call, *arguments)
     except InputError as error:
         raise InputError(f"{_at(node)} has no ONNX form: {error}") from None
     return result.of_shape(call.shape) if isinstance(result, OnnxValue) else result
@@ -186,6 +189,90 @@ def _batch_norm(
     return x * scale.reshape(channels) + shift.reshape(channels), None, None
 
 
+def _layer_norm(
+    call: OnnxCall,
+    x: OnnxValue,
+    sizes: Sequence[int],
+    weight: OnnxValue | None,
+    bias: OnnxValue | None,
+    eps: Number,
+) -> tuple[OnnxValue | None, ...]:
+    axes = list(range(len(x.shape) - len(sizes), len(x.shape)))
+    return _affine(_standardized(x, axes, eps), weight, bias), None, None
+
+
+def _group_norm(
+    call: OnnxCall,
+    x: OnnxValue,
+    weight: OnnxValue | None,
+    bias: OnnxValue | None,
+    _: Any,
+    channels: int,
+    __: Any,
+    groups: int,
+    eps: Number,
+) -> tuple[OnnxValue | None, ...]:
+    members = math.prod(x.shape[1:]) // groups
+    rows = x.reshape(-1, groups, members).of_shape((-1, groups, members))
+    y = _standardized(rows, [2], eps).reshape(*x.shape)
+    shape = (channels, *[1] * (len(x.shape) - 2))
+    return _affine(y, *(None if v is None else v.reshape(*shape) for v in (weight, bias))), None, None
+
+
+def _rms_norm(
+    call: OnnxCall, x: OnnxValue, sizes: Sequence[int], weight: OnnxValue | None, eps: Number | None
+) -> OnnxValue:
+    axes = list(range(len(x.shape) - len(sizes), len(x.shape)))
+    mean = (x * x).sum(axes, keepdim=True) / math.prod(sizes)
+    return _affine(x / (mean + (torch.finfo(x.dtype).eps if eps is None else eps)).sqrt(), weight, None)
+
+
+def _standardized(x: OnnxValue, axes: list[int], eps: Number) -> OnnxValue:
+    """With mean 0 and variance 1 along some dimensions."""
+    count = math.prod(x.shape[axis] for axis in axes)
+    centered = x - x.sum(axes, keepdim=True) / count
+    return centered / ((centered * centered).sum(axes, keepdim=True) / count + eps).sqrt()
+
+
+def _affine(x: OnnxValue, weight: OnnxValue | None, bias: OnnxValue | None) -> OnnxValue:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _softmax(call: OnnxCall, x: OnnxValue, dim: int, _: bool) -> OnnxValue:
+    axes = _dims(x, dim)
+    powers = (x - x.amax(axes, keepdim=True)).exp()
+    return powers / powers.sum(axes, keepdim=True)
+
+
+def _log_softmax(call: OnnxCall, x: OnnxValue, dim: int, _: bool) -> OnnxValue:
+    axes = _dims(x, dim)
+    shifted = x - x.amax(axes, keepdim=True)
+    return shifted - shifted.exp().sum(axes, keepdim=True).log()
+
+
+def _attention(
+    call: OnnxCall,
+    query: OnnxValue,
+    key: OnnxValue,
+    value: OnnxValue,
+    mask: OnnxValue | None,
+    _: Number,
+    is_causal: bool,
+    scale: Number | None,
+    grouped: bool,
+) -> OnnxValue:
+    if is_causal or grouped:
+        raise InputError("expected attention that is neither causal nor grouped")
+    rank, size = len(query.shape), query.shape[-1]
+    swapped = key.permute(*range(rank - 2), rank - 1, rank - 2)
+    scores = (query * (size**-0.5 if scale is None else scale)) @ swapped
+    if mask is not None:
+        scores = scores.where(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    weights = _softmax(call, scores.of_shape((*query.shape[:-1], key.shape[-2])), -1, False)
+    return weights @ value
+
+
 # --- windows
 
 
@@ -243,12 +330,12 @@ def _pool_positions(
     dilation: Sequence[int],
 ) -> list[Tensor]:
     rank = len(x.shape) - 2
-    kernel, stride, padding, dilation = (_per_dim(v, rank) for v in (kernel, stride or kernel, padding, dilation))
+    kernel, stride, padding, dilation = (per_dim(v, rank) for v in (kernel, stride or kernel, padding, dilation))
     settings = zip(call.shape[2:], kernel, x.shape[2:], stride, padding, dilation, strict=True)
     return [_positions(*values) for values in settings]
 
 
-def _per_dim(values: Sequence[int], rank: int) -> list[int]:
+def per_dim(values: Sequence[int], rank: int) -> list[int]:
     return list(values) * rank if len(values) == 1 else list(values)
 
 
@@ -296,7 +383,7 @@ def _avg_pool(
         count = torch.tensor(divisor)
     elif count_include_pad:  # padding counts, but not what ceil_mode adds beyond it
         rank = len(x.shape) - 2
-        pads = _per_dim(padding, rank)
+        pads = per_dim(padding, rank)
         padded = x.of_shape((*x.shape[:2], *(size + 2 * p for size, p in zip(x.shape[2:], pads, strict=True))))
         count = _sizes_of_windows(_pool_positions(call, padded, kernel, stride, [0] * rank, [1]))
     else:
@@ -324,6 +411,15 @@ def _sum(call: OnnxCall, x: OnnxValue, dims: Sequence[int] | None, keepdim: bool
 def _mean(call: OnnxCall, x: OnnxValue, dims: Sequence[int] | None, keepdim: bool, _: torch.dtype | None) -> OnnxValue:
     axes = _dims(x, dims)
     return x.to(call.dtype).sum(axes, keepdim) / math.prod(x.shape[axis] for axis in axes)
+
+
+def _var(
+    call: OnnxCall, x: OnnxValue, dims: Sequence[int] | None, correction: Number | None, keepdim: bool
+) -> OnnxValue:
+    axes = _dims(x, dims)
+    count = math.prod(x.shape[axis] for axis in axes)
+    centered = x - x.sum(axes, keepdim=True) / count
+    return (centered * centered).sum(axes, keepdim) / (count - (1 if correction is None else correction))
 
 
 def _dims(x: OnnxValue, dims: Sequence[int] | int | None) -> list[int]:
@@ -433,6 +529,13 @@ def _expand(call: OnnxCall, x: OnnxValue, *_: Any) -> OnnxValue:
     return x.expand(x.writer.integers([max(size, 1) for size in call.shape]))  # 1 leaves the batch as it is
 
 
+def _as_strided(call: OnnxCall, x: OnnxValue, _: Any, strides: Sequence[int], offset: int | None) -> OnnxValue:
+    """What global pooling of channels-last tensors does to (batch, channels, 1, 1): nothing."""
+    if offset or x.shape != call.shape or math.prod(x.shape[2:]) != 1 or list(strides[:2]) != [x.shape[1], 1]:
+        raise InputError("expected strides that leave the tensor as it is")
+    return x
+
+
 def _unfold(call: OnnxCall, x: OnnxValue, dim: int, size: int, step: int) -> OnnxValue:
     (axis,) = _dims(x, dim)
     rank, index = len(x.shape), torch.arange(x.shape[axis]).unfold(0, size, step)
@@ -497,6 +600,16 @@ def _div(call: OnnxCall, a: Operand, b: Operand, *rounding: Any) -> OnnxValue:
     return _binary(lambda a, b: a / b)(call, a, b)
 
 
+def _pow(call: OnnxCall, base: Operand, exponent: Operand) -> OnnxValue:
+    if not isinstance(base, OnnxValue) or isinstance(exponent, OnnxValue):
+        raise InputError("expected a tensor to the power of a number")
+    return base * base if exponent == 2 else base.apply("Pow", exponent)
+
+
+def _where(call: OnnxCall, condition: OnnxValue, a: OnnxValue, b: OnnxValue) -> OnnxValue:
+    return a.to(call.dtype).where(condition, b)
+
+
 def _leaky_relu(call: OnnxCall, x: OnnxValue, slope: Operand) -> OnnxValue:
     return x.where(x > 0, x * slope)
 
@@ -534,7 +647,7 @@ def _celu(x: OnnxValue, alpha: Number = 1.0) -> OnnxValue:
     return x.where(x > 0, _expm1(x.minimum(0.0) / alpha) * alpha)
 
 
-def _gelu(x: OnnxValue, approximate: str = "none") -> OnnxValue:
+def gelu(x: OnnxValue, approximate: str = "none") -> OnnxValue:
     if approximate == "tanh":
         return 0.5 * x * (1 + ((x + 0.044715 * (x * x * x)) * math.sqrt(2 / math.pi)).tanh())
     return 0.5 * x * (1 + _erf(x * math.sqrt(0.5)))
@@ -592,18 +705,24 @@ def _atan(x: OnnxValue) -> OnnxValue:
     return result.where(x > 0, -result)
 
 
+def _glu(call: OnnxCall, x: OnnxValue, dim: int) -> OnnxValue:
+    (axis,) = _dims(x, dim)
+    half = x.shape[axis] // 2
+    return x.slice(axis, 0, half) * _sigmoid(x.slice(axis, half))
+
+
 def _smooth(function: Callable[..., OnnxValue]) -> Callable[..., OnnxValue]:
     """Compute a function of one tensor in float64."""
     return lambda call, x, *settings: function(x.to(torch.float64), *settings).to(call.dtype)
 
 
-_SMOOTH: dict[str, Callable[..., OnnxValue]] = {
+SMOOTH: dict[str, Callable[..., OnnxValue]] = {
     "atan": _atan,
     "celu": _celu,
     "cos": lambda x: x.apply("Cos"),
     "elu": _elu,
     "erf": _erf,
-    "gelu": _gelu,
+    "gelu": gelu,
     "hardswish": lambda x: x * (x + 3).clamp(0.0, 6.0) / 6,
     "log_sigmoid": lambda x: -_softplus(-x),
     "mish": lambda x: x * _softplus(x).tanh(),
@@ -615,20 +734,22 @@ _SMOOTH: dict[str, Callable[..., OnnxValue]] = {
 }
 
 # Overloads (default, Tensor, Scalar, ...) share a row.  A form gets all arguments in the order of the schema.
-FORMS: dict[str, Callable[..., Values]] = {
+FORMS: dict[str, Form] = {
     **dict.fromkeys(
         ["squeeze", "unsqueeze", "view"],
         lambda call, x, *_: x.reshape(*call.shape),
     ),
     **dict.fromkeys(["_to_copy", "alias", "clone", "detach"], lambda call, x, *_: x.to(call.dtype)),
-    **dict.fromkeys(["matmul", "mm"], lambda call, a, b: a @ b),
+    **dict.fromkeys(["bmm", "matmul", "mm"], lambda call, a, b: a @ b),
     **dict.fromkeys(["constant_pad_nd", "pad"], _pad),
     **dict.fromkeys(["reflection_pad1d", "reflection_pad2d"], lambda call, x, pad: _pad(call, x, pad, "reflect")),
     **dict.fromkeys(["replication_pad1d", "replication_pad2d"], lambda call, x, pad: _pad(call, x, pad, "replicate")),
-    **{name: _smooth(function) for name, function in _SMOOTH.items()},
+    **{name: _smooth(function) for name, function in SMOOTH.items()},
     "_adaptive_avg_pool2d": _adaptive_avg_pool,
+    "_log_softmax": _log_softmax,
     "_native_batch_norm_legit_no_training": _batch_norm,
     "_prelu_kernel": _leaky_relu,
+    "_softmax": _softmax,
     "abs": lambda call, x: x.abs(),
     "adaptive_max_pool2d": _adaptive_max_pool,
     "add": _add,
@@ -636,23 +757,31 @@ FORMS: dict[str, Callable[..., Values]] = {
     "amax": lambda call, x, dims, keepdim: x.amax(_dims(x, dims), keepdim),
     "amin": lambda call, x, dims, keepdim: x.amin(_dims(x, dims), keepdim),
     "argmin": lambda call, x, dim, keepdim: x.argmin(_dims(x, dim)[0], keepdim),
+    "as_strided": _as_strided,
     "avg_pool2d": _avg_pool,
     "cat": _cat,
     "clamp": lambda call, x, low=None, high=None: x.clamp(low, high),
     "convolution": _convolution,
     "cumsum": _cumsum,
     "div": _div,
+    "exp": lambda call, x: x.exp(),
     "expand": _expand,
     "flip": _flip,
     "full_like": lambda call, x, fill, *_: _repeat_row(x, torch.full((1, *call.shape[1:]), fill, dtype=call.dtype)),
+    "ge": lambda call, a, b: a >= b,
+    "glu": _glu,
+    "gt": lambda call, a, b: a > b,
     "hardsigmoid": lambda call, x: (x + 3).clamp(0.0, 6.0) / 6,
     "hardtanh": lambda call, x, low, high: x.clamp(low, high),
     "im2col": _im2col,
     "index": _index,
     "index_select": lambda call, x, dim, index: x.index_select(dim % len(x.shape), index),
+    "le": lambda call, a, b: a <= b,
     "leaky_relu": _leaky_relu,
     "linalg_vector_norm": _norm,
     "linear": _linear,
+    "log": lambda call, x: x.log(),
+    "lt": lambda call, a, b: a < b,
     "max": lambda call, x, dim, keepdim: (x.amax(_dims(x, dim), keepdim), None),
     "max_pool2d_with_indices": _max_pool,
     "maximum": _binary(lambda a, b: a.maximum(b)),
@@ -660,14 +789,22 @@ FORMS: dict[str, Callable[..., Values]] = {
     "min": lambda call, x, dim, keepdim: (x.amin(_dims(x, dim), keepdim), None),
     "minimum": _binary(lambda a, b: a.minimum(b)),
     "mul": _binary(lambda a, b: a * b),
+    "native_group_norm": _group_norm,
+    "native_layer_norm": _layer_norm,
     "neg": lambda call, x: -x,
     "permute": _permute,
+    "pow": _pow,
+    "reciprocal": lambda call, x: 1 / x,
     "relu": lambda call, x: x.relu(),
     "repeat": lambda call, x, repeats: x.repeat(repeats),
+    "rms_norm": _rms_norm,
+    "rsqrt": lambda call, x: 1 / x.sqrt(),
+    "scaled_dot_product_attention": _attention,
     "select": _select,
     "slice": _slice,
     "sort": _sorted,
     "split_with_sizes": _split,
+    "sqrt": lambda call, x: x.sqrt(),
     "sub": _sub,
     "sum": _sum,
     "threshold": lambda call, x, threshold, value: x.where(x > threshold, value),
@@ -675,4 +812,6 @@ FORMS: dict[str, Callable[..., Values]] = {
     "unfold": _unfold,
     "upsample_bilinear2d": _interpolate(torch.ops.aten.upsample_bilinear2d),
     "upsample_nearest2d": _interpolate(torch.ops.aten.upsample_nearest2d),
+    "var": _var,
+    "where": _where,
 }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from atoll.errors import InputError
+from atoll.graph import tensors_digest
 
 OPSET = 18
 _IR_VERSION = 8  # the format of files when this opset appeared, so that older runtimes read them
+_MAX_BYTES = 2**31 - 2**20  # protobuf refuses 2 GB; the rest is for the graph
 _LARGEST = torch.iinfo(torch.int64).max
 
 Number = float | int
@@ -24,6 +27,10 @@ Number = float | int
 class Writer:
     """An ONNX graph that grows node by node; equal constants are stored once.
 
+    Args:
+        exact: compute in exactly the precision of the graph, as certificates assume (see `constant`).  Otherwise
+            operations may use the operators that runtimes compute fastest.
+
     >>> writer = Writer()
     >>> x = writer.input("x", torch.float32, (-1, 2))
     >>> y = (x + torch.tensor([1.0, 0.0])).relu()
@@ -31,11 +38,12 @@ class Writer:
     ['Add', 'Relu']
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact: bool = True) -> None:
+        self.exact = exact
         self.nodes: list[tuple[str, list[str], list[str], dict[str, Any]]] = []  # operator, inputs, outputs, attributes
         self.constants: dict[str, Tensor] = {}
         self.inputs: list[OnnxValue] = []
-        self._names: dict[tuple[Any, ...], str] = {}  # of constants, by content
+        self._names: dict[str, str] = {}  # of constants, by digest
         self._lookups: dict[str, str] = {}  # results of lookups, by name of the table
 
     def input(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> OnnxValue:
@@ -57,16 +65,16 @@ class Writer:
 
         ONNX Runtime's optimizer rounds constants of one element to float32, even if they are float64: it drops a
         product with 1 + 1e-9 (``NoopElimination``), and moves factors next to a product of matrices into an attribute
-        (``MatMulScaleFusion``).  So these constants are looked up at run time, by an index that depends on the input.
+        (``MatMulScaleFusion``).  So these constants are looked up at run time, by an index that depends on the input,
+        if the graph has to be exact.
         """
         tensor = tensor.detach().cpu().contiguous()
-        is_scalar = tensor.is_floating_point() and tensor.numel() == 1
-        name = self._lookup(tensor) if is_scalar else self._store(tensor)
+        is_rounded = self.exact and tensor.is_floating_point() and tensor.numel() == 1
+        name = self._lookup(tensor) if is_rounded else self._store(tensor)
         return OnnxValue(self, name, tensor.dtype, tuple(tensor.shape), tensor)
 
     def _store(self, tensor: Tensor) -> str:
-        key = (tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes())
-        name = self._names.setdefault(key, f"c{len(self._names)}")
+        name = self._names.setdefault(tensors_digest(tensor), f"c{len(self._names)}")
         self.constants[name] = tensor
         return name
 
@@ -93,8 +101,8 @@ class Writer:
         """Values after one another, along a dimension."""
         return self.node("Concat", values, values[0].dtype, axis=dim)
 
-    def to_bytes(self, **outputs: OnnxValue) -> bytes:
-        """The file; its outputs have the names of the arguments."""
+    def to_bytes(self, properties: Mapping[str, str] | None = None, /, **outputs: OnnxValue) -> bytes:
+        """The file, with properties as its metadata; its outputs have the names of the arguments."""
         from onnx import helper, numpy_helper
 
         nodes = [helper.make_node(op, inputs, results, **attrs) for op, inputs, results, attrs in self.nodes]
@@ -102,10 +110,20 @@ class Writer:
         inputs = [_value_info(value.name, value) for value in self.inputs]
         results = [_value_info(name, value) for name, value in outputs.items()]
         used = {name for node in nodes for name in node.input}
-        constants = [numpy_helper.from_array(np.asarray(t), name) for name, t in self.constants.items() if name in used]
+        tensors = {name: tensor for name, tensor in self.constants.items() if name in used}
+        if (size := sum(tensor.nbytes for tensor in tensors.values())) > _MAX_BYTES:
+            raise InputError(f"onnx: expected weights of at most 2 GB, the limit of the format, got {size:,} bytes")
+        constants = [numpy_helper.from_array(np.asarray(tensor), name) for name, tensor in tensors.items()]
         graph = helper.make_graph(nodes, "atoll", inputs, results, constants)
-        opsets = [helper.make_opsetid("", OPSET)]
-        content: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION).SerializeToString()
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=_IR_VERSION,
+            producer_name="atoll",
+            producer_version=version("atoll"),
+        )
+        helper.set_model_props(model, dict(properties or {}))
+        content: bytes = model.SerializeToString()
         return content
 
 
