@@ -26,7 +26,11 @@ def show(results: Mapping[str, AttackResult]) -> None:
             broken = f"{attack.broken:,} of {attack.attacked:,}"
             passes = f"{attack.forward + attack.backward:,}"
             rows.append([attack.name, *percent_interval(attack.accuracy), broken, passes, f"{attack.seconds:.1f}"])
-        rows.append(["worst case", *percent_interval(result.robust), "-", "-", "-"])
+        sample = result.estimate
+        rows.append(["at most" if sample else "worst case", *percent_interval(result.robust), "-", "-", "-"])
+        if sample is not None:
+            broken = f"{sample.rejected:,} of {sample.sampled:,} sampled"
+            rows.append(["estimate", *percent_interval(sample), broken, "-", "-"])
         title = f"{folder}: {result.points:,} {result.settings.split} points, {result.settings.threat}"
         print_table(title, ["attack", "accuracy %", "95 %", "broken", "passes", "seconds"], rows)
         if result.adbd is not None:
