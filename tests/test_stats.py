@@ -90,7 +90,9 @@ def test_p_values_are_tails_of_the_hypergeometric_distribution():
     assert sample.p_value(0.1) == pytest.approx(tail, rel=1e-9)
 
 
-@pytest.mark.parametrize("numbers", [(10, 11, 1, 0), (10, 5, 0, 0), (10, 5, 2, 3), (10, 5, 4, 1, 2, 0), (10, 5, 2, 1, 1, 2)])
+@pytest.mark.parametrize(
+    "numbers", [(10, 11, 1, 0), (10, 5, 0, 0), (10, 5, 2, 3), (10, 5, 4, 1, 2, 0), (10, 5, 2, 1, 1, 2)]
+)
 def test_samples_that_do_not_fit_together_are_refused(numbers):
     with pytest.raises(InputError, match="expected numbers that fit together"):
         SampledAccuracy(*numbers)

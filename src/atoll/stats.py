@@ -133,17 +133,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class SampledAccuracy:
-    r"""An accuracy for which an expensive check of the remaining points was made on random samples only.
+    r"""An accuracy from a cheap check of all points and an expensive check of a random sample.
 
-    Of ``total`` points a cheap check left M = ``remaining``.  The expensive check would reject K of these.  It was run on
-    ``pilot`` points, which decide only how many more to draw, and on ``sampled`` of the others.  Both are drawn without
-    replacement, so the number k of rejected points in the second sample is hypergeometric, whatever the model.  The
-    estimate
+    The cheap check leaves M = ``remaining`` of ``total`` points.  The expensive check would reject K of these.  It ran
+    on ``pilot`` points, which only decide how many more to draw, and on ``sampled`` others.  Both are drawn without
+    replacement, so the number k of rejected points in the sample is hypergeometric, whatever the model.  The estimate
 
-    .. math:: \frac{M - \hat K}{\mathrm{total}}, \quad \hat K = k_\mathrm{pilot} + (M - \mathrm{pilot}) \frac{k}{\mathrm{sampled}}
+    .. math:: \frac{M - \hat K}{n}, \; \hat K = k_\mathrm{pilot} + (M - \mathrm{pilot}) \frac{k}{\mathrm{sampled}}
 
-    is unbiased, and its exact interval has all K that two one-sided tests at 2.5 % accept.  It is an interval for these
-    points, not for the distribution that they were drawn from.
+    of n = ``total`` points is unbiased.  The exact interval contains every K that neither of two one-sided tests rejects
+    at 2.5 %.  It describes these points, not the distribution that they come from.
 
     Args:
         total: number of points.

@@ -49,7 +49,9 @@ def points(count=600):
 
 def estimate(seed=0, weak=0.3, strong=0.4, count=600, **options):
     sampling = Sampling({"strong": Threshold(strong)}, **options)
-    result = evaluate(classifier(), points(count), {"weak": Threshold(weak)}, cascade=True, sampling=sampling, seed=seed)
+    result = evaluate(
+        classifier(), points(count), {"weak": Threshold(weak)}, cascade=True, sampling=sampling, seed=seed
+    )
     return result, evaluate(classifier(), points(count), {"both": Threshold(max(weak, strong))}).robust.value
 
 

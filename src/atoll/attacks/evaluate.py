@@ -68,7 +68,7 @@ class Evaluation:
         batch_size: attack batch size.
         adversarial: adversarial inputs of the points that were broken, clean inputs of the others; None unless asked
             for.
-        estimate: the accuracy under all attacks, if some of them ran on a sample only; ``robust`` is an upper bound then.
+        estimate: the accuracy under all attacks, if some ran only on a sample; ``robust`` is an upper bound then.
     """
 
     clean: Accuracy

@@ -75,8 +75,10 @@ class AttackSettings(Settings):
     def resolve(self, subject: Subject) -> Self:
         threat = resolve_threat(subject, self.norm, self.eps)
         parse_attacks(self.attacks, threat)  # a wrong name is an error before any work
-        options = {} if self.attacks == "fast" else {"width": None, "budget": 0.1, "escalate": False}
-        return dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps), **options)
+        resolved = dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps))
+        if self.attacks == "fast":
+            return resolved
+        return dataclasses.replace(resolved, width=None, budget=0.1, escalate=False)  # other attacks do not sample
 
     @property
     def sampling_options(self) -> dict[str, Any]:

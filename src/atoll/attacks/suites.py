@@ -60,10 +60,20 @@ def rand(threat: ThreatModel) -> dict[str, Attack]:
 
 
 def fast(threat: ThreatModel) -> dict[str, Attack]:
-    """Quick attacks on all points and ``standard`` on a sample of the points that remain: an estimate."""
-    # Early steps for l1 are outside the ball and tell little.
-    steps, patience = (30, None) if threat.norm == "l1" else (50, 0.5)
-    return {"quick APGD-T": APGD(threat, targets=9, steps=steps, patience=patience)}
+    """Quick attacks on all points, and ``standard`` on a sample of the points that remain: an estimate.
+
+    Short runs with several objectives break more than a long run with one of them, and most points that only a targeted
+    attack breaks come near the boundary within a few steps.  The quick attacks take less than 0.03 of the passes of
+    ``standard`` on a robust model.
+    """
+    if threat.norm == "l1":  # early steps for l1 are outside the ball and tell little, so runs cannot be short
+        return {"quick APGD-CE": APGD(threat, steps=40), "quick APGD-T": APGD(threat, targets=2, steps=40)}
+    return {
+        "quick APGD-CE": APGD(threat, "ce", steps=15),
+        "quick APGD-margin": APGD(threat, "margin", steps=15),
+        "quick APGD-PM": APGD(threat, "pm", steps=15),
+        "quick APGD-T": APGD(threat, targets=9, steps=30, patience=0.25),
+    }
 
 
 SUITES: dict[str, Callable[[ThreatModel], dict[str, Attack]]] = {
@@ -95,9 +105,7 @@ def parse_attacks(text: str, threat: ThreatModel) -> dict[str, Attack]:
     return {name: get_attack(name, threat) for name in map(str.strip, text.split(","))}
 
 
-def sampling_for(
-    text: str, threat: ThreatModel, *, randomized: bool = False, **options: Any
-) -> Sampling | None:
+def sampling_for(text: str, threat: ThreatModel, *, randomized: bool = False, **options: Any) -> Sampling | None:
     """How ``fast`` checks the points that its quick attacks leave; None for all other attacks.
 
     Args:

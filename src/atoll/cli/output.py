@@ -16,7 +16,7 @@ from rich.table import Table
 from atoll.training.observers import Observer, Record
 
 if TYPE_CHECKING:
-    from atoll.stats import Accuracy
+    from atoll.stats import Accuracy, SampledAccuracy
     from atoll.training.trainer import Trainer
 
 console = Console()
@@ -139,12 +139,12 @@ def describe(metrics: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def percent(accuracy: Accuracy) -> str:
+def percent(accuracy: Accuracy | SampledAccuracy) -> str:
     """``87.50``, an accuracy in percent."""
     return f"{100 * accuracy.value:.2f}"
 
 
-def percent_interval(accuracy: Accuracy) -> list[str]:
+def percent_interval(accuracy: Accuracy | SampledAccuracy) -> list[str]:
     """The same, and its 95 % interval: ``84.2-90.3``."""
     low, high = accuracy.interval
     return [percent(accuracy), f"{100 * low:.1f}-{100 * high:.1f}"]
