@@ -1,24 +1,24 @@
-# Everything a fresh machine with Python 3.11+ and make needs; `make help` lists the targets.
+# Works on a fresh machine with Python 3.11+ and make; `make help` lists the targets.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-bench
 CODE := conftest.py src papers tests benchmarks docs
-# As many test processes as cores; each test uses one thread.  Files in order: those with the fewest tests take longest,
-# and by default they come last.
+# One test process per core and one thread per test.  Without --no-loadscope-reorder, the files with the fewest tests would
+# run last, but they take longest.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser demo docs test test-slow lint format bench clean
 
-help:  ## this list
+help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-setup: $(STAMP)  ## build .venv from the pinned constraints
+setup: $(STAMP)  ## create .venv with pinned versions
 
-# timm comes without its dependencies: they include torchvision, which has no CPU build and would bring in CUDA.
-# The tests help the bare torchvision along (tests/models/timm_support.py).
+# timm is installed without its dependencies: one of them, torchvision, has no CPU build and would install CUDA.
+# tests/models/timm_support.py makes the bare torchvision work in tests.
 $(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -28,15 +28,15 @@ $(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt huggingface_hub
 	@touch $@
 
-# Tests look at reports and at the documentation in a real browser, Debian's Chromium.
-browser:  ## install Chromium, if it is not there
+# Tests open reports and the documentation in Debian's Chromium.
+browser:  ## install Chromium if it is missing
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
 		if [ "$$(id -u)" = 0 ]; then SUDO=; else SUDO=sudo; fi; \
 		$$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium >/dev/null; \
-	} || { echo "Some tests need Chromium, and apt-get could not install it: please do." >&2; exit 1; }
+	} || { echo "Some tests need Chromium, but apt-get could not install it. Please install it." >&2; exit 1; }
 
 DEMO := runs/demo/standard runs/demo/robust
-demo: setup  ## train a standard and a robust classifier on digits, attack both, and show a report: under 4 minutes
+demo: setup  ## train a standard and a robust classifier on digits, attack both and write a report: under 4 minutes
 	rm -rf runs/demo
 	$(BIN)/atoll train digits-standard --out runs/demo/standard
 	$(BIN)/atoll train digits-flat/trades-trh --out runs/demo/robust
@@ -45,30 +45,30 @@ demo: setup  ## train a standard and a robust classifier on digits, attack both,
 	$(BIN)/atoll explain $(DEMO) --points 40
 	$(BIN)/atoll report $(DEMO) -o runs/demo/report.html --title "Standard and robust training on digits"
 
-# One of the tests builds it as well, and looks at it in a browser. (With --quiet, --strict would see no warnings.)
-docs: setup  ## the documentation into site/; a broken link or a module without a docstring is an error
+# tests/test_site.py also builds the site and opens it in a browser.  Do not add --quiet: it would hide warnings from --strict.
+docs: setup  ## build the documentation in site/; broken links and missing module docstrings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-test: setup browser lint  ## lint, types, all tests but the slow ones
+test: setup browser lint  ## run lint, the type checker and all tests except the slow ones
 	$(PYTEST) -m "not slow"
 
-test-slow: setup  ## trainings and kill loops that take minutes
+test-slow: setup  ## run the slow tests: training runs and kill loops that take minutes
 	$(PYTEST) -m slow
 
-lint: setup  ## ruff, mypy, and the layers of the package
+lint: setup  ## run ruff, mypy and import-linter
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check --quiet $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-format: setup  ## let ruff put the code in order
+format: setup  ## format the code with ruff
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: setup $(PEERS)/.installed  ## measured ratios, all from one run
+bench: setup $(PEERS)/.installed  ## run all benchmarks
 	$(BIN)/python -m benchmarks
 
-# What benchmarks compare with, in an environment of its own: nothing of it is needed to use or test Atoll.
+# The libraries that benchmarks compare with have a separate environment.  Atoll and its tests do not need them.
 $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
@@ -77,5 +77,5 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PEERS)/bin/python -m pip install --quiet --no-deps pyhessian==0.1
 	@touch $@
 
-clean:  ## remove .venv and caches; runs stay
+clean:  ## remove environments and caches, but keep runs
 	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site

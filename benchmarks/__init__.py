@@ -1,1 +1,1 @@
-"""Measured ratios: `make bench` runs all of them in one process after the other and prints one table."""
+"""Benchmarks: `make bench` runs all of them one after another and prints one table of ratios."""

@@ -1,4 +1,4 @@
-"""What attacks cost beside the model: time against the bare passes they make, memory against the number of points."""
+"""Overhead of attacks: time relative to their model passes alone, and memory by number of points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll_papers.cost import peak_memory, ratio
 from benchmarks.measure import Row
 
 BATCH = 500
-# Nothing falls at so small a radius: the batch stays full, as it does for the points that cost most.
+# No attack succeeds at this radius, so the batch stays full, which is the most expensive case.
 THREAT = ThreatModel("linf", 1e-5)
 ATTACKS: dict[str, Callable[[], Attack]] = {
     "APGD-CE": lambda: APGD(THREAT, steps=20),
@@ -40,7 +40,7 @@ def points(count: int, model: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def passes(attack: Attack, model: nn.Module, x: Tensor, y: Tensor) -> list[tuple[int, bool]]:
-    """The model passes an attack makes: how many rows, and whether a gradient is taken."""
+    """The model passes of an attack: number of rows, and whether a gradient is computed."""
     seen: list[tuple[int, bool]] = []
     handle = model.register_forward_hook(lambda _, inputs, output: seen.append((len(output), output.requires_grad)))
     attack(model, x, y)
@@ -49,7 +49,7 @@ def passes(attack: Attack, model: nn.Module, x: Tensor, y: Tensor) -> list[tuple
 
 
 def replay(model: nn.Module, x: Tensor, seen: list[tuple[int, bool]]) -> None:
-    """The same passes, and nothing else."""
+    """Run the same passes and nothing else."""
     for count, graded in seen:
         part = x[:count].detach().requires_grad_(graded)
         with torch.set_grad_enabled(graded):
@@ -72,7 +72,8 @@ def run() -> Iterator[Row]:
     for name, make in ATTACKS.items():
         attack = make()
         seen = passes(attack, model, x, y)
-        found = ratio(lambda a=attack: a(model, x, y), lambda s=seen: replay(model, x, s), rounds=9)  # type: ignore[misc]
-        yield Row(f"{name}, time / bare passes", found, 1.3, note=f"{len(seen)} passes, batch {BATCH}, SmallConvNet")
+        overhead = ratio(lambda a=attack: a(model, x, y), lambda s=seen: replay(model, x, s), rounds=9)  # type: ignore[misc]
+        note = f"{len(seen)} passes, batch {BATCH}, SmallConvNet"
+        yield Row(f"{name}, time / model passes alone", overhead, 1.3, note=note)
     few, many = (peak_memory(partial(_evaluation, count)) for count in (500, 4000))
-    yield Row("evaluation, peak memory of 4,000 points / 500", many / few, 1.1, note=f"{few / 2**20:.0f} MiB")
+    yield Row("evaluation, peak memory with 4,000 points / 500", many / few, 1.1, note=f"{few / 2**20:.0f} MiB")

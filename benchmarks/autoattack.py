@@ -1,4 +1,4 @@
-"""AutoAttack: `fast` against `standard`, and `standard` against another implementation (ART's)."""
+"""AutoAttack: `fast` compared with `standard`, and `standard` compared with another implementation (ART)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from benchmarks.measure import Row
 from benchmarks.peers import run_peer
 from benchmarks.robust_models import robust_model
 
-# Test points: a standing one costs `standard` 8,838 passes, and the other implementation more.
+# Number of test points.  A point that stays correct costs `standard` 8,838 passes, and ART even more.
 POINTS = {"mnist-at": 500, "mnist-trades": 500, "digits-trades": 360, "digits-preact": 24}
 AGAINST = {"mnist-at": 100, "digits-preact": 16}
 MASKED = 100
 
 
 class Masked(nn.Module):
-    """A robust net behind a staircase: no gradient gets through, although the net underneath is the same."""
+    """A robust network behind a staircase function, which blocks all gradients."""
 
     def __init__(self, inner: nn.Module, levels: int = 16) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Masked(nn.Module):
 
 
 def calls(evaluation: Evaluation) -> int:
-    """Model passes of all attacks, forward and backward, by rows."""
+    """Forward and backward passes of all attacks, counted per row."""
     return sum(attack.forward + attack.backward for attack in evaluation.attacks)
 
 
@@ -57,13 +57,14 @@ def fast_rows() -> Iterator[Row]:
         split = SubSplit(run.data.test, torch.arange(min(count, len(run.data.test))))
         fast, standard = compare(model, split, run.threat)
         gap = 100 * (fast.robust.value - standard.robust.value)
-        alarms = [finding.kind for finding in fast.warnings if finding.kind in ("gradient masking", "zero gradients")]
-        note = f"{100 * fast.robust.value:.2f} % against {100 * standard.robust.value:.2f} %, {len(split)} points"
-        note += f"; alarm: {', '.join(alarms)}" if alarms else ""
-        yield Row(f"fast, points above standard, {name}", gap, None if alarms else 0.1, note=note)
+        kinds = [warning.kind for warning in fast.warnings]
+        warnings = [kind for kind in kinds if kind in ("gradient masking", "zero gradients")]
+        note = f"{100 * fast.robust.value:.2f} % and {100 * standard.robust.value:.2f} %, {len(split)} points"
+        note += f"; warnings: {', '.join(warnings)}" if warnings else ""
+        yield Row(f"fast, percentage points above standard, {name}", gap, None if warnings else 0.1, note=note)
         seconds = [sum(attack.seconds for attack in e.attacks) for e in (fast, standard)]
         times = f"{calls(fast):,} / {calls(standard):,}; {seconds[0]:.0f} s / {seconds[1]:.0f} s"
-        yield Row(f"fast, model passes / standard's, {name}", calls(fast) / calls(standard), 0.1, note=times)
+        yield Row(f"fast, model passes / standard, {name}", calls(fast) / calls(standard), 0.1, note=times)
 
 
 def peer_rows() -> Iterator[Row]:
@@ -75,12 +76,12 @@ def peer_rows() -> Iterator[Row]:
             save_file({"x": x, "y": y}, Path(folder) / "points.safetensors")
             theirs = run_peer("art_autoattack", run.folder, folder)
         seconds = sum(attack.seconds for attack in ours.attacks)
-        passes = f"passes {calls(ours):,} against {theirs['forward'] + theirs['backward']:,}"
-        note = f"{100 * ours.robust.value:.2f} % against {100 * theirs['robust']:.2f} %, {count} points; {passes}"
+        passes = f"{calls(ours):,} and {theirs['forward'] + theirs['backward']:,} passes"
+        note = f"{100 * ours.robust.value:.2f} % and {100 * theirs['robust']:.2f} %, {count} points; {passes}"
         gap = 100 * (ours.robust.value - theirs["robust"])
-        yield Row(f"standard, points above ART's, {name}", gap, 0.0, note=note)
-        times = f"{seconds:.0f} s against {theirs['seconds']:.0f} s"
-        yield Row(f"standard, time / ART's, {name}", seconds / theirs["seconds"], 0.5, note=times)
+        yield Row(f"standard, percentage points above ART, {name}", gap, 0.0, note=note)
+        times = f"{seconds:.0f} s and {theirs['seconds']:.0f} s"
+        yield Row(f"standard, time / ART, {name}", seconds / theirs["seconds"], 0.5, note=times)
 
 
 def run() -> Iterator[Row]:

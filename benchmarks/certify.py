@@ -1,7 +1,7 @@
-"""What certificates cost, and how close the proven constants are to the true norms.
+"""Cost of certificates, and tightness of the proven norms.
 
 4C3F is trained for three epochs on part of MNIST if ATOLL_MNIST names a file like Keras' mnist.npz; otherwise it has
-its starting weights, as LiResNet always has.  True norms come from dense singular values and ARPACK.
+its initial weights.  LiResNet always has its initial weights.  True norms come from dense singular values and ARPACK.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from atoll.training.trainer import Trainer, TrainerSettings
 from atoll_papers.cost import ratio, seconds
 from benchmarks.measure import Row
 
-POINTS = 4096  # of MNIST
+POINTS = 4096  # training images from MNIST
 BATCH = 256
 
 
 @functools.cache
 def convnet() -> tuple[Classifier, str]:
-    """4C3F and what it has seen."""
+    """4C3F and a description of its training."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = ConvNet4C3F((1, 28, 28), 10, activation="minmax", initialization="orthogonal")
     path = os.environ.get("ATOLL_MNIST")
     if path is None:
-        return model.eval(), "starting weights"
+        return model.eval(), "initial weights"
     trainer = Trainer(
         model,
         Npz(path=path, limit=POINTS, validation=0.0),
@@ -55,7 +55,7 @@ def convnet() -> tuple[Classifier, str]:
     )
     for epoch in range(trainer.settings.epochs):
         for number, batch in enumerate(batches(trainer.data.train, shuffled(POINTS, BATCH, epoch))):
-            trainer.epoch, trainer.batch = epoch, number  # where the ramp is
+            trainer.epoch, trainer.batch = epoch, number  # for the ramp of eps
             trainer.train_step(batch)
     return model.eval(), f"{trainer.settings.epochs} epochs of {POINTS:,} MNIST images"
 
@@ -68,7 +68,7 @@ def liresnet() -> Classifier:
 
 
 def true_norms(model: Classifier) -> dict[str, float]:
-    """Norms of the linear parts of a model, from below by ARPACK, to about four digits, in float32."""
+    """Norms of the linear parts of a model, computed by ARPACK in float32, accurate to about four digits."""
     return {name: true_norm(product, shape) for name, (product, shape) in LipschitzEstimator(model).products().items()}
 
 
@@ -91,13 +91,13 @@ def true_norm(product: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int,
 
 
 def looseness(model: Classifier, certifier: GloRo) -> float:
-    """Product of the bounds over product of the true norms."""
+    """Product of the proven norms divided by the product of the true norms."""
     norms = true_norms(model)
     return math.prod(layer.lipschitz / norms[layer.name] for layer in certifier.layers)
 
 
 def costs(model: nn.Module, certifier: GloRo) -> tuple[float, float]:
-    """Certifying over predicting with the captured model, and that over the module."""
+    """Time of certifying / predicting with the captured graph, and of the captured graph / the module."""
     x = torch.rand(BATCH, 1, 28, 28)
 
     @torch.no_grad()
@@ -112,12 +112,12 @@ def costs(model: nn.Module, certifier: GloRo) -> tuple[float, float]:
 
 
 def against_smoothing(model: nn.Module, certifier: GloRo, images: int = 2) -> Row:
-    """Time for a point by smoothing with its usual 100,000 draws, over the time for a point of a batch here."""
+    """Time per point of smoothing with the usual 100,000 samples, relative to certifying."""
     x = torch.rand(BATCH, 1, 28, 28)
     smoothed = Smoothed(model, 0.5)
     ours = min(seconds(lambda: certifier(x)) for _ in range(15)) / BATCH
     theirs = seconds(lambda: smoothed(x[:images])) / images
-    note = f"{theirs:.1f} s against {1000 * ours:.2f} ms an image; {smoothed.n:,} draws"
+    note = f"{theirs:.1f} s and {1000 * ours:.2f} ms per image; {smoothed.n:,} samples"
     return Row("4C3F, randomized smoothing / certifying, time", theirs / ours, 10_000, at_least=True, note=note)
 
 
@@ -126,7 +126,7 @@ def run() -> Iterator[Row]:
     start = time.perf_counter()
     certifier = GloRo.proven(model)
     note = f"{time.perf_counter() - start:.1f} s; {seen}"
-    yield Row("4C3F, product of proven norms / of true norms", looseness(model, certifier), 1.003, note=note)
+    yield Row("4C3F, product of proven norms / true norms", looseness(model, certifier), 1.003, note=note)
     certifying, captured = costs(model, certifier)
     yield Row("4C3F, certifying / predicting with the captured graph, time", certifying, 1.02, note=f"batch {BATCH}")
     yield Row("4C3F, captured graph / module, time", captured, 1.05, note=f"batch {BATCH}")
@@ -135,6 +135,6 @@ def run() -> Iterator[Row]:
     start, cpu = time.perf_counter(), time.process_time()
     certifier = GloRo.proven(large)
     taken, cpu = time.perf_counter() - start, time.process_time() - cpu
-    note = f"{taken:.0f} s, {cpu:.0f} s of them on a processor"
-    yield Row("LiResNet L18W256, proven norms / a minute", taken / 60, 1.0, note=note)
-    yield Row("LiResNet L18W256, product of proven norms / of true norms", looseness(large, certifier), 1.10)
+    note = f"{taken:.0f} s, CPU time {cpu:.0f} s"
+    yield Row("LiResNet L18W256, time of all proofs / one minute", taken / 60, 1.0, note=note)
+    yield Row("LiResNet L18W256, product of proven norms / true norms", looseness(large, certifier), 1.10)

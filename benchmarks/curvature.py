@@ -1,7 +1,7 @@
-"""All traces of PreActResNet-18 to 5 % of its WCI: against a loop over layers, PyHessian, an epoch, a training step.
+"""Cost of all traces of PreActResNet-18 at 5 % error of WCI, compared with other methods and with training.
 
-Slow rivals are not run to the end: a few random vectors give seconds and variance per vector, and with them the seconds
-until the error is reached.
+Slow methods are not run to the end: a few random vectors give the time and variance per vector, which determine the
+time to reach the error.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from atoll_papers.cost import Noise, peak_memory, seconds
 from benchmarks.measure import Row
 from benchmarks.peers import run_peer
 
-WIDTH = 64  # that of ResNet-18
-POINTS = 64  # a cost per point is what is compared
-DEFAULT_POINTS, EPOCH = 512, 50_000  # of the index during training, and of CIFAR
+WIDTH = 64  # the width of ResNet-18
+POINTS = 64  # few are enough, because the cost per point is compared
+DEFAULT_POINTS, EPOCH = 512, 50_000  # points for WCI during training, and images of CIFAR
 BATCH = 32
 ERROR = 0.05
 THREAT = ThreatModel("linf", "8/255")
@@ -38,7 +38,7 @@ THREAT = ThreatModel("linf", "8/255")
 
 @functools.cache
 def problem() -> EmpiricalRisk:
-    """A net that has learnt something, so that its spectrum is that of a trained one, and adversarial inputs."""
+    """A briefly trained network, so that its spectrum is realistic, with adversarial inputs."""
     x, y = Digits().tensors("train", 40 * BATCH)
     x = F.interpolate(x, size=(32, 32), mode="bilinear").expand(-1, 3, -1, -1).contiguous()
     torch.manual_seed(0)
@@ -52,10 +52,10 @@ def problem() -> EmpiricalRisk:
 
 
 def loop_over_layers() -> float:
-    """Seconds to the same error of the index with products for one layer at a time, over all points.
+    """Seconds to reach the same error of WCI with Hessian products for one layer at a time, over all points.
 
-    A layer's own quadratic form has the variance of the Gauss-Newton samples with all points in one group, since
-    both are sums of the same eigenvalues times squared Gaussians.
+    The quadratic form of a layer has the same variance as the Gauss-Newton samples with all points in one group: both
+    are sums of the same eigenvalues times squared Gaussians.
     """
     p = problem()
     everyone = torch.arange(POINTS)
@@ -63,7 +63,7 @@ def loop_over_layers() -> float:
     samples = ggn_trace_samples(p, everyone, range(32), 0)[:, chosen] / POINTS
     norms = torch.stack([p.parameters[i].detach().norm().double() for i in chosen])
     slope = norms / (2 * samples.mean(0).sqrt())
-    variance = float((slope.square() * samples.var(0)).sum())  # layers have vectors of their own
+    variance = float((slope.square() * samples.var(0)).sum())  # layers have independent vectors
     vectors = variance / (ERROR * wci(p).index.value) ** 2
     timed = chosen[:: max(1, len(chosen) // 4)]
     return max(1.0, vectors) * len(chosen) * sum(map(_layer_product, timed)) / len(timed)
@@ -82,7 +82,7 @@ def _layer_product(layer: int) -> float:
 
 
 def pyhessian(vectors: int = 8) -> float:
-    """Seconds until PyHessian's trace of the whole net has the error."""
+    """Seconds until PyHessian's trace of the whole network reaches the error."""
     p = problem()
     assert p.x_adv is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +109,7 @@ def training_step() -> Callable[[], object]:
 
 
 def index_step() -> Callable[[], object]:
-    """The index as during training, on a few points: two vectors for groups of eight, attack included."""
+    """WCI as measured during training, on a few points: two vectors for groups of eight, including the attack."""
     data = Noise((3, 32, 32), BATCH)
     model = PreActResNet((3, 32, 32), 10, width=WIDTH).eval()
     x, y = data.tensors("train", BATCH)
@@ -124,15 +124,16 @@ def index_step() -> Callable[[], object]:
 def run() -> Iterator[Row]:
     p = problem()
     time = seconds(lambda: wci(p, relative_error=ERROR))
-    found = wci(p, relative_error=ERROR)
-    note = f"{time:.1f} s, {found.traces.probes} vectors, error {100 * found.index.relative_error:.1f} %"
-    yield Row("loop over layers / all traces at once, time at 5 % of WCI", loop_over_layers() / time, 10, True, note)
+    result = wci(p, relative_error=ERROR)
+    note = f"{time:.1f} s, {result.traces.probes} vectors, error {100 * result.index.relative_error:.1f} %"
+    name = "loop over layers / all traces at once, time at 5 % error of WCI"
+    yield Row(name, loop_over_layers() / time, 10, True, note)
     time, theirs = seconds(lambda: traces(p, relative_error=ERROR)), pyhessian()
-    note = f"{time:.1f} s against {theirs:,.0f} s, extrapolated from the spread of 8 vectors"
-    yield Row("all traces / PyHessian's one trace, time at 5 %", time / theirs, 1.0, note=note)
+    note = f"{time:.1f} s and {theirs:,.0f} s (extrapolated from the spread of 8 vectors)"
+    yield Row("all traces / PyHessian's single trace, time at 5 % error", time / theirs, 1.0, note=note)
     step, index = training_step(), index_step()
     step(), index()
     share = DEFAULT_POINTS * seconds(index) / (EPOCH * seconds(step))
-    yield Row(f"WCI of {DEFAULT_POINTS} points / PGD-10 epoch of {EPOCH:,} images, time", share, 0.05)
+    yield Row(f"WCI with {DEFAULT_POINTS} points / PGD-10 epoch with {EPOCH:,} images, time", share, 0.05)
     memory = peak_memory(index_step, whole=True) / peak_memory(training_step, whole=True)
-    yield Row(f"WCI / training step of {BATCH}, peak memory", memory, 1.3)
+    yield Row(f"WCI / training step with {BATCH} images, peak memory", memory, 1.3)

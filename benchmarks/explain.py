@@ -1,4 +1,4 @@
-"""Boundary search against the pipeline of the thesis, built from Foolbox; what boundary attributions add to it."""
+"""Boundary search compared with the pipeline of the thesis, built with Foolbox; overhead of boundary attributions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from benchmarks.robust_models import robust_model
 
 MODELS = ("mnist-at", "mnist-standard")
 POINTS = 100
-POOL = 1000  # training examples that our search starts from; their predictions count as calls
-IMAGES, BATCH = 1000, 250  # of BIG
+POOL = 1000  # training examples where our search starts; their predictions count as calls
+IMAGES, BATCH = 1000, 250  # for BIG
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search found: distances (infinite where nothing was), and its model calls."""
+    """Result of a search: distances (infinite if it failed), model calls and seconds."""
 
     distance: Tensor
     calls: int
@@ -39,14 +39,14 @@ class Searched:
 def ours(model: nn.Module, x: Tensor, pool: Tensor) -> Searched:
     tally, began = AttackCounts(), time.monotonic()
     with count_passes(model, tally):
-        found = boundary_search(model, x, pool=pool)
-    return Searched(found.distance, tally.forward + tally.backward, time.monotonic() - began)
+        boundary = boundary_search(model, x, pool=pool)
+    return Searched(boundary.distance, tally.forward + tally.backward, time.monotonic() - began)
 
 
 def theirs(model: nn.Module, x: Tensor) -> Searched:
-    """Thesis, B.1: PGD at growing eps until a point falls, CW on all points, the closer of both.
+    """The search of the thesis (B.1): PGD at growing eps until it succeeds, then CW on all points; the closer counts.
 
-    Where the thesis is silent (CW's nine constants, its first one, the random starts) Foolbox's defaults stand.
+    If the thesis does not give a value (number and start of CW's constants, random starts), Foolbox's default is used.
     """
     tally, began = AttackCounts(), time.monotonic()
     with count_passes(model, tally), torch.enable_grad():
@@ -55,19 +55,19 @@ def theirs(model: nn.Module, x: Tensor) -> Searched:
         best = torch.full((len(x),), math.inf)
         for radius in RADII:
             eps = number(radius)
-            standing = best.isinf().nonzero().squeeze(1)
-            if not len(standing):
+            remaining = best.isinf().nonzero().squeeze(1)
+            if not len(remaining):
                 break
             attack = foolbox.attacks.L2PGD(steps=STEPS, abs_stepsize=2 * eps / STEPS)
-            criterion = foolbox.criteria.Misclassification(y[standing])
-            found = attack.run(wrapped, x[standing], criterion, epsilon=eps)
-            fallen = wrapped(found).argmax(1) != y[standing]
-            best[standing[fallen]] = (found - x[standing]).flatten(1).norm(dim=1)[fallen].detach()
+            criterion = foolbox.criteria.Misclassification(y[remaining])
+            x_adv = attack.run(wrapped, x[remaining], criterion, epsilon=eps)
+            success = wrapped(x_adv).argmax(1) != y[remaining]
+            best[remaining[success]] = (x_adv - x[remaining]).flatten(1).norm(dim=1)[success].detach()
         cw = foolbox.attacks.L2CarliniWagnerAttack(steps=STEPS, stepsize=LEARNING_RATE)
-        found = cw.run(wrapped, x, foolbox.criteria.Misclassification(y))
-        # Foolbox leaves black images where it has found nothing.
-        fallen = (wrapped(found).argmax(1) != y) & found.flatten(1).any(1)
-        best = torch.where(fallen, (found - x).flatten(1).norm(dim=1), math.inf).detach().minimum(best)
+        x_adv = cw.run(wrapped, x, foolbox.criteria.Misclassification(y))
+        # Foolbox returns black images if it fails.
+        success = (wrapped(x_adv).argmax(1) != y) & x_adv.flatten(1).any(1)
+        best = torch.where(success, (x_adv - x).flatten(1).norm(dim=1), math.inf).detach().minimum(best)
     return Searched(best, tally.forward + tally.backward, time.monotonic() - began)
 
 
@@ -81,17 +81,19 @@ def search_rows() -> Iterator[Row]:
             b = theirs(model, x)
         a = ours(model, x, pool)
         both = b.distance.isfinite()
-        success = [float(found.distance.isfinite().double().mean()) for found in (a, b)]
-        note = f"theirs {success[1]:.3f}; {len(x)} points"
+        success = [float(searched.distance.isfinite().double().mean()) for searched in (a, b)]
+        note = f"thesis {success[1]:.3f}; {len(x)} points"
         yield Row(f"boundary search, success, {name}", success[0], 1.0, at_least=True, note=note)
-        means = [float(found.distance[both].mean()) for found in (a, b)]
-        note = f"{means[0]:.4f} against {means[1]:.4f} where they succeed; ours on all points {a.distance.mean():.4f}"
-        yield Row(f"boundary search, mean l2 distance / thesis's, {name}", means[0] / means[1], 1.0, note=note)
+        means = [float(searched.distance[both].mean()) for searched in (a, b)]
         note = (
-            f"{a.calls / len(x):.0f} against {b.calls / len(x):.0f} a point, ours with those for the examples;"
-            f" {a.seconds:.0f} s against {b.seconds:.0f} s"
+            f"{means[0]:.4f} and {means[1]:.4f} where the thesis succeeds; Atoll on all points: {a.distance.mean():.4f}"
         )
-        yield Row(f"boundary search, model calls / thesis's, {name}", a.calls / b.calls, 0.2, note=note)
+        yield Row(f"boundary search, mean l2 distance / thesis, {name}", means[0] / means[1], 1.0, note=note)
+        note = (
+            f"{a.calls / len(x):.0f} (including the pool) and {b.calls / len(x):.0f} per point;"
+            f" {a.seconds:.0f} s and {b.seconds:.0f} s"
+        )
+        yield Row(f"boundary search, model calls / thesis, {name}", a.calls / b.calls, 0.2, note=note)
 
 
 def attribution_row() -> Row:
@@ -112,12 +114,12 @@ def attribution_row() -> Row:
                 inputs = part.detach().requires_grad_()
                 torch.autograd.grad(model(inputs).gather(1, classes[:, None]).sum(), inputs)
 
-    found = ratio(attribute, bare, rounds=5)
+    overhead = ratio(attribute, bare, rounds=5)
     began = time.monotonic()
     attribute()
     seconds = time.monotonic() - began
     note = f"{IMAGES} images: {seconds:.1f} s after {searched:.1f} s of boundary search"
-    return Row(f"BIG, time / its {method.steps} bare gradients, mnist-at", found, 1.1, note=note)
+    return Row(f"BIG, time / its {method.steps} gradients alone, mnist-at", overhead, 1.1, note=note)
 
 
 def run() -> Iterator[Row]:

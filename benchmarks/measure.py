@@ -1,4 +1,4 @@
-"""One line of the table of ratios."""
+"""One row of the benchmark table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a measured ratio and the most (or least) it may be, or None for a report."""
+    """One row of the table: a measured ratio and its upper (or lower) limit; None means that there is no limit."""
 
     name: str
     ratio: float
@@ -16,7 +16,7 @@ class Row:
     note: str = ""
 
     @property
-    def held(self) -> bool:
+    def passed(self) -> bool:
         if self.limit is None:
             return True
         return self.ratio >= self.limit if self.at_least else self.ratio <= self.limit

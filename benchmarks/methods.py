@@ -1,7 +1,7 @@
-"""What each method adds to a PGD-10 step of its base loss: time, and peak memory of everything.
+"""Cost of each method relative to a PGD-10 step of its base loss: time, and total peak memory.
 
-What a method costs does not depend on the steps of the attack, but the noise of a measurement grows with its length.
-So the added seconds are measured on steps with PGD-1, and set in relation to a step with PGD-10.
+The added time does not depend on the number of attack steps, but measurement noise grows with the duration of a step.
+So the added time is measured with PGD-1 and compared with the duration of a step with PGD-10.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODELS = {
     "small ViT": lambda: ViT((3, 32, 32), 10, patch_size=4, width=192, depth=6, heads=3),
 }
 LOSSES = {"AT": AT, "TRADES": TRADES}
-# method, base loss, most time, most memory relative to the base, or most copies of the weights; None for a report
+# method, base loss, and limits of time and memory relative to the base, and of copies of the weights; None: no limit
 CASES: list[tuple[str, Callable[[], Method], str, float | None, float | None, float | None]] = [
     ("TrH", lambda: TrH(lambda_=1e-3), "TRADES", 1.01, 1.00, None),
     ("SWA", SWA, "TRADES", 1.02, None, 1.0),
@@ -53,7 +53,7 @@ def step(model: str, loss: str, case: int | None, pgd: int = 1) -> Callable[[], 
         ThreatModel("linf", "8/255"),
         attack=lambda threat, objective: PGD(threat, objective, steps=pgd),
         methods=[] if case is None else [CASES[case][1]()],
-        # Labels are random here; at an ordinary rate the exact Taylor terms diverge within a few steps.
+        # The labels are random; at an ordinary learning rate, exact Taylor terms diverge within a few steps.
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-5, momentum=0.9, weight_decay=5e-4),
         settings=TrainerSettings(batch_size=BATCH),
         device="cpu",
@@ -71,12 +71,12 @@ def run(models: tuple[str, ...] = tuple(MODELS)) -> Iterator[Row]:
         whole = {loss: min(seconds(step(model, loss, None, pgd=10)) for _ in range(3)) for loss in LOSSES}
         for case, (name, _, loss, time_limit, memory_limit, copies) in enumerate(CASES):
             title = f"{name} / {loss}, {model}"
-            rounds = 3 if time_limit is None else 11  # what is only reported may be less exact, and is slow
+            rounds = 3 if time_limit is None else 11  # slow methods without a limit can be less exact
             time = 1 + added(step(model, loss, case), step(model, loss, None), rounds) / whole[loss]
             yield Row(f"{title}: time", time, time_limit)
             memory = peak_memory(functools.partial(step, model, loss, case), whole=True)
             extra = (memory - base[loss]) / weights
-            # 1.00 in the limits is to two decimals, as the papers report it.
+            # Limits such as 1.00 apply to two decimals, as the papers report them.
             limit = None if memory_limit is None else memory_limit + 0.005
             yield Row(f"{title}: peak memory", memory / base[loss], limit, note=f"{extra:+.2f} copies of the weights")
             if copies is not None:

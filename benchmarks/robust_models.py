@@ -1,6 +1,6 @@
-"""Models that benchmarks attack, robust but one; trained once, into ``runs/bench``.
+"""Models for benchmarks, trained once and stored in ``runs/bench``; all but one are robust.
 
-Where MNIST cannot be downloaded, ``ATOLL_MNIST`` names its ``.npz`` file (x_train, y_train, x_test, y_test).
+If MNIST cannot be downloaded, set ``ATOLL_MNIST`` to its ``.npz`` file (x_train, y_train, x_test, y_test).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRAININGS = {
 
 
 def robust_model(name: str) -> Run:
-    """The run of a training, which is done first if need be."""
+    """Open the run of a model, and train it first if necessary."""
     folder, words = FOLDER / name, TRAININGS[name]
     if "ATOLL_MNIST" in os.environ and words[0].startswith("mnist"):
         words = [words[0], "data.class_path=Npz", f"data.path={os.environ['ATOLL_MNIST']}", *words[1:]]

@@ -86,7 +86,13 @@ def folder(tmp_path_factory):
 
 
 def test_a_run_that_names_files_opens_only_with_trust(folder, capsys):
-    for words in (["attack"], ["curvature"], ["explain"], ["export", "-o", str(folder / "x.onnx")]):
+    for words in (
+        ["attack"],
+        ["curvature"],
+        ["explain"],
+        ["predict", "x.png"],
+        ["export", "-o", str(folder / "x.onnx")],
+    ):
         assert main([words[0], str(folder / "run"), *words[1:]]) == 1
         assert "--trust" in capsys.readouterr().err
     for more in ([], ["--dry-run"]):
@@ -118,7 +124,7 @@ def test_command_and_python_use_the_files(folder, capsys):
     }
     for verb, (flags, measured) in commands.items():
         assert main([verb, str(folder / "run"), *flags, "--trust", "--json"]) == 0, verb
-        (printed,) = json.loads(capsys.readouterr().out).values()
+        (printed,) = json.loads(capsys.readouterr().out)["results"].values()
         result = measured()
         assert printed["folder"] == str(result.folder)  # loaded, not measured again
         assert result in run.results(verb)

@@ -1,4 +1,4 @@
-"""Other libraries, each run in a process of an environment of its own (`make bench` builds it)."""
+"""Other libraries, which run in separate processes with a separate environment (`make bench` creates it)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PYTHON = Path(".venv-bench/bin/python")
 
 
 def run_peer(name: str, *arguments: object) -> dict[str, Any]:
-    """What a module of this package prints as its last line, in JSON."""
+    """Run a module of this package and parse the last line of its output as JSON."""
     command = [str(PYTHON), "-m", f"benchmarks.peers.{name}", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return result

@@ -1,8 +1,8 @@
-"""ART's AutoAttack on a run of ours, in an environment of its own; prints one line of JSON.
+"""Run ART's AutoAttack on one of our runs, in a separate environment; prints one line of JSON.
 
     .venv-bench/bin/python -m benchmarks.peers.art_autoattack RUN FOLDER
 
-FOLDER holds ``points.safetensors`` with x and y.
+FOLDER contains ``points.safetensors`` with x and y.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""PyHessian's trace of a PreAct ResNet of ours, in an environment of its own; prints one line of JSON.
+"""Compute PyHessian's trace of one of our PreAct ResNets, in a separate environment; prints one line of JSON.
 
     .venv-bench/bin/python -m benchmarks.peers.pyhessian_trace FOLDER WIDTH BATCH VECTORS
 
-FOLDER holds ``model.safetensors`` and ``points.safetensors`` with x and y.
+FOLDER contains ``model.safetensors`` and ``points.safetensors`` with x and y.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def main(folder: Path, width: int, batch: int, vectors: int) -> None:
     batches = list(zip(x.split(batch), y.split(batch), strict=True))
     known = hessian(model, torch.nn.CrossEntropyLoss(), dataloader=batches, cuda=False)
     start = time.perf_counter()
-    found = known.trace(maxIter=vectors, tol=-math.inf)  # to the end: at 0 a negative trace would stop it
+    traces = known.trace(maxIter=vectors, tol=-math.inf)  # runs all iterations; at 0, a negative trace would stop it
     seconds = time.perf_counter() - start
-    sys.stdout.write("\n" + json.dumps({"seconds": seconds, "traces": found}) + "\n")
+    sys.stdout.write("\n" + json.dumps({"seconds": seconds, "traces": traces}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Numbers that are kept in docs, each with the command that makes them."""
+"""Scripts that compute numbers in the documentation."""

@@ -1,10 +1,10 @@
-"""What runs of the papers' size cost: passes, FLOPs, memory and communication; counted, not timed.
+"""Cost of full-size runs, counted instead of timed: passes, FLOPs, memory and communication.
 
     python -m benchmarks.results.scaling  # the tables of docs/scaling.md
 
-Operations of a whole training step are counted by torch's formulas on a small net and set in relation to those
-of its forward pass.  Forward passes and what autograd keeps of them are counted for the large nets on the meta device,
-where nothing is computed.  One row compares what is counted that way with the measured memory of a small step.
+Operations of a whole training step are counted with torch's formulas on a small network and divided by the operations
+of its forward pass.  For the large networks, forward passes and the memory that autograd saves are counted on the meta
+device, where nothing is computed.  ``check`` compares this count with the measured memory of a small step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ METHODS: dict[str, list[Callable[[], Method]]] = {
     "RAT exact, both": [lambda: RAT(order=2, terms="exact")],
 }
 LOSSES: dict[str, Callable[[], Loss]] = {"standard": Standard, "AT": AT, "TRADES": TRADES}
-# By name: recipe, shape of the images, classes, images of the training set.
+# Name: (recipe, shape of the images, number of classes, number of training images).
 RUNS = {
     "RAT, WCI: CIFAR-10": ("rat/cifar10-preact18-linf-at-0th", (3, 32, 32), 10, 50_000),
     "RAT: CIFAR-10, WRN-34-10": ("rat/cifar10-wrn34-linf-at-0th", (3, 32, 32), 10, 50_000),
@@ -55,11 +55,11 @@ RUNS = {
     "TrH: ImageNet, ViT-L16": ("trh-imagenet/linf-vit_l16-at-trh", (3, 224, 224), 1000, 1_281_167),
     "GloRo: ImageNet, LiResNet L18W588": ("gloro-imagenet", (3, 224, 224), 1000, 1_281_167),
 }
-SUSTAINED = 100e12  # FLOP/s: an assumption, a third of what one A100 has in bfloat16
+SUSTAINED = 100e12  # FLOP/s; an assumption: a third of the peak of an A100 in bfloat16
 
 
 class Operations(TorchDispatchMode):
-    """Adds up torch's formulas; its own FlopCounterMode also follows modules, and trips over ``autograd.grad``."""
+    """Adds up torch's formulas.  FlopCounterMode also tracks modules and fails with ``autograd.grad``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def counted(work: Callable[[], object]) -> int:
 
 
 def passes(model: str, loss: str, method: str, steps: int) -> float:
-    """The operations of a training step, in forward passes of its batch."""
+    """The operations of a training step, in forward passes over its batch."""
     data, net = Noise((3, 32, 32), BATCH), SMALL[model]()
     trainer = Trainer(
         net,
@@ -101,32 +101,32 @@ def passes(model: str, loss: str, method: str, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Size:
-    """Of a net: parameters, operations of a forward pass and bytes that autograd keeps of it, for one image."""
+    """Size of a network: parameters, and per image the operations of a forward pass and the bytes saved by autograd."""
 
     parameters: int
     flops: int
-    kept: int
+    saved: int
 
 
 def size(model: nn.Module, shape: tuple[int, ...]) -> Size:
     model = model.to("meta").train()
     x = torch.empty(2, *shape, device="meta")
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in own:  # what two operations keep of one tensor is there once
-            kept[storage._cdata] = storage.nbytes()
+        if storage._cdata not in own:  # tensors saved by two operations count once
+            saved[storage._cdata] = storage.nbytes()
             alive.append(storage)
         return tensor
 
-    alive: list[object] = []  # otherwise an address may be used twice
+    alive: list[object] = []  # otherwise an address could be reused
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = model(x)
     del output
     flops = counted(lambda: model(x))
-    return Size(sum(p.numel() for p in model.parameters()), flops // 2, sum(kept.values()) // 2)
+    return Size(sum(p.numel() for p in model.parameters()), flops // 2, sum(saved.values()) // 2)
 
 
 def steps_table() -> list[str]:
@@ -142,34 +142,34 @@ def runs_table() -> list[str]:
     titles = ["run", "parameters, M", "forward, GFLOP / image", "passes / step", "TFLOP / step", "images / step"]
     titles += [
         "epochs",
-        "EFLOP in all",
+        "total EFLOP",
         "GPU hours",
         "weights, gradients, momentum, GB",
-        "kept for backward, MB / image",
+        "saved for backward, MB / image",
     ]
     lines = ["| " + " | ".join([*titles, "sent, MB / step and GPU"]) + " |", "|" + " --- |" * (len(titles) + 1)]
     for name, (row, shape, classes, images) in RUNS.items():
         recipe = build_recipe(row)
         with torch.device("meta"):
             net = recipe.model(shape, classes)
-        found, settings = size(net, shape), recipe.trainer
+        network, settings = size(net, shape), recipe.trainer
         steps = recipe.tree["attack"]["init_args"]["steps"] if recipe.loss.objective else 0
         model = "ViT" if "ViT" in type(net).__name__ else "PreAct ResNet"
         count = passes(model, "AT" if steps else "standard", "base", max(steps, 1))
-        each = found.flops * count
+        each = network.flops * count
         total = each * images * settings.epochs
         cells = [
-            f"{found.parameters / 1e6:.1f}",
-            f"{found.flops / 1e9:.2f}",
+            f"{network.parameters / 1e6:.1f}",
+            f"{network.flops / 1e9:.2f}",
             f"{count:.1f}",
             f"{each * settings.batch_size / 1e12:,.0f}",
             f"{settings.batch_size}",
             f"{settings.epochs}",
             f"{total / 1e18:.2f}",
             f"{total / SUSTAINED / 3600:,.0f}",
-            f"{3 * 4 * found.parameters / 1e9:.2f}",
-            f"{found.kept / 1e6:.1f}",
-            f"{2 * 4 * found.parameters / 1e6:,.0f}",
+            f"{3 * 4 * network.parameters / 1e9:.2f}",
+            f"{network.saved / 1e6:.1f}",
+            f"{2 * 4 * network.parameters / 1e6:,.0f}",
         ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
@@ -182,14 +182,14 @@ def _step(count: int) -> Callable[[], object]:
 
 
 def check() -> str:
-    """Memory that a step adds with its batch, measured, over what is counted."""
+    """Compare the measured memory per image with the counted memory."""
     few, many = 64, 256
     measured = (peak_memory(functools.partial(_step, many)) - peak_memory(functools.partial(_step, few))) / (many - few)
-    expected = size(PreActResNet((3, 32, 32), 10, width=16), (3, 32, 32)).kept
+    expected = size(PreActResNet((3, 32, 32), 10, width=16), (3, 32, 32)).saved
     return (
-        f"Measured on a small step (PreAct ResNet-18, width 16, {few} against {many} images): an image adds"
-        f" {measured / 1e6:.2f} MB to the peak; counted are {expected / 1e6:.2f} MB that autograd keeps"
-        f" ({measured / expected:.2f} times)."
+        f"Measured on a small step (PreAct ResNet-18, width 16, {few} and {many} images), an image adds"
+        f" {measured / 1e6:.2f} MB to the peak; the counted size is {expected / 1e6:.2f} MB"
+        f" (ratio {measured / expected:.2f})."
     )
 
 

@@ -12,9 +12,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from atoll.attacks import FGSM, PGD, AutoAttack
     from atoll.attacks.evaluate import evaluate
     from atoll.certify import GloRo, certifier_for
+    from atoll.distributed import use_device
     from atoll.errors import AtollError
     from atoll.plots import plot_adversarial, plot_curves
     from atoll.runs.collect import results
@@ -28,6 +30,7 @@ _HOMES = {
     "atoll.attacks": ("FGSM", "PGD", "AutoAttack"),
     "atoll.attacks.evaluate": ("evaluate",),
     "atoll.certify": ("GloRo", "certifier_for"),
+    "atoll.distributed": ("use_device",),
     "atoll.errors": ("AtollError",),
     "atoll.plots": ("plot_adversarial", "plot_curves"),
     "atoll.runs.collect": ("results",),
@@ -41,11 +44,15 @@ _HOMES = {
 __all__ = [
     "FGSM", "PGD", "AtollError", "AutoAttack", "GloRo", "Run", "ThreatModel", "Trainer", "TrainerSettings",
     "build_recipe", "build_trainer", "certifier_for", "evaluate", "open_run", "plot_adversarial", "plot_curves",
-    "recipes", "results", "train",
+    "recipes", "results", "train", "use_device",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("atoll")
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(home), name)
@@ -53,4 +60,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *__all__, "__version__"]

@@ -202,6 +202,32 @@ def _signature(cls: type, supplied: int) -> tuple[dict[str, inspect.Parameter], 
     return dict(list(parameters.items())[supplied:]), hints
 
 
+def argument_keys(hint: Any, value: Any, path: str, *, trust: bool) -> list[str]:
+    """The keys of all arguments that the classes in plain data take, such as ``optimizer.lr`` or ``methods.0.gamma``.
+
+    A name that stands for no class has none; building the object reports it.
+
+    >>> from atoll.losses import Loss
+    >>> argument_keys(Loss, "TRADES", "loss", trust=True)
+    ['loss.lambda_t', 'loss.stop_clean_gradient']
+    """
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:  # a factory, or None
+        return argument_keys(args[0], value, path, trust=trust)
+    if origin is collections.abc.Sequence:
+        parts = enumerate(value if isinstance(value, list) else [])
+        return [key for i, part in parts for key in argument_keys(args[0], part, f"{path}.{i}", trust=trust)]
+    cls, supplied = (args[1], len(args[0])) if origin is collections.abc.Callable else (hint, 0)
+    if registry := registry_of(cls):
+        try:
+            cls = registry.resolve(value.get("class_path") if isinstance(value, dict) else value, trust=trust).cls
+        except InputError:
+            return []
+    elif not dataclasses.is_dataclass(cls):
+        return []
+    return [f"{path}.{name}" for name in _signature(cls, supplied)[0]]
+
+
 def parameters(cls: type, presets: Mapping[str, Any] | None = None) -> dict[str, dict[str, str]]:
     """Type and default of every constructor parameter of a class, as text.
 

@@ -13,13 +13,16 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from atoll.errors import TrainingError
+from atoll.errors import InputError, TrainingError
+
+_requested: ContextVar[str] = ContextVar("device", default="auto")
 
 
 def started() -> int:
@@ -36,10 +39,63 @@ def world_size() -> int:
 
 
 def default_device() -> torch.device:
-    """The GPU of this process if there is one, else the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
+    """Where to compute: as ``use_device`` says, otherwise the GPU of this process if there is one, else the CPU."""
+    return parse_device(requested_device())
+
+
+def requested_device() -> str:
+    """The name that ``use_device`` was given, for workers on other machines; ``auto`` outside of it."""
+    return _requested.get()
+
+
+@contextmanager
+def use_device(name: str) -> Iterator[None]:
+    """Compute on a device: everything inside the block that asks for ``default_device`` gets it.
+
+    Results do not depend on the device beyond rounding, so it is part of neither recipes nor digests.
+
+    Args:
+        name: ``auto``, ``cpu``, ``cuda`` (under torchrun, each process uses its own GPU), ``cuda:1`` or ``mps``.
+
+    >>> with use_device("cpu"):
+    ...     default_device()
+    device(type='cpu')
+    """
+    parse_device(name)  # an unavailable device is an error here, before any work
+    token = _requested.set(name)
+    try:
+        yield
+    finally:
+        _requested.reset(token)
+
+
+def parse_device(name: str) -> torch.device:
+    """The device that a name stands for; an InputError if it is not available.
+
+    >>> parse_device("gpu")
+    Traceback (most recent call last):
+    atoll.errors.InputError: device: expected auto, cpu, cuda, cuda:N or mps, got 'gpu'
+    """
+    kind, colon, number = name.partition(":")
+    if kind not in ("auto", "cpu", "cuda", "mps") or (colon and not (kind == "cuda" and number.isdecimal())):
+        raise InputError(f"device: expected auto, cpu, cuda, cuda:N or mps, got {name!r}")
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if kind == "mps":
+        if not torch.backends.mps.is_available():
+            raise InputError("device: mps is not available on this machine; use cpu or auto")
+        if started() > 1:
+            raise InputError(f"device: mps is for one process, but torchrun started {started()}; use cpu or auto")
+        return torch.device("mps")
+    if not torch.cuda.is_available():
+        raise InputError(f"device: {name} is not available because PyTorch finds no CUDA GPU; use cpu or auto")
+    if colon and started() > 1:
+        raise InputError(f"device: {name} is one GPU, but torchrun started {started()} processes; use cuda")
+    index, count = int(number or os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= count:
+        known = ", ".join(f"cuda:{i}" for i in range(count))
+        raise InputError(f"device: cuda:{index} is not available; expected one of {known}")
+    return torch.device("cuda", index)
 
 
 @contextmanager
@@ -73,7 +129,8 @@ def process_group() -> Iterator[None]:
 def launch(processes: int, call: Callable[[], object]) -> None:
     """Call a function in processes of this machine, started by torchrun's launcher, and wait for them.
 
-    If one fails, the others end and its error is raised.  If this process dies, on Linux even by SIGKILL, they end.
+    They compute on the device of ``use_device``.  If one fails, the others end and its error is raised.  They also end
+    if this process dies, on Linux even by SIGKILL.
 
     Args:
         processes: number of processes.
@@ -99,7 +156,7 @@ def launch(processes: int, call: Callable[[], object]) -> None:
             logs_specs=DefaultLogsSpecs(logs),
         )
         try:
-            elastic_launch(config, _launched)(call)
+            elastic_launch(config, _launched)(call, requested_device())
         except ChildFailedError as error:
             which, failure = error.get_first_failure()
             message = failure.message  # what it raised, or how it ended
@@ -112,12 +169,13 @@ def launch(processes: int, call: Callable[[], object]) -> None:
                 signal.signal(number, handler)
 
 
-def _launched(call: Callable[[], object]) -> None:
+def _launched(call: Callable[[], object], device: str) -> None:
     # Sent when the process that launched this one is gone: nothing is to be tidied up then.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if "OMP_NUM_THREADS" not in os.environ:  # as torchrun does: processes share the cores
         torch.set_num_threads(1)
-    call()
+    with use_device(device):
+        call()
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from atoll.errors import InputError
+
 
 def sync(path: Path) -> None:
     """Make a written file, or a folder's list of names, survive a power cut."""
@@ -17,6 +19,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder of results that nothing can be written to, before any work; it need not exist yet."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{existing} is read-only; copy the run to a folder that you can write to")
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -29,6 +38,8 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:  # about the file, not about the temporary one
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)

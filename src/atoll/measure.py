@@ -31,13 +31,14 @@ from atoll.config import fields_to_plain, from_plain
 from atoll.data.base import Data, Split, SubSplit
 from atoll.distributed import barrier, default_device, is_main, world_size
 from atoll.errors import AtollError, InputError, ResultError, check_range
-from atoll.files import json_digest, sha256, write_json
+from atoll.files import check_writable, json_digest, sha256, write_json
 from atoll.graph import tensors_digest
 from atoll.registry import Registry, class_path
 from atoll.subject import Subject, SubjectRecord
 from atoll.threat import Norm, ThreatModel
 
 SplitName = Literal["train", "validation", "test"]
+Device = torch.device  # `torch` is a field of Environment
 OnProgress = Callable[[str, float, int], None]  # what is under way, how much of it is done, of how much
 
 MEASUREMENTS = Registry(
@@ -108,8 +109,8 @@ class Environment:
     date: str
 
     @staticmethod
-    def current() -> Environment:
-        device = default_device()
+    def current(device: Device | None = None) -> Environment:
+        device = device or default_device()
         return Environment(
             atoll=version("atoll"),
             torch=str(torch.__version__),
@@ -227,7 +228,7 @@ def measure(
         restart: discard saved progress and a finished result.
         on_progress: called with what is under way, how much is done, and of how much.
         open_subject: opens the subject of another run.
-        device: where to compute; a GPU if there is one.
+        device: where to compute (default: ``default_device``).
     """
     method = measurement(settings.kind)
     settings = settings.resolve(subject)
@@ -247,6 +248,7 @@ def measure(
         barrier()
         if stored is not None:
             return stored
+        check_writable(folder)
     began = time.monotonic()
     fields = method.measure(subject, settings, dataclasses.replace(context, folder=folder))
     result = method.result(
@@ -254,7 +256,7 @@ def measure(
         inputs=inputs,
         points=len(split),
         settings=settings,
-        environment=Environment.current(),
+        environment=Environment.current(context.device),
         seconds=time.monotonic() - began,
         folder=folder,
         **fields,

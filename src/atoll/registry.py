@@ -283,6 +283,16 @@ def class_path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def closest(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three known names that resemble a name, the most similar first; empty if none does.
+
+    >>> closest("TRDAES", ["AT", "TRADES"])
+    ['TRADES']
+    """
+    lower = {each.lower(): each for each in sorted(known)}
+    return [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3)]
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest known ones, or all of them.
 
@@ -290,8 +300,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     ('; did you mean TRADES?', '; expected one of AT, TRADES')
     """
     names = sorted(known)
-    lower = {each.lower(): each for each in names}
-    close = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3)]
+    close = closest(name, names)
     return f"; did you mean {' or '.join(close)}?" if close else f"; expected one of {', '.join(names)}"
 
 

@@ -254,7 +254,7 @@ def test_training_command_and_python_share_the_stored_result(trained, capsys):
     before = file.read_bytes(), file.stat().st_mtime_ns, len(list((trained / "results").rglob("result.json")))
     assert run.attack(name) == row.attacked
     assert main(["attack", str(trained), "--attacks", name, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)[str(trained)]
+    printed = json.loads(capsys.readouterr().out)["results"][str(trained)]
     assert printed["folder"] == str(row.attacked.folder)
     assert printed["robust"]["correct"] == row.robust.correct
     after = file.read_bytes(), file.stat().st_mtime_ns, len(list((trained / "results").rglob("result.json")))
@@ -311,7 +311,7 @@ def test_an_attack_of_my_own_in_recipe_command_and_python(trained, tmp_path, min
     result = run.attack(name, points=30)
     assert [attack.name for attack in result.attacks] == [name]
     assert main(["attack", str(tmp_path / "run"), "--attacks", f"FGSM,{name}", "--points", "30", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)[str(tmp_path / "run")]
+    printed = json.loads(capsys.readouterr().out)["results"][str(tmp_path / "run")]
     assert printed["attacks"][1]["accuracy"]["correct"] == result.attacks[0].accuracy.correct
 
     words = [*SMALL[1:], "trainer.epochs=1", "trainer.test_steps=0"]

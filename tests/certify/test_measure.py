@@ -335,7 +335,7 @@ def test_command_and_python_store_the_same_files(gloro_run, tmp_path, capsys):
     one, two = (copied(gloro_run, tmp_path / name) for name in ("command", "python"))
     options = ["--points", "20", "--check", "4", "--attacks", "PGD-2", "--eps", "0.2,0.5", "--reject", "noise"]
     assert main(["certify", str(one.folder), *options, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)[str(one.folder)]
+    printed = json.loads(capsys.readouterr().out)["results"][str(one.folder)]
     result = two.certify(points=20, check=4, attacks="PGD-2", eps="0.2,0.5", reject=("noise",))
     (stored,) = one.results("certify")
     assert content(stored) == content(result)

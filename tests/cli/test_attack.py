@@ -51,7 +51,7 @@ def short(monkeypatch):
 def attack(capsys, *words):
     """What the command prints of one run."""
     assert main(["attack", *map(str, words), "--json"]) == 0
-    (result,) = json.loads(capsys.readouterr().out).values()
+    (result,) = json.loads(capsys.readouterr().out)["results"].values()
     return result
 
 
@@ -118,7 +118,7 @@ def test_two_processes_share_the_work(trained, tmp_path):
         folder = tmp_path / str(processes) / "run"
         shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("results"))
         output = run_command("attack", str(folder), *words, processes=processes, check=True).stdout
-        results.append(json.loads(output)[str(folder)])
+        results.append(json.loads(output)["results"][str(folder)])
     one, two = results
     assert one["clean"] == two["clean"]
     assert [a["attacked"] for a in one["attacks"]] == [a["attacked"] for a in two["attacks"]]
@@ -136,7 +136,7 @@ def test_a_killed_command_resumes_bit_identically(trained, tmp_path):
             command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
         try:
-            return json.loads(process.communicate(timeout=timeout)[0])[str(folder)]
+            return json.loads(process.communicate(timeout=timeout)[0])["results"][str(folder)]
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.communicate()

@@ -22,7 +22,7 @@ from support import run_command
 def certify(capsys, folder, *words):
     """The result that the command prints."""
     assert main(["certify", str(folder), *map(str, words), "--json"]) == 0
-    return CertifyResult.from_json(json.loads(capsys.readouterr().out)[str(folder)])
+    return CertifyResult.from_json(json.loads(capsys.readouterr().out)["results"][str(folder)])
 
 
 def refuse(capsys, folder, *words):
@@ -157,7 +157,7 @@ def test_a_centroid_net_has_guarantees_for_all_inputs_and_prototypes(centroid_ru
 def test_two_processes_share_the_points(gloro_run):
     folder = str(gloro_run.folder)
     words = ("certify", folder, "--points", "41", "--json", "--check", "5", "--attacks", "PGD-2", "--restart")
-    one, two = (json.loads(run_command(*words, processes=p, check=True).stdout)[folder] for p in (1, 2))
+    one, two = (json.loads(run_command(*words, processes=p, check=True).stdout)["results"][folder] for p in (1, 2))
     assert one["clean"] == two["clean"]
     assert one["verified"] == two["verified"]
 

@@ -40,7 +40,7 @@ def test_prints_a_table_and_stores_numbers_and_pictures(copies, capsys):
     for part in ("head.weight", "WCI", "largest eigenvalues", "PAC-Bayes", "no proof", "robust gap", "AT()"):
         assert part in table
     assert main([*flags, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)[str(run)]
+    printed = json.loads(capsys.readouterr().out)["results"][str(run)]
     (result,) = open_run(run).results("curvature")
     assert printed == json.loads(json.dumps(result.to_json())) | {"folder": str(result.folder)}
     assert result.wci.value <= result.bound * (1 + 1e-9)

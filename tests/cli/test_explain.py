@@ -42,7 +42,7 @@ def copy_of(trained, folder):
 def printed(capsys, *flags):
     capsys.readouterr()
     assert main(["explain", *map(str, flags), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return json.loads(capsys.readouterr().out)["results"]
 
 
 def test_table_json_attributions_and_picture(trained, capsys):
@@ -50,7 +50,7 @@ def test_table_json_attributions_and_picture(trained, capsys):
     assert main(["explain", *map(str, flags)]) == 0
     table = " ".join(capsys.readouterr().out.split())
     for part in ("decision boundary, 3 test points", "INFD", "completeness gap", "sanity check", "Lipschitz at least",
-                 "SM-BSM", "model calls per point for the boundary", "attributions, numbers and pictures"):  # fmt: skip
+                 "SM-BSM", "model calls per point for the boundary", "attributions, results and figures"):  # fmt: skip
         assert part in table
     tree = printed(capsys, *flags)[str(trained)]
     result = next(r for r in open_run(trained).results("explain") if str(r.folder) == tree["folder"])
@@ -116,7 +116,7 @@ def test_image_files(trained, capsys, tmp_path):
     assert str(result.folder) == tree["folder"]
     tensors = result.tensors()
     torch.testing.assert_close(tensors["x"][0, 0], pixels.float() / 255, atol=1e-5, rtol=0)
-    torch.testing.assert_close(tensors["x"][1], torch.full((1, 8, 8), 0.299), atol=1e-5, rtol=0)
+    torch.testing.assert_close(tensors["x"][1], torch.full((1, 8, 8), 76 / 255), atol=1e-6, rtol=0)  # luma of red
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def test_command_and_python_write_the_same_file(gloro_run, tmp_path, capsys):
     status, out = export(capsys, gloro_run.folder, tmp_path / "command.onnx", "--eps", "1/10", "--json")
     assert status == 0
     printed = json.loads(out)
+    assert (printed.pop("schema"), printed.pop("command")) == (1, "export")
     assert (printed["eps"], printed["checked"]) == (0.1, 360)
     assert 0 < printed["abstained"] < 360
     assert (tmp_path / "command.onnx").stat().st_size == printed["bytes"]

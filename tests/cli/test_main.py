@@ -1,16 +1,20 @@
 """The command, as a user runs it: in a process of its own where kills, signals or limits of the process matter."""
 
+import errno
 import hashlib
 import importlib
 import io
 import json
 import os
 import random
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +25,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import atoll
-from atoll.cli import VERBS, main, output
-from atoll.errors import RecipeError
+from atoll.cli import VERBS, main, output, parse
+from atoll.distributed import default_device
+from atoll.errors import InputError, RecipeError
+from atoll.measure import measurement
 from atoll.runs.run import open_run
 from atoll.training.checkpoint import Checkpoints
 from support import SMALL, run_command
@@ -70,20 +76,233 @@ def test_ls_names_everything(capsys):
     assert "digits-at" in listing["recipes"]
     assert {"PGD", "FGSM"} <= listing["attacks"].keys()
     assert {"ViT", "PreActResNet", "MLP"} <= listing["models"].keys()
-    assert all(text for kind, found in listing.items() if kind != "optimizers" for text in found.values())
+    kinds = listing.keys() - {"schema", "command", "optimizers"}
+    assert all(text for kind in kinds for text in listing[kind].values())
     assert main(["ls", "losses"]) == 0
     assert "TRADES" in capsys.readouterr().out
 
 
-def test_help_reads_well(capsys):
-    done = run_command("--help", check=True)
-    assert "atoll train digits-at" in done.stdout
-    for verb in VERBS:
-        assert verb in done.stdout
-        with pytest.raises(SystemExit) as left:
-            main([verb, "--help"])
-        assert left.value.code == 0
-        assert "--json" in capsys.readouterr().out
+def answer(capsys, *words):
+    """What is printed for words that are answered at once."""
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_names_all_commands_and_their_options(capsys):
+    whole = answer(capsys, "--help")
+    assert whole == answer(capsys, "-h") == answer(capsys, "help")
+    assert "atoll train digits-at" in whole
+    for verb, (usage, summary) in VERBS.items():
+        assert re.search(rf"^  {verb} +{summary}$", whole, re.MULTILINE)
+        text = answer(capsys, verb, "--help")
+        assert text == answer(capsys, "help", verb)
+        assert text.startswith(f"usage: atoll {verb} {usage}")
+        assert "--json" in text
+    assert max(map(len, whole.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_examples_of_the_help_are_valid(verb, capsys):
+    for line in answer(capsys, verb, "--help").splitlines():
+        if re.match(r"  (torchrun .* -m )?atoll ", line):
+            words = shlex.split(line)
+            parse(words[words.index("atoll") + 1 :])
+
+
+def test_version(capsys):
+    assert answer(capsys, "--version") == f"atoll {version('atoll')}\n"
+    assert atoll.__version__ == version("atoll")
+    assert "__version__" in dir(atoll)
+
+
+def test_quick_answers_do_without_torch():
+    """PyTorch takes seconds to import."""
+    script = (
+        "import sys; from contextlib import suppress; import atoll; from atoll.cli import main; atoll.__version__\n"
+        "for words in (['--help'], ['--version'], ['trian'], ['trian', '--json'], ['--foo', 'train'], ['help'], []):\n"
+        "    with suppress(SystemExit):\n"
+        "        main(words)\n"
+        "sys.exit([name for name in ('torch', 'numpy', 'scipy') if name in sys.modules] or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+MISTAKES = [  # what is typed, the exit code, and what the answer says
+    ([], 2, "usage: atoll COMMAND [options]"),
+    (["trian"], 2, "atoll: unknown command 'trian'; did you mean train?"),
+    (["zzz"], 2, "atoll: unknown command 'zzz'; expected one of attack, certify"),
+    (["help", "atack"], 2, "atoll: unknown command 'atack'; did you mean attack?"),
+    (["--foo", "train", "digits-at"], 2, "expected a command before --foo, as in `atoll train --foo`"),
+    (["train"], 1, "expected a recipe, as in `atoll train digits-at`, or a run to resume"),
+    (["train", "--resume"], 1, "expected a recipe, as in `atoll train digits-at`, or a run to resume"),
+    (["train", "epochs=5"], 1, "expected a recipe before epochs=5, as in `atoll train digits-at epochs=5`"),
+    (["train", "digit-at"], 1, "no recipe 'digit-at'; did you mean digits-at"),
+    (["train", "digits-flat/at-sawp"], 1, "digits-flat has no variant 'at-sawp'; did you mean at-awp"),
+    (["train", "digits-at", "epohcs=5"], 1, "epohcs: unknown key; did you mean trainer.epochs"),
+    (
+        ["train", "digits-at", "trainer.epohcs=5"],
+        1,
+        "trainer.epohcs: TrainerSettings has no such argument; did you mean",
+    ),
+    (["train", "digits-at", "lsos=AT"], 1, "lsos: unknown key; did you mean loss"),
+    (["train", "digits-at", "loss=TRDES"], 1, "expected a loss, got 'TRDES'; did you mean TRADES"),
+    (["train", "digits-at", "--epochs", "5"], 2, "unknown option --epochs; to change the recipe, write epochs=VALUE"),
+    (["train", "digits-at", "--resmue"], 2, "atoll train: unknown option --resmue; did you mean --resume?"),
+    (["train", "digits-at", "five"], 1, "overrides: expected key.sub=value, got 'five'"),
+    (["train", "digits-at", "--out"], 2, "atoll train: --out: expected a value"),
+    (["attack"], 2, "atoll attack: missing RUN; see `atoll attack --help`"),
+    (["attack", "{run}", "--data.root"], 2, "atoll attack: --data.root: expected a value"),
+    (["attack", "{run}", "--chekpoint", "last"], 2, "unknown option --chekpoint; did you mean --checkpoint"),
+    (["attack", "{run}", "--check", "last"], 2, "unknown option --check; did you mean --checkpoint"),
+    (["attack", "{run}", "--split", "tset"], 2, "--split: got 'tset'; did you mean test?"),
+    (["attack", "{run}", "--points", "ten"], 2, "--points: expected a whole number, got 'ten'"),
+    (["attack", "{run}", "--checkpoint", "lats"], 1, "expected best, last or a step, got 'lats'; did you mean last?"),
+    (["attack", "{run}", "--attacks", "standrad"], 1, "expected an attack, got 'standrad'; did you mean standard?"),
+    (["attack", "{run}", "--attacks", "FSGM"], 1, "expected an attack, got 'FSGM'; did you mean FGSM"),
+    (["attack", "{run}x"], 1, "there is no run at {run}x; did you mean {run}?"),
+    (["attack", "{parent}"], 1, "{parent} does not hold a run itself; choose one in it, such as {run}"),
+    (
+        ["certify", "{run}", "--eps", "0.1", "--reject", "Didgits"],
+        1,
+        "expected a data set, got 'Didgits'; did you mean",
+    ),
+    (["certify", "{run}", "--alpha", "low"], 2, "--alpha: expected a number, got 'low'"),
+    (["curvature", "{run}", "--loss", "TRDES"], 1, "expected a loss, got 'TRDES'; did you mean TRADES"),
+    (["curvature", "{run}", "--estimator", "hutchison"], 2, "did you mean hutchinson?"),
+    (["explain", "{run}", "--methods", "Salency"], 1, "expected an attribution, got 'Salency'; did you mean Saliency"),
+    (["study", "trh-tabel"], 1, "expected a study, got 'trh-tabel'; did you mean trh-table"),
+    (["study", "--scale", "smok"], 2, "--scale: got 'smok'; did you mean smoke?"),
+    (["study", "epochs=5"], 1, "expected the name of a study before epochs=5"),
+    (["ls", "modles"], 1, "unknown kind 'modles'; did you mean models"),
+    (["ls", "rnus"], 1, "unknown kind 'rnus'; did you mean runs"),
+    (["ls", "model", "VitT"], 1, "expected a model, got 'VitT'; did you mean ViT"),
+    (["ls", "recipes", "digits-at"], 1, "recipes have no parameters; see `atoll train digits-at --dry-run`"),
+    (["ls", "models", "MLP", "more"], 2, "unexpected argument 'more'"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "sentence"), MISTAKES, ids=lambda part: str(part))
+def test_mistakes_get_a_helpful_answer(words, code, sentence, trained, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = {"run": trained, "parent": trained.parent}
+    assert main([word.format(**places) for word in words]) == code
+    printed = capsys.readouterr()
+    assert sentence.format(**places) in " ".join(printed.err.split())
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_measurements_have_names(trained):
+    with pytest.raises(InputError, match="expected a measurement, got 'atack'; did you mean attack"):
+        open_run(trained).results("atack")
+
+
+def test_short_forms_mean_the_same_as_full_keys(capsys):
+    recipes = []
+    for words in (["epochs=5", "lr=0.3", "batch_size=32", "eps=8/255", "loss=TRADES", "lambda_t=2"],
+                  ["trainer.epochs=5", "optimizer.lr=0.3", "trainer.batch_size=32", "threat.eps=8/255", "loss=TRADES",
+                   "loss.lambda_t=2"]):  # fmt: skip
+        assert main(["train", "digits-at", *words, "--dry-run"]) == 0
+        recipes.append(yaml.safe_load(capsys.readouterr().out))
+    assert recipes[0] == recipes[1]
+    assert (recipes[0]["trainer"]["epochs"], recipes[0]["threat"]["eps"]) == (5, "8/255")
+
+
+DEVICES = ("train", "attack", "certify", "curvature", "explain", "study", "predict")
+
+
+@pytest.mark.parametrize("verb", DEVICES)
+def test_commands_compute_on_the_device_that_is_asked_for(verb, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    words = [verb, "x", *(["a.png"] if verb == "predict" else [])]
+    module, devices = importlib.import_module(f"atoll.cli.{verb}"), []
+    monkeypatch.setattr(module, "run", lambda options: devices.append(default_device()))
+    for more in ([], ["--device", "cuda:1"], ["--device", "cpu"]):
+        assert main([*words, *more]) == 0
+    assert [str(device) for device in devices] == ["cuda:0", "cuda:1", "cpu"]
+
+
+def test_the_device_is_part_of_neither_results_nor_recipes(trained, capsys, tmp_path):
+    run, folders = shutil.copytree(trained, tmp_path / "run"), []
+    for more in ([], ["--device", "cpu"]):
+        assert main(["attack", str(run), "--attacks", "FGSM", "--points", "4", "--json", *more]) == 0
+        folders.append(json.loads(capsys.readouterr().out)["results"][str(run)]["folder"])
+    assert folders[0] == folders[1]
+    assert main(["train", *SMALL, "--dry-run", "--device", "cpu"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load((trained / "recipe.yaml").read_text())
+
+
+# --- runs that cannot be written to --------------------------------------------------------------------------------
+
+READ_ONLY = {
+    "attack": ["--attacks", "FGSM"],
+    "certify": ["--eps", "0.1", "--no-attack"],
+    "curvature": ["--top", "0", "--max-probes", "2"],
+    "explain": ["--methods", "SM", "--pool", "0", "--checks", "0"],
+}
+COPY = "copy the run to a folder that you can write to"
+
+
+@pytest.mark.parametrize("verb", READ_ONLY)
+def test_a_read_only_run_is_refused_before_any_work(verb, trained, tmp_path, capsys, monkeypatch):
+    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("results"))
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not Path(path).is_relative_to(run) and access(path, mode))
+    monkeypatch.setattr(type(measurement(verb)), "measure", lambda *_: pytest.fail("this took hours"))
+    assert main([verb, str(run), "--points", "3", *READ_ONLY[verb]]) == 1
+    assert f"{run} is read-only; {COPY}" in " ".join(capsys.readouterr().err.split())
+    assert not (run / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "number"),
+    [*((verb, errno.EROFS) for verb in READ_ONLY), ("attack", errno.EACCES), ("attack", errno.EPERM)],
+)
+def test_a_file_that_cannot_be_written_is_one_sentence(verb, number, trained, tmp_path, capsys, monkeypatch):
+    """The folder looks writable, but no file in it is."""
+    run, opened = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("results")), io.open
+
+    def refuse(file, mode="r", *arguments, **options):
+        if not isinstance(file, int) and Path(file).is_relative_to(run) and set(mode) & set("wax+"):
+            raise OSError(number, os.strerror(number), str(file))
+        return opened(file, mode, *arguments, **options)
+
+    monkeypatch.setattr(io, "open", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
+    assert main([verb, str(run), "--points", "3", *READ_ONLY[verb]]) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{os.strerror(number)}; {COPY}" in error
+    assert f"{run}/results/{verb}" in error
+
+
+def test_results_of_a_read_only_run_are_still_shown(trained, tmp_path, capsys, monkeypatch):
+    run = shutil.copytree(trained, tmp_path / "run")
+    words = ["attack", str(run), "--attacks", "FGSM", "--points", "5"]
+    assert main(words) == 0
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert main(words) == 0
+    assert "FGSM" in capsys.readouterr().out
+
+
+def test_a_report_of_a_read_only_run_can_go_elsewhere(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("atoll.report.page._plotly", lambda: "")
+    written = Path.replace
+
+    def refuse(path, target):
+        if target.parent == trained:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return written(path, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert main(["report", str(trained)]) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"cannot write {trained}/report.html: Read-only file system; choose another file (-o FILE)" in error
+    assert main(["report", str(trained), "-o", str(tmp_path / "report.html")]) == 0
 
 
 def test_dry_run_prints_the_resolved_recipe(capsys):

@@ -208,7 +208,7 @@ def test_images_are_known_by_their_pixels(tmp_path, monkeypatch):
     assert digests[0] == digests[2] != digests[1]
     result = measure(subject, asked, tmp_path / "results")
     assert (result.titles, result.points) == (("a.png",), 1)
-    torch.testing.assert_close(result.tensors()["x"], read_images(["a.png"], (1, 8, 8))[0])
+    torch.testing.assert_close(result.tensors()["x"], read_images(["a.png"], subject.data)[0])
     assert "label" not in result.tensors()
     assert math.isnan(result.methods["SM"].infidelity.standard_error)  # one point has no spread
     assert load_result(result.folder).settings == asked

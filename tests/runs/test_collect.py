@@ -53,7 +53,7 @@ def test_main_numbers_are_those_of_the_best_checkpoint(runs, capsys):
     assert numbers["robust"].endswith("(FGSM)")
     assert numbers["WCI"] == "-"
     assert main(["ls", "runs", str(runs), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[str(runs / "more" / "two")] == numbers
+    assert json.loads(capsys.readouterr().out)["runs"][str(runs / "more" / "two")] == numbers
     assert main(["ls", "runs", str(runs)]) == 0
     assert "finished" in capsys.readouterr().out
 

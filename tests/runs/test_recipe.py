@@ -6,7 +6,7 @@ import yaml
 
 from atoll.errors import InputError, RecipeError
 from atoll.registry import REGISTRIES, registry
-from atoll.runs.recipe import build_recipe, read_recipe, recipes, variants
+from atoll.runs.recipe import build_recipe, expand_overrides, full_key, read_recipe, recipes, variants
 from atoll.runs.train import build_model, build_trainer
 
 MINIMAL = {"data": "Digits", "model": "MLP"}
@@ -198,3 +198,74 @@ def test_bounds_come_from_the_data():
     trainer = build_trainer(build_recipe({"data": "TwoMoons", "model": "MLP"}))
     assert trainer.threat.bounds is None
     assert trainer.model.bounds is None
+
+
+SHORT = [  # recipe, short form, and the key that it stands for
+    ("digits-at", "epochs", "trainer.epochs"),
+    ("digits-at", "batch_size", "trainer.batch_size"),
+    ("digits-at", "lr", "optimizer.lr"),
+    ("digits-at", "eps", "threat.eps"),
+    ("digits-gloro", "eps", "threat.eps"),  # although Adam has an eps
+    ("digits-at", "steps", "attack.steps"),
+    ("digits-at", "limit", "data.limit"),
+    ("digits-at", "widths", "model.widths"),
+    ("digits-trades", "lambda_t", "loss.lambda_t"),
+    ("digits-flat/at-awp", "gamma", "methods.0.gamma"),
+    ("digits-at", "seed", "seed"),  # sections keep their names
+    ("digits-at", "loss", "loss"),
+    ("digits-at", "trainer.epochs", "trainer.epochs"),
+    ("digits-at", "nothing.like.it", "nothing.like.it"),  # refused when the recipe is built
+]
+
+
+@pytest.mark.parametrize(("recipe", "short", "key"), SHORT)
+def test_short_forms(recipe, short, key):
+    assert full_key(read_recipe(recipe), short) == key
+
+
+@pytest.mark.parametrize("name", ["digits-at", "digits-gloro", "digits-flat/at-trh", "canvas/at-large"])
+def test_short_forms_of_everything_in_a_recipe(name):
+    """A short form stands for the only key that ends in it, or the error names all of them."""
+    tree = build_recipe(name).tree
+    parts = {f"methods.{i}": part for i, part in enumerate(tree["methods"])}
+    parts |= {section: part for section, part in tree.items() if isinstance(part, dict)}
+    keys = [f"{path}.{argument}" for path, part in parts.items() for argument in part.get("init_args", part)]
+    for short in {key.rpartition(".")[2] for key in keys} - tree.keys():
+        candidates = [key for key in keys if key.rpartition(".")[2] == short]
+        candidates = [key for key in candidates if key.startswith(("trainer.", "threat."))] or candidates
+        if len(candidates) == 1:
+            assert full_key(tree, short) == candidates[0]
+        else:
+            with pytest.raises(RecipeError, match=f"{short}: ambiguous; write ") as error:
+                full_key(tree, short)
+            assert all(key in str(error.value) for key in candidates)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["methods=[AWP, AWPT]", "gamma=1"], "gamma: ambiguous; write methods.0.gamma or methods.1.gamma"),
+        (["epoch=3"], "epoch: unknown key; did you mean trainer.epochs or trainer.keep_epochs?"),
+        (["lambda_t=3"], "lambda_t: unknown key"),  # AT has none
+        (["zzz=3"], "zzz: unknown key; expected the key of a section (data, model, pretrained, loss, threat"),
+        (["optimiser=SGD"], "optimiser: unknown key; did you mean optimizer?"),
+        (["loss=NoLoss", "lambda_t=3"], "lambda_t: unknown key"),
+        (["epochs="], "epochs: expected a value, got none"),
+    ],
+)
+def test_short_forms_that_stand_for_nothing_are_one_sentence(overrides, sentence):
+    with pytest.raises(RecipeError) as error:
+        build_recipe("digits-at", *overrides)
+    assert str(error.value).startswith(sentence)
+
+
+def test_short_forms_see_the_overrides_before_them():
+    assert build_recipe("digits-at", "loss=TRADES", "lambda_t=3").tree["loss"]["init_args"]["lambda_t"] == 3
+    assert expand_overrides("digits-at", ["loss=TRADES"], ["lambda_t=3"]) == ["loss.lambda_t=3"]
+
+
+def test_short_forms_of_untrusted_recipes_import_nothing(tmp_path):
+    (tmp_path / "planted.py").write_text("raise SystemExit('imported')")
+    tree = {**read_recipe("digits-at"), "loss": f"{tmp_path}/planted.py:Loss"}
+    with pytest.raises(RecipeError, match="zzz: unknown key"):
+        build_recipe(tree, "zzz=3", trust=False)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.errors import AtollError, InputError
+from atoll.distributed import default_device, use_device
+from atoll.errors import AtollError, InputError, RecipeError
 from atoll.runs.recipe import read_recipe
-from atoll.studies import Cell, Column, Table, engine, run_study
-from atoll.studies.engine import CellRunner, merge_overrides, sort_cells
+from atoll.studies import Cell, Column, StudyResults, Table, engine, run_study
+from atoll.studies.engine import CellOutcome, CellRunner, merge_overrides, provenance, sort_cells
 from studies.toy import Toy, Trained
 
 
@@ -70,6 +72,38 @@ def test_overrides_for_some_rows(tmp_path: Path) -> None:
     ]
     with pytest.raises(InputError, match="d:seed=1: expected a pattern of rows of toy before the colon"):
         run_study(Toy(log), "smoke", folder, overrides=["d:seed=1"])
+
+
+def test_short_forms_mean_the_same_as_full_keys(tmp_path: Path) -> None:
+    cell = Cell("a", 0, "digits-at", ("loss=TRADES", "trainer.epochs=2"))
+    short = CellRunner(Trained(), "smoke", tmp_path, ("epochs=5", "[ab]:lambda_t=3", "root=mine"))
+    full = CellRunner(Trained(), "smoke", tmp_path, ("trainer.epochs=5", "loss.lambda_t=3", "data.root=mine"))
+    assert short.overrides_for(cell) == full.overrides_for(cell) == list(full.overrides)
+    assert short.settings(cell) == full.settings(cell)  # so finished cells are not trained again
+    merged = merge_overrides(cell.overrides, short.overrides_for(cell))
+    assert read_recipe("digits-at", merged)["trainer"]["epochs"] == 5
+    results = StudyResults("smoke", {cell: {}})
+    assert provenance(Trained(), results, short.overrides, 1)[0].endswith("epochs=5 '[ab]:lambda_t=3' root=...")
+    with pytest.raises(RecipeError, match=r"epochz: unknown key; did you mean trainer\.epochs"):
+        run_study(Trained(), "smoke", tmp_path, overrides=["epochz=5"])
+
+
+def test_cells_compute_on_the_device_of_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the processes of another engine, which get the runner alone."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    devices: list[torch.device] = []
+    monkeypatch.setattr(CellRunner, "_measure", lambda self, cell: devices.append(default_device()) or {"x": 1.0})
+
+    def elsewhere(runner: CellRunner, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
+        for cell in cells:
+            with use_device("auto"):
+                yield pickle.loads(pickle.dumps(runner))(cell)
+
+    with use_device("cuda:1"):
+        run_study(Toy(tmp_path / "log"), "smoke", tmp_path / "study", engine=elsewhere)
+    assert set(map(str, devices)) == {"cuda:1"}
 
 
 def test_several_processes_train_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""The tables and figures of four papers as studies of Atoll, with their recipes and code that only they use."""
+"""Atoll studies that reproduce tables and figures from four papers, with their recipes and supporting code."""

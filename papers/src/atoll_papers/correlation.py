@@ -16,8 +16,8 @@ from atoll.errors import InputError
 class Fit:
     """Pearson correlation and regression line of one series on another, from n pairs.
 
-    Intervals are 95 % intervals, of r by Fisher's z and of the slope by Student's t.  The p-value of the correlation
-    holds if the pairs are independent.
+    Intervals are at level 95 %, from Fisher's z for r and from Student's t for the slope.  The p-value of the
+    correlation is valid if the pairs are independent.
     """
 
     n: int
@@ -32,10 +32,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Correlation within each seed, over all of them, and across seeds at each epoch.
+    """Correlation within each seed, over all seeds, and across seeds at each epoch.
 
-    Epochs of one run are not independent, so the p-values of seeds and of the pool are too small.  Those across seeds
-    are valid, but large for few seeds.
+    Epochs of one run are not independent, so the p-values for single seeds and for all seeds are too small.  The
+    p-values across seeds are valid, but large for few seeds.
     """
 
     seeds: dict[str, Fit]
@@ -54,7 +54,7 @@ def fit(index: ArrayLike, gap: ArrayLike) -> Fit:
 
     x, y = np.asarray(index, dtype=np.float64), np.asarray(gap, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape or len(x) < 3:
-        raise InputError(f"expected two series of one length, at least 3, got {x.shape} and {y.shape}")
+        raise InputError(f"expected two series of the same length, at least 3, got {x.shape} and {y.shape}")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise InputError("expected finite numbers, got NaN or infinity")
     if np.ptp(x) == 0 or np.ptp(y) == 0:  # the correlation is not defined
@@ -78,7 +78,7 @@ def fit(index: ArrayLike, gap: ArrayLike) -> Fit:
 
 
 def analyze(index: Mapping[str, Sequence[float]], gap: Mapping[str, Sequence[float]]) -> Analysis:
-    """All correlations of an index with a gap, both given per seed as series over the same epochs.
+    """All correlations of an index with a gap; both are series over the same epochs, by seed.
 
     >>> index = {"0": [1, 2, 3, 4], "1": [2, 3, 4, 6], "2": [1, 3, 4, 5]}
     >>> analysis = analyze(index, {seed: [0.1 * value for value in values] for seed, values in index.items()})
@@ -86,13 +86,13 @@ def analyze(index: Mapping[str, Sequence[float]], gap: Mapping[str, Sequence[flo
     (0.1, 3, 4)
     """
     if not index or index.keys() != gap.keys():
-        raise InputError(f"expected the same seeds for both, got {sorted(index)} and {sorted(gap)}")
+        raise InputError(f"expected the same seeds for index and gap, got {sorted(index)} and {sorted(gap)}")
     if len({len(values) for values in (*index.values(), *gap.values())}) > 1:
         raise InputError("expected the same number of epochs for every seed")
     x, y = (np.array([series[seed] for seed in index], dtype=np.float64) for series in (index, gap))
     return Analysis(
         seeds={seed: fit(*both) for seed, *both in zip(index, x, y, strict=True)},
         pooled=fit(x.ravel(), y.ravel()),
-        # It takes three seeds to correlate across them.
+        # A correlation across seeds needs at least three of them.
         epochs=tuple(fit(*both) for both in zip(x.T, y.T, strict=True)) if len(index) >= 3 else (),
     )

@@ -1,4 +1,4 @@
-"""Cost of a function call: interleaved timings compared by the median of ratios, and peak memory."""
+"""Cost of a function call: alternating timings, compared by the median ratio, and peak memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll.errors import AtollError
 
 
 class Noise(Data):
-    """Random images of ten classes; the cost of a step does not depend on their content.
+    """Random images with ten classes; the cost of a step does not depend on their content.
 
     >>> Noise((1, 8, 8), 4).tensors("train")[0].shape
     torch.Size([4, 1, 8, 8])
@@ -40,7 +40,7 @@ class Noise(Data):
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Seconds of one call, including the work of a GPU."""
+    """Duration of one call in seconds, including GPU work."""
     _wait()
     start = time.perf_counter()
     work()
@@ -54,7 +54,7 @@ def _wait() -> None:
 
 
 def alternate(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> list[tuple[float, float]]:
-    """Seconds of both functions, which take turns so that a busy machine slows both."""
+    """Durations of both functions in seconds; the calls alternate, so that a busy machine slows down both."""
     ours(), theirs()
     times = []
     for number in range(rounds):
@@ -67,22 +67,22 @@ def alternate(ours: Callable[[], object], theirs: Callable[[], object], rounds: 
 
 
 def ratio(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> float:
-    """Median of the ratios of neighboring calls."""
+    """Median ratio of neighboring calls."""
     return statistics.median(a / b for a, b in alternate(ours, theirs, rounds))
 
 
 def added(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> float:
-    """Additional seconds of the first function: the median over neighboring calls."""
+    """Additional time of the first function in seconds: the median over neighboring calls."""
     return statistics.median(a - b for a, b in alternate(ours, theirs, rounds))
 
 
 def peak_memory(
     make: Callable[[], Callable[[], object]], repeats: int = 2, *, whole: bool = False, device: str = "cpu"
 ) -> int:
-    """Bytes by which a call raises the peak memory of a new process that has made the call once before.
+    """Bytes by which a call raises the peak memory of a new process that has already made the call once.
 
-    With ``whole``, this includes what the call is made of (model, optimizer, averages), not only what a step adds.
-    Memory is that of the ``device``; for a CPU, Linux reports it.
+    With ``whole``, this includes the state of the call (model, optimizer, averages), not only what a step adds.
+    Measures the memory of the ``device``.  For a CPU, this works only on Linux.
     """
     # Return freed blocks to the system at once; otherwise the peak depends on heap fragmentation.
     settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -95,7 +95,7 @@ def peak_memory(
     try:
         result: int = here.recv()
     except EOFError:
-        raise AtollError("the process whose memory was measured died; see its output above") from None
+        raise AtollError("the process that measures memory died; see its output above") from None
     finally:
         process.join()
     return result
@@ -109,7 +109,7 @@ def _peak(
     pipe: multiprocessing.connection.Connection,
 ) -> None:
     calls = [make()]
-    calls[0]()  # lazy imports and the optimizer's state are not memory of the step
+    calls[0]()  # lazy imports and the optimizer's state should not count
     if whole:
         calls.clear()
         gc.collect()
@@ -117,7 +117,7 @@ def _peak(
         torch.cuda.reset_peak_memory_stats()
     else:
         with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # resets the high-water mark; getrusage's would be that of the parent
+            file.write("5")  # resets the high-water mark; getrusage would report the parent's
     before = _high_water(device)
     work = calls[0] if calls else make()
     for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""Lower bounds of Lipschitz constants: pairs of inputs, found by optimization, that prove them."""
+"""Lower bounds of Lipschitz constants, proven by pairs of inputs from gradient ascent."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG
 from atoll.threat import Bounds, ThreatModel, per_point
 
-CLOSEST = 1e-4  # closer pairs would measure the rounding of the logits
+CLOSEST = 1e-4  # for closer pairs, rounding of the logits would dominate
 LENGTHS = (1.0, 1 / 8, 1 / 64, 1 / 512)  # initial lengths of the segments, relative to the first
 
 
 @dataclass(frozen=True)
 class WitnessPairs:
-    """Pairs of inputs, and the change of a difference of two logits between them divided by their distance.
+    """Pairs of inputs with a difference quotient for each: change of a difference of two logits per distance.
 
-    Each value is a lower bound of a Lipschitz constant, proven by a and b.
+    Each value is a lower bound of a Lipschitz constant, proven by the pair (a, b).
     """
 
     a: Tensor
@@ -43,7 +43,7 @@ def difference_quotients(model: nn.Module, a: Tensor, b: Tensor, j: Tensor | Non
 
     .. math:: \max_i \frac{|f_j(a) - f_i(a) - (f_j(b) - f_i(b))|}{\|a - b\|}
 
-    There is one class j per pair; if it is None, the best of all classes is taken.
+    Each pair has one class j.  If j is None, the maximum is also over j.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
@@ -65,12 +65,12 @@ def global_lower_bound(
 ) -> WitnessPairs:
     """Lower bounds of the largest constant of a difference of two logits within the bounds (thesis, C.3).
 
-    Each input is paired with another random one; gradient ascent moves both.
+    Each input is paired with another random input, and gradient ascent moves both.
 
     Args:
-        model: in float64 for bounds that are exact to the last digits.
+        model: the model; use float64 for bounds that are exact to the last digits.
         x: inputs to start from, at least two.
-        bounds: bounds of inputs.
+        bounds: bounds of the inputs.
         steps: steps of each of the four ascents.
         seed: seed of the random pairs.
 
@@ -90,13 +90,13 @@ def global_lower_bound(
 def local_lower_bound(
     model: nn.Module, x: Tensor, eps: float, *, bounds: Bounds | None = (0.0, 1.0), steps: int = 100, seed: object = 0
 ) -> WitnessPairs:
-    """Lower bounds of the constants of the top logit minus another one, within eps (l2) of each input (thesis, C.3).
+    """Lower bounds of the constants of the top logit minus another logit, within eps (l2) of each input (thesis, C.3).
 
     Args:
-        model: in float64 for bounds that are exact to the last digits.
-        x: inputs; j is the class predicted there.
-        eps: radius of the ball that both ends stay in.
-        bounds: bounds of inputs.
+        model: the model; use float64 for bounds that are exact to the last digits.
+        x: inputs; j is the class predicted for each of them.
+        eps: radius of the ball that contains both ends of a pair.
+        bounds: bounds of the inputs.
         steps: steps of each of the four ascents.
         seed: seed of the random starts.
     """
@@ -115,16 +115,16 @@ def _ascend(
 ) -> WitnessPairs:
     """The best pair of each row during gradient ascent from long and short segments, projected ``into`` the region.
 
-    Long segments cross many linear regions, short ones find the slope of a single region.  Those that start at a also
-    end within the region, because it is convex.  Gradients are normalized, and steps are a shrinking share of the
-    segment.
+    Long segments cross many linear regions, and short segments find the slope of a single region.  Shortened segments
+    stay within the region, because it is convex.  Gradients are normalized, and each step is a shrinking share of the
+    length of the segment.
     """
     best = WitnessPairs(a, b, a.new_zeros(len(a)))
     with torch.enable_grad(), evaluation_mode(model):
         steepest = _steepest(model, a, j)
         reach = _lengths(b - a)
         for share in LENGTHS:
-            # The shortest follow the gradient: an ascent that starts with the wrong classes may never leave them.
+            # The shortest segments follow the gradient, because an ascent may never leave the classes it starts with.
             way = b - a if share > LENGTHS[-1] else steepest * per_point(reach, a)
             ends = [a.clone(), into(a + share * way)]
             length = _lengths(ends[0] - ends[1])
@@ -132,7 +132,7 @@ def _ascend(
                 ends = [end.detach().requires_grad_() for end in ends]
                 values = difference_quotients(model, ends[0], ends[1], j)
                 best = _better(best, ends[0].detach(), ends[1].detach(), values.detach())
-                # Not backward(), which would change the gradients of the weights.
+                # backward() would change the gradients of the weights.
                 uphill = torch.autograd.grad(values.sum(), ends)
                 size = _lengths(torch.cat([g.flatten(1) for g in uphill], 1)).clamp_min(1e-30)
                 pace = per_point(0.5 * length * (1 - step / (steps + 1)) / size, a)

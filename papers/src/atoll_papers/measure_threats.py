@@ -1,4 +1,4 @@
-"""The class that threatens a prediction most, and how often it changes during training (thesis, figure 5.4)."""
+"""The most threatening class of a prediction, and how often it changes during training (thesis, figure 5.4)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class MeasureThreats(Method):
-    """Records the share of points whose threatening class differs from the epoch before, by two definitions.
+    """Records the share of points whose threatening class differs from the previous epoch, by two definitions.
 
-    ``runner_up_switching``: the class with the second-highest logit (the thesis's definition).  ``threat_switching``:
-    the class that limits the certified radius, with the constants that the loss estimates; only if it estimates some.
-    Training itself does not change.
+    ``runner_up_switching`` uses the class with the second-highest logit (the thesis's definition).
+    ``threat_switching`` uses the class that limits the certified radius, given the constants that the loss estimates;
+    it is recorded only if the loss estimates constants.  Recording does not change training.
 
     Args:
-        points: number of random training points, without augmentation, the same in all epochs.
+        points: number of random training points, without augmentation; they are the same in all epochs.
     """
 
     def __init__(self, *, points: int = 1000) -> None:
@@ -44,7 +44,7 @@ class MeasureThreats(Method):
         self.before = classes
 
     def certifiers(self, trainer: Trainer) -> dict[str, GloRo]:
-        """By metric: one that takes the runner-up, and one with estimated constants of pairs of classes, if any."""
+        """Certifiers by metric: one for the runner-up and, if available, one with estimated pairwise constants."""
         certifiers = {"runner_up_switching": runner_up(trainer.model, trainer.data.num_classes)}
         if trainer.lipschitz is not None:
             assert isinstance(trainer.model, Classifier)
@@ -78,7 +78,7 @@ def threatening(certifier: GloRo, x: Tensor) -> Tensor:
 
 
 def runner_up(model: nn.Module, num_classes: int) -> GloRo:
-    """A certifier with equal constants, so that the second-highest logit threatens most; it proves nothing."""
+    """A certifier with equal constants, so that the second-highest logit is the threat; its radii prove nothing."""
     return GloRo(model, PairwiseLipschitz.estimated(torch.ones(num_classes, num_classes)))
 
 

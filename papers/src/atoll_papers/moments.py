@@ -32,9 +32,10 @@ def moments(problem: EmpiricalRisk) -> dict[str, Moments]:
 
     .. math:: \sum_i \lambda_i = \mathrm{Tr}\, H, \qquad \sum_i \lambda_i^2 = \|H\|_F^2.
 
-    For small networks.  If the network is piecewise linear in each parameter (ReLU), the rows of the largest parameter
-    are not needed: outside of its own block they are columns of the others, and the squares of the block follow from
-    inner products of points and logits.  For an MLP 100-100 this saves 94 % of the products.
+    Only feasible for small networks.  If the network is piecewise linear in each parameter (ReLU), the rows of the
+    largest parameter are not needed: outside of the parameter's block, they are columns of the other rows, and the sum
+    of squares of the block follows from inner products of points and logits.  For an MLP 100-100, this saves 94 % of
+    the products.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
@@ -50,7 +51,7 @@ def moments(problem: EmpiricalRisk) -> dict[str, Moments]:
     matrix = hessian(problem, torch.cat([spans[k] for k in computed])).double()
     rows = dict(zip(computed, torch.split(matrix, [sizes[k] for k in computed]), strict=True))
     blocks: dict[str, Moments] = {}
-    outside = 0.0  # sum of squares outside of the blocks
+    outside = 0.0  # sum of squares outside the blocks
     for k, name in enumerate(problem.names):
         if k in rows:
             block = rows[k][:, spans[k]]

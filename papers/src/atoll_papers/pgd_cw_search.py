@@ -1,4 +1,4 @@
-"""The boundary search of the thesis (table B.1): PGD at growing radii, then CW, and the closer of both."""
+"""The boundary search of the thesis (table B.1): PGD at growing radii, then CW; the closer result counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.threat import ThreatModel
 RADII = ("36/255", "64/255", 0.3, 0.5, 0.7, 0.9, 1.1)
 STEPS = 100
 LEARNING_RATE = 0.01
-CONSTANTS = 9  # of CW; the thesis does not give the number, this is Foolbox's default
+CONSTANTS = 9  # binary search steps of CW; the thesis does not give the number, so this is Foolbox's default
 
 
 def pgd_cw_search(
@@ -32,19 +32,19 @@ def pgd_cw_search(
     batch_size: int,
     with_cw: bool = True,
 ) -> SearchState:
-    """A strategy of ``boundary_search``: PGD at growing radii until a point falls, then CW on all points.
+    """A strategy for ``boundary_search``: PGD at growing radii until it succeeds, then CW on all points.
 
-    Whatever does not fit into the calls of a point is left out.
+    The search skips steps that do not fit into the budget of a point.
 
     Args:
-        model: in evaluation mode.
-        threat: l2, with the bounds.
-        points: with the model's predictions as labels.
+        model: the model, in evaluation mode.
+        threat: threat model with norm l2 and the bounds of inputs.
+        points: points, with the model's predictions as labels.
         examples: not used.
-        calls: for each point; the search takes at most 7 x 201 + 1800, so infinity is allowed.
-        seed: of PGD's random starts.
+        calls: budget of model calls per point; the search takes at most 7 x 201 + 1800, so infinity is allowed.
+        seed: seed of PGD's random starts.
         batch_size: not used; all points run together.
-        with_cw: whether CW follows PGD.
+        with_cw: whether to run CW after PGD.
     """
     if threat.norm != "l2":
         raise InputError(f"norm: the search with PGD and CW expects l2, got {threat.norm}")

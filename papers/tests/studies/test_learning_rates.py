@@ -61,8 +61,8 @@ def test_early_stopping_is_the_best_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("gains", "expected"),
     [
-        ({"1 of the rate, then 0.1 of it": 2.0}, ["supported", "supported"]),
-        ({"drops at 0.5": 4.0, "0.1 of the rate, then 0.1 of it": 2.0}, ["contradicted", "contradicted"]),
+        ({"rate x 1, drop x 0.1": 2.0}, ["supported", "supported"]),
+        ({"drops at 0.5": 4.0, "rate x 0.1, drop x 0.1": 2.0}, ["contradicted", "contradicted"]),
     ],
 )
 def test_schedules(gains: dict[str, float], expected: list[str]) -> None:

@@ -134,4 +134,4 @@ def test_listing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "studies", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["studies"].keys() == STUDIES.keys()
     assert main(["study", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["trh-table"]["reference"] == "TrH, tables 1, 7 and 8"
+    assert json.loads(capsys.readouterr().out)["studies"]["trh-table"]["reference"] == "TrH, tables 1, 7 and 8"

@@ -11,7 +11,7 @@ from atoll.attacks.fab import FAB
 from atoll.attacks.sampling import Sampling
 from atoll.attacks.square import Square
 from atoll.errors import InputError
-from atoll.registry import suggest
+from atoll.registry import closest, suggest
 from atoll.threat import ThreatModel
 
 
@@ -24,6 +24,8 @@ def get_attack(name: str, threat: ThreatModel) -> Attack:
     try:
         member = ATTACKS.resolve(name)
     except InputError as error:
+        if close := closest(name, SUITES):
+            raise InputError(f"attacks: expected an attack, got {name!r}; did you mean {close[0]}?") from None
         raise InputError(f"attacks: {error}") from None
     attack: Attack = member.cls(threat, **member.arguments)
     return attack

@@ -3,109 +3,239 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
 
+from atoll.cli.answers import print_error
 from atoll.errors import AtollError, TrainingError
-from atoll.registry import forget_foreign_folders
+from atoll.registry import closest, forget_foreign_folders, suggest
+
+
+class Verb(NamedTuple):
+    """The arguments of a command and what it does, for the help."""
+
+    usage: str
+    summary: str
+
 
 # One module each, imported when its verb is used: PyTorch takes seconds to import, and `atoll --help` does without.
 VERBS = {
-    "train": "train a recipe",
-    "attack": "measure robust accuracy",
-    "certify": "prove robustness",
-    "check": "check proof files of certify, independently",
-    "export": "write certified models as ONNX files",
-    "curvature": "measure flatness, layer by layer",
-    "explain": "show what models look at, and whether that is faithful",
-    "study": "reproduce a table or figure of a paper",
-    "report": "write one page about one or several runs",
-    "ls": "list recipes, components and runs",
+    "train": Verb("RECIPE [KEY=VALUE ...] [options]", "train a model as a recipe describes"),
+    "attack": Verb("RUN [RUN ...] [options]", "measure robust accuracy"),
+    "certify": Verb("RUN [RUN ...] [options]", "certify predictions and measure verified accuracy"),
+    "check": Verb("FILE [options]", "check a proof file independently of the certifier"),
+    "export": Verb("RUN -o FILE [options]", "write a model to an ONNX file"),
+    "predict": Verb("RUN IMAGE [IMAGE ...] [options]", "classify image files"),
+    "curvature": Verb("RUN [RUN ...] [options]", "measure how flat the loss is, layer by layer"),
+    "explain": Verb("RUN [RUN ...] [IMAGE ...] [options]", "compute attributions and measure how faithful they are"),
+    "study": Verb("[NAME] [KEY=VALUE ...] [options]", "reproduce a table or figure of a paper"),
+    "report": Verb("RUN [RUN ...] [options]", "write an HTML report of one or more runs"),
+    "ls": Verb("[KIND] [NAME] [options]", "list recipes, components and runs"),
 }
 
 # Commands that store their progress; `train` says itself how to resume.
 RESUMABLE = ("attack", "certify", "curvature", "explain", "study")
 
-DESCRIPTION = """\
+HELP = f"""\
+usage: atoll COMMAND [options]
+
 Train, attack, certify and explain adversarially robust image classifiers.
 
-  atoll ls                                     list recipes, models, data sets, attacks, methods
-  atoll ls runs                                list runs with their main numbers
+Commands:
+{chr(10).join(f"  {name:<12}{verb.summary}" for name, verb in VERBS.items())}
+
+Options:
+  -h, --help  show this help and exit
+  --version   show the version of Atoll and exit
+
+Examples:
+  atoll ls                                     list recipes, models, data sets, attacks and methods
   atoll train digits-at                        train a recipe into runs/digits-at
-  atoll train digits-at trainer.epochs=5       the same with another value
+  atoll train digits-at epochs=5 lr=0.1        change values of the recipe
   atoll train --resume --out runs/digits-at    resume a run that was stopped or killed
-  atoll attack runs/digits-at                  measure robust accuracy of the best checkpoint
+  atoll attack runs/digits-at                  measure the robust accuracy of the best checkpoint
   atoll certify runs/digits-gloro              prove radii within which predictions cannot change
-  atoll check proof.safetensors                prove the certificates of a file again, independently
-  atoll export runs/digits-gloro -o net.onnx   write the certified model for other programs
-  atoll curvature runs/digits-at               measure flatness, layer by layer
-  atoll explain runs/digits-at                 show what the model looks at
-  atoll study trh-two-moons                    reproduce a figure of a paper and check its claim
-  atoll report runs/digits-at                  write one page with all results
+  atoll predict runs/digits-at photos/         classify all images in a folder
+  atoll report runs/digits-at                  write a report with all results
+  atoll ls runs                                list all runs with their main numbers
+
+Run `atoll COMMAND --help` for the options of a command.
 """
 
 
-def parser(verb: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the command; only the named verb knows its options, because the others are not imported."""
-    layout = argparse.RawDescriptionHelpFormatter
-    base = argparse.ArgumentParser(prog="atoll", description=DESCRIPTION, formatter_class=layout)
-    verbs = base.add_subparsers(dest="verb", metavar="COMMAND", required=True)
-    for name, text in VERBS.items():
-        module = importlib.import_module(f"atoll.cli.{name}") if name == verb else None
-        sub = verbs.add_parser(name, help=text, description=module.__doc__ if module else None, formatter_class=layout)
-        sub.add_argument("--json", action="store_true", help="print JSON for machines instead of tables for people")
-        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        if module:
-            module.arguments(sub)
-    return base
+class UsageError(AtollError):
+    """The command line is wrong; the exit code is 2."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises a UsageError with one sentence instead of printing all options and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        message = message.removeprefix("argument ").replace("expected one argument", "expected a value")
+        message = message.replace("the following arguments are required:", "missing")
+        raise UsageError(message if message.endswith("?") else f"{message}; see `{self.prog} --help`")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(action, f"got {value!r}{suggest(str(value), known)}")
+
+
+def parser(verb: str) -> argparse.ArgumentParser:
+    """The parser of a command; it imports the command."""
+    module = importlib.import_module(f"atoll.cli.{verb}")
+    sub = _Parser(
+        prog=f"atoll {verb}",
+        usage=f"atoll {verb} {VERBS[verb].usage}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # otherwise a new option breaks scripts that abbreviate another
+    )
+    module.arguments(sub)
+    output = sub.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print JSON instead of tables, also for errors")
+    output.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return sub
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; exits with argparse's message if it is wrong.
+    """Parse a command line; a UsageError says what is wrong with it.
 
-    >>> parse(["train", "digits-at", "--data.root", "here", "trainer.epochs=5"]).overrides
-    ['data.root=here', 'trainer.epochs=5']
+    >>> parse(["train", "digits-at", "--data.root", "here", "epochs=5"]).overrides
+    ['data.root=here', 'epochs=5']
     """
-    verb = next((word for word in argv if word in VERBS), None)
-    full = parser(verb)
+    verb, *words = _find_verb(argv)
+    sub = parser(verb)
     # Overrides may stand anywhere; argparse would only take them directly after the recipe.
-    options, rest = full.parse_known_args(_dotted_flags(argv) if verb in ("train", "study") else argv)
-    stray = [word for word in rest if not hasattr(options, "overrides") or word.startswith("-") or "=" not in word]
-    if stray:
-        full.error(f"unrecognized arguments: {' '.join(stray)}")
+    options, rest = sub.parse_known_args(_dotted_flags(words) if verb in ("train", "study") else words)
+    for word in rest:
+        if word.startswith("-"):
+            _refuse_option(sub, word, takes_overrides=hasattr(options, "overrides"))
+        if not hasattr(options, "overrides") or "=" not in word:
+            sub.error(f"unexpected argument {word!r}")
     if rest:
         options.overrides += rest
+    options.verb = verb
     return options
+
+
+def _find_verb(argv: Sequence[str]) -> list[str]:
+    """The command and its arguments; help and version are answered here."""
+    words = ["--help"] if list(argv) == ["help"] else list(argv)
+    if words[:1] == ["help"]:
+        words = [words[1], "--help"]
+    first = words[0] if words else ""
+    if first in ("-h", "--help"):
+        sys.stdout.write(HELP)
+        raise SystemExit(0)
+    if first == "--version":
+        from importlib.metadata import version
+
+        sys.stdout.write(f"atoll {version('atoll')}\n")
+        raise SystemExit(0)
+    if not first:
+        raise UsageError("expected a command; `atoll --help` lists them")
+    if first.startswith("-"):
+        verb = next((word for word in words if word in VERBS), "COMMAND")
+        raise UsageError(f"expected a command before {first}, as in `atoll {verb} {first}`; see `atoll --help`")
+    if first not in VERBS:
+        raise UsageError(f"unknown command {first!r}{suggest(first, VERBS)}")
+    return words
+
+
+def _refuse_option(sub: argparse.ArgumentParser, word: str, takes_overrides: bool) -> NoReturn:
+    """Say that there is no such option, and what may have been meant."""
+    option = word.partition("=")[0]
+    known = {name.lstrip("-"): name for name in sub._option_string_actions}
+    if close := closest(option.lstrip("-"), known):
+        sub.error(f"unknown option {option}; did you mean {' or '.join(known[name] for name in close)}?")
+    more = f"; to change the recipe, write {option.lstrip('-')}=VALUE" if takes_overrides else ""
+    sub.error(f"unknown option {option}{more}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     if argv is None:  # this process is the command: nothing in the current folder may pass for an installed package
         forget_foreign_folders()
-    options = parse(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        sys.stderr.write(HELP)
+        return 2
     try:
-        code: int | None = importlib.import_module(f"atoll.cli.{options.verb}").run(options)
-        return code or 0
+        options = parse(words)
+    except UsageError as error:
+        command = words[0] if words[0] in VERBS else ""
+        print_error(command, "UsageError", str(error), as_json="--json" in words)
+        return 2
+    try:
+        return _run(options)
     except AtollError as error:
         if options.debug:
             raise
-        from atoll.cli.output import error_console
-        from atoll.distributed import is_main
-
         # Under torchrun all processes find the same fault in a recipe; a broken run may show in any of them.
-        if is_main() or isinstance(error, TrainingError):
-            error_console.print(f"atoll {options.verb}: {error}", style="red", markup=False, soft_wrap=True)
+        if _is_main() or isinstance(error, TrainingError):
+            print_error(options.verb, type(error).__name__, str(error), as_json=options.json)
         return 1
     except KeyboardInterrupt as interrupt:
-        if int(os.environ.get("RANK", "0")) == 0:
+        if _is_main():
             rerun = " Rerun the same command to resume." if options.verb in RESUMABLE else ""
-            sys.stderr.write(f"{interrupt or f'Interrupted.{rerun}'}\n")
+            message = str(interrupt) or f"Interrupted.{rerun}"
+            if options.json:
+                print_error(options.verb, "Interrupted", message, as_json=True)
+            else:
+                sys.stderr.write(f"{message}\n")
         return 130
     except BrokenPipeError:  # `atoll ls | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a folder that is read-only, a full disk
+        if options.debug:
+            raise
+        if _is_main():
+            print_error(options.verb, "OSError", _describe(error), as_json=options.json)
+        return 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run a command on the device that its options name."""
+    module = importlib.import_module(f"atoll.cli.{options.verb}")
+    with contextlib.ExitStack() as stack:
+        if hasattr(options, "device"):
+            from atoll.distributed import use_device
+
+            stack.enter_context(use_device(options.device))
+        code: int | None = module.run(options)
+    return code or 0
+
+
+def _is_main() -> bool:
+    """Whether this process prints; like ``atoll.distributed.is_main``, which imports PyTorch."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _describe(error: OSError) -> str:
+    """One sentence for an error of the operating system.
+
+    >>> _describe(OSError(errno.ENOSPC, "No space left on device", "runs/x"))
+    'runs/x: No space left on device; free some space and rerun the same command'
+    """
+    advice = ""
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        advice = "; copy the run to a folder that you can write to, or choose another place for the output"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = "; free some space and rerun the same command"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}{advice}"
+
+
+def _begins_anew(word: str) -> bool:
+    """Whether a word is an option or an override, not the value of the option before it."""
+    return word.startswith("--") or ("=" in word and not os.path.exists(word))
 
 
 def _dotted_flags(argv: Sequence[str]) -> list[str]:
@@ -115,7 +245,7 @@ def _dotted_flags(argv: Sequence[str]) -> list[str]:
         word = words.pop(0)
         if word.startswith("--") and "." in word.partition("=")[0]:
             key, equals, value = word[2:].partition("=")
-            if not equals and words and not words[0].startswith("--"):  # otherwise the value was forgotten
+            if not equals and words and not _begins_anew(words[0]):  # otherwise the value was forgotten
                 value = words.pop(0)
             result.append(f"{key}={value}")
         else:

@@ -1,12 +1,16 @@
-"""Attack trained models: clean and robust accuracy, and the adversarial inputs.
+"""Measure clean and robust accuracy of trained models under attack.
 
-atoll attack runs/digits-at
-atoll attack runs/digits-standard runs/digits-at --attacks FGSM,PGD-20,CW-20 --eps 0.1
-atoll attack runs/digits-at --attacks PGD-20,CW-20 --surrogate runs/digits-standard
-atoll attack runs/digits-at --attacks my_attack.py:MyAttack
-torchrun --nproc-per-node 4 -m atoll attack runs/digits-at --attacks standard
+The default is AutoAttack with the norm and eps that the run was trained with. The command also stores the adversarial
+inputs, and warns if something suggests that the robust accuracy is too high.
 
-Results are stored in RUN/results.  Rerun the same command to resume an interrupted evaluation.
+Results are stored in RUN/results. Rerun the same command to show them again, or to resume an interrupted evaluation.
+
+Examples:
+  atoll attack runs/digits-at
+  atoll attack runs/digits-standard runs/digits-at --attacks FGSM,PGD-20,CW-20 --eps 0.1
+  atoll attack runs/digits-at --attacks PGD-20,CW-20 --surrogate runs/digits-standard
+  atoll attack runs/digits-at --attacks my_attack.py:MyAttack
+  torchrun --nproc-per-node 4 -m atoll attack runs/digits-at
 """
 
 from __future__ import annotations

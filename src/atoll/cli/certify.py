@@ -1,25 +1,25 @@
-"""Certify trained models: predictions with a radius (l2) within which they provably cannot change.
+"""Certify predictions: prove an l2 radius within which each of them cannot change.
 
-atoll certify runs/digits-gloro
-atoll certify runs/mnist-gloro --eps 0.3,1.58 --points 1000
-atoll certify runs/mnist-gloro --no-attack
-atoll certify runs/mnist-gloro --proof mnist.safetensors
-atoll certify runs/mnist-centroid --eta 0.1 --reject noise --reject FashionMNIST
-atoll certify runs/digits-smoothing --smooth 0.25 --samples 10000
+The command reports the verified accuracy at one or more radii. It also attacks certified points at their radius and
+fails if a prediction changes.
 
-The command attacks certified points at their radius and fails if a prediction changes.
+With --smooth, it certifies any model by randomized smoothing, which predicts the most frequent class under Gaussian
+noise. Each of these certificates is false with probability at most alpha, so they are not attacked.
 
---smooth certifies any model by randomized smoothing: it predicts the class that the model assigns most often under
-Gaussian noise.  Each of these certificates is false with probability alpha at most, so they are not attacked.
+For a Centroid Net, it also reports the radii that hold for all inputs, the share of points that the eta layer accepts,
+and prototypes of the first points.
 
-For a Centroid Net the command also reports the radii that hold for all inputs, the share of points that the eta layer
-accepts, and prototypes of the first points.
+--proof writes the certificates to a file that `atoll check` verifies independently. --reject reports how often the
+model abstains on noise or on another data set.
 
---proof writes the certificates with their witnesses to a file that `atoll check` proves again.
+Results are stored in RUN/results. Rerun the same command to show them again, or to resume it.
 
---reject reports how much of other data is rejected: inputs for which nothing is certified at eps.
-
-Results are stored in RUN/results.  Rerun the same command to resume.
+Examples:
+  atoll certify runs/digits-gloro
+  atoll certify runs/mnist-gloro --eps 0.3,1.58 --points 1000
+  atoll certify runs/mnist-gloro --no-attack --proof mnist.safetensors
+  atoll certify runs/mnist-centroid --eta 0.1 --reject noise --reject FashionMNIST
+  atoll certify runs/digits-smoothing --smooth 0.25 --samples 10000
 """
 
 from __future__ import annotations

@@ -1,36 +1,37 @@
-"""Check a proof file of `atoll certify --proof`: prove all of its claims again, independently of the certifier.
+"""Check a proof file that `atoll certify --proof` wrote: prove all of its claims again.
 
-atoll certify runs/digits-gloro --proof digits.safetensors
-atoll check digits.safetensors
+The checker is independent of the certifier. It is one file (atoll/checker.py) that uses only NumPy and SciPy: it
+evaluates the stored network, bounds its rounding errors, proves the norms of its layers, and computes the radii.
 
-The checker is one file (atoll/checker.py) that uses NumPy and SciPy only.  It evaluates the stored network, bounds the
-rounding of its precision, proves the norms of its layers, and computes the radii.
+The exit code is 0 if all claims are proven, 1 if some are not, and 2 if the file is damaged, altered or malformed.
 
-Exit code: 0 if all claims are proven, 1 if some are not, 2 if the file is damaged, altered or malformed.
+Examples:
+  atoll certify runs/digits-gloro --proof digits.safetensors
+  atoll check digits.safetensors
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from atoll.checker import OPERATIONS, Checked, ProofError, check
+from atoll.cli.answers import print_error, print_json
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="proof file")
+    parser.add_argument("file", type=Path, metavar="FILE", help="proof file, such as proof.safetensors")
 
 
 def run(options: argparse.Namespace) -> int:
     try:
         proof = check(options.file)
     except ProofError as error:
-        sys.stderr.write(f"atoll check: {options.file}: {error}\n")
+        print_error("check", "ProofError", f"{options.file}: {error}", as_json=options.json)
         return 2
     if options.json:
-        sys.stdout.write(json.dumps(_summary(proof), indent=2) + "\n")
+        print_json("check", _summary(proof))
     else:
         sys.stdout.write("\n".join(_lines(options.file, proof)) + "\n")
     return 0 if proof.proven.all() else 1

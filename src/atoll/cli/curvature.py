@@ -1,12 +1,18 @@
-"""Measure how flat trained models are: Weight-Curvature Index by layer, eigenvalues, PAC-Bayes bounds, landscapes.
+"""Measure how flat the loss of trained models is around their weights.
 
-atoll curvature runs/digits-at
-atoll curvature runs/digits-standard runs/digits-at --loss AT
-atoll curvature runs/digits-at --points 1000 --relative-error 0.02 --top 10 --gap
-atoll curvature runs/digits-at --landscape weights
-torchrun --nproc-per-node 4 -m atoll curvature runs/digits-at
+The command reports the Hessian trace of every layer with its standard error, the Weight-Curvature Index (WCI), the
+largest eigenvalues and PAC-Bayes bounds. Options add the robust generalization gap, the density of all eigenvalues and
+loss landscapes.
 
-To compare models, give the same --loss for all of them.  Results and pictures are stored in RUN/results.
+To compare models, use the same --loss for all of them. Results and figures are stored in RUN/results. Rerun the same
+command to show them again.
+
+Examples:
+  atoll curvature runs/digits-at
+  atoll curvature runs/digits-standard runs/digits-at --loss AT
+  atoll curvature runs/digits-at --points 1000 --relative-error 0.02 --top 10 --gap
+  atoll curvature runs/digits-at --landscape weights
+  torchrun --nproc-per-node 4 -m atoll curvature runs/digits-at
 """
 
 from __future__ import annotations
@@ -30,7 +36,7 @@ def show(results: Mapping[str, CurvatureResult]) -> None:
         print_table(title, ["weight matrix", "norm", "trace", "± error", "norm √trace", "% of WCI"], rows)
         print_lines(*_lines(result))
     if len({result.loss for result in results.values()}) > 1:
-        text = "These numbers are of different losses and do not compare; give all runs the same --loss."
+        text = "These numbers belong to different losses and cannot be compared; use the same --loss for all runs."
         print_lines(text, style="yellow")
 
 
@@ -66,7 +72,7 @@ def _lines(result: CurvatureResult) -> list[str]:
         lines.append(f"PAC-Bayes proof, {proof.posterior} posterior, {proof.draws} draws: {proof.message}")
     if result.gap is not None:
         lines.append(f"robust gap, test minus train: error {result.gap.error}, loss {result.gap.loss}")
-    return [*lines, f"numbers and pictures: {result.folder}"]
+    return [*lines, f"results and figures: {result.folder}"]
 
 
 arguments = partial(add_flags, settings=CurvatureSettings)

@@ -1,12 +1,16 @@
-"""Show what trained models look at, whether the explanation is faithful, and whether it lies on the object.
+"""Explain the predictions of trained models with attributions, and measure how faithful these are.
 
-atoll explain runs/digits-at
-atoll explain runs/digits-standard runs/digits-at --points 200
-atoll explain runs/digits-at three.png
-atoll explain runs/digits-at --methods SM,BIG --checks 0
+The command explains the predicted class of some test points, or of image files. The default methods are SM, IxG, IG
+and SG, and their counterparts at the closest decision boundary, BSM and BIG. If the data set has bounding boxes, it
+also measures how much of the attribution lies on the object.
 
-Explains the predicted class with SM, IxG, IG, SG, and with BSM and BIG at the closest decision boundary.  Results and
-pictures are stored in RUN/results.
+Results and figures are stored in RUN/results. Rerun the same command to show them again.
+
+Examples:
+  atoll explain runs/digits-at
+  atoll explain runs/digits-standard runs/digits-at --points 200
+  atoll explain runs/digits-at three.png
+  atoll explain runs/digits-at --methods SM,BIG --checks 0
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from atoll.errors import InputError
 from atoll.explain.measure import ExplainResult, ExplainSettings, MethodResult, short_names, side_by_side
 from atoll.stats import Estimate
 
-arguments = partial(add_flags, settings=ExplainSettings)
+arguments = partial(add_flags, settings=ExplainSettings, runs="folder of a run, or an image file to explain")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -51,8 +55,13 @@ def show(results: Mapping[str, ExplainResult]) -> None:
     _tables(methods, first.settings)
     for folder, result in results.items():
         print_lines(*_lines(folder, result))
-    if len(results) > 1 and (path := side_by_side({Path(name).name: result for name, result in results.items()})):
-        print_lines(f"side by side: {path}")
+    if len(results) > 1:
+        try:
+            path = side_by_side({Path(name).name: result for name, result in results.items()})
+        except OSError as error:  # results of read-only runs can still be shown
+            print_lines(f"side by side: no figure ({error.strerror})", style="yellow")
+        else:
+            print_lines(*([f"side by side: {path}"] if path else []))
 
 
 def _tables(methods: dict[str, MethodResult], settings: ExplainSettings) -> None:
@@ -82,7 +91,7 @@ def _lines(folder: str, result: ExplainResult) -> list[str]:
         columns = (result.titles, result.predictions, result.distances, result.others)
         for name, prediction, distance, other in zip(*columns, strict=True):
             lines.append(f"{name}: {prediction}" + ("" if distance is None else f"; {other} at {distance:.4g}"))
-    return [*lines, f"attributions, numbers and pictures: {result.folder}"]
+    return [*lines, f"attributions, results and figures: {result.folder}"]
 
 
 def _number(estimate: Estimate | None) -> str:

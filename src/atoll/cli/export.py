@@ -16,8 +16,9 @@ import argparse
 from pathlib import Path
 
 from atoll.certify.norms import BUDGET
+from atoll.cli.answers import print_json
 from atoll.cli.measure import add_locations, parse_checkpoint
-from atoll.cli.output import error_console, print_json, print_lines, progress_bar
+from atoll.cli.output import error_console, print_lines, progress_bar
 from atoll.runs.run import open_run
 
 
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
             on_layer=lambda layer: bar.update(task, advance=1, note=layer.name),
         )
     if options.json:
-        print_json(vars(exported))
+        print_json("export", vars(exported))
         return
     print_lines(
         f"{exported.path}: {exported.bytes:,} bytes; input x, outputs prediction (-1: abstains) and radius (l2)",

@@ -1,10 +1,15 @@
-"""List what commands and recipes accept, and the parameters of one component.
+"""List recipes, components and runs, or the parameters of one component.
 
-atoll ls
-atoll ls models
-atoll ls attack APGD
-atoll ls runs
-atoll ls runs DIR
+KIND is recipes, runs, suites, or a kind of component: data, models, losses, attacks, methods and so on. With NAME, the
+command lists the parameters of this component and their defaults. With `runs`, NAME is the folder to search.
+
+Examples:
+  atoll ls
+  atoll ls models
+  atoll ls attack APGD
+  atoll ls recipes --rows
+  atoll ls runs
+  atoll ls runs experiments/
 """
 
 from __future__ import annotations
@@ -13,7 +18,8 @@ import argparse
 from pathlib import Path
 
 from atoll.attacks.suites import SUITES
-from atoll.cli.output import print_json, print_table
+from atoll.cli.answers import print_json
+from atoll.cli.output import print_table
 from atoll.config import parameters
 from atoll.errors import InputError
 from atoll.registry import REGISTRIES, registry, suggest
@@ -22,10 +28,10 @@ from atoll.runs.recipe import recipes, variants
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", help="list one kind only")
-    text = "show the parameters and defaults of this component; with `runs`, a folder"
-    parser.add_argument("name", nargs="?", help=text)
-    parser.add_argument("--rows", action="store_true", help="list every variant of a recipe grid")
+    parser.add_argument("kind", nargs="?", metavar="KIND", help="list only this kind (default: all but runs)")
+    text = "component whose parameters to list; with `runs`, a folder (default: runs)"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=text)
+    parser.add_argument("--rows", action="store_true", help="list all variants of recipe grids")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -36,13 +42,13 @@ def run(options: argparse.Namespace) -> None:
     plural = {registry(kind).kind.split()[0]: registry(kind).title for kind in REGISTRIES}
     title = plural.get(options.kind, options.kind)
     if title is not None and title not in tables:
-        raise InputError(f"ls: got {title!r}{suggest(title, [*tables, *plural])}")
+        raise InputError(f"unknown kind {title!r}{suggest(title, [*tables, 'runs'])}")
     if options.name is not None:
         _show(title, tables[title], options)
         return
     listing = {name: entries(name, tables[name], options.rows) for name in ([title] if title else tables)}
     if options.json:
-        print_json(listing)
+        print_json("ls", listing)
         return
     for name, lines in listing.items():
         print_table(name, ["name", "description"], [[key, text] for key, text in lines.items()])
@@ -68,7 +74,7 @@ def _list_runs(root: Path, as_json: bool) -> None:
     runs = {str(run.folder): run for run in find_runs(root)}
     numbers = {name: main_numbers(run) for name, run in runs.items()}
     if as_json:
-        print_json(numbers)
+        print_json("ls", {"runs": numbers})
         return
     columns = ["run", "training", "clean %", "robust %", "verified %", "WCI"]
     states = ["finished" if run.is_finished else "not finished" for run in runs.values()]
@@ -79,11 +85,12 @@ def _list_runs(root: Path, as_json: bool) -> None:
 def _show(title: str, kind: str | None, options: argparse.Namespace) -> None:
     """Parameters and defaults of one component."""
     if kind is None:
-        raise InputError(f"ls: {title} have no parameters; read a recipe with `atoll train {options.name} --dry-run`")
+        command = f"atoll train {options.name} --dry-run" if title == "recipes" else "atoll ls suites"
+        raise InputError(f"{title} have no parameters; see `{command}`")
     member = registry(kind).resolve(options.name)
     listing = parameters(member.cls, member.arguments)
     if options.json:
-        print_json({"name": member.name, "class_path": member.path, "parameters": listing})
+        print_json("ls", {"name": member.name, "class_path": member.path, "parameters": listing})
         return
     table = [[name, row["type"], row["default"]] for name, row in listing.items()]
     print_table(f"{member.name}: {member.summary}", ["parameter", "type", "default"], table)

@@ -13,32 +13,46 @@ from typing import Any
 
 from docstring_parser import parse as parse_docstring
 
-from atoll.cli.output import error_console, print_json, progress_bar
+from atoll.cli.answers import print_json
+from atoll.cli.output import error_console, progress_bar
 from atoll.distributed import is_main, process_group
-from atoll.errors import InputError
 from atoll.measure import Result, Settings
 from atoll.runs.data_record import LOCATIONS
-from atoll.runs.run import Which, open_run
+from atoll.runs.run import Run, Which, check_which, open_run
 
 
-def add_flags(parser: argparse.ArgumentParser, settings: type[Settings]) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser,
+    settings: type[Settings],
+    runs: str = "folder of a run; several runs are compared",
+) -> None:
     """Runs, one flag per field of the settings, and the options of all measurements."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=runs)
     texts = _help_texts(settings)
     hints = typing.get_type_hints(settings)
     for item in dataclasses.fields(settings):
         _add_flag(parser, item, hints[item.name], texts.get(item.name, ""))
-    parser.add_argument("--checkpoint", default="best", help="best, last, or a step (default: best)")
-    parser.add_argument("--weights", default="raw", help="raw, or an average such as swa (default: raw)")
-    add_locations(parser)
-    parser.add_argument("--restart", action="store_true", help="discard saved progress and start over")
-    parser.add_argument("--trust", action="store_true", help="import classes from outside Atoll that runs name")
+    group = add_run_flags(parser)
+    group.add_argument("--restart", action="store_true", help="discard saved progress and results, and start over")
 
 
-def add_locations(parser: argparse.ArgumentParser) -> None:
+def add_run_flags(parser: argparse.ArgumentParser) -> Any:
+    """Which weights to use, where the data and the device are, and whether to trust the run; returns their group."""
+    group = parser.add_argument_group("run")
+    text = "checkpoint to use: best, last, or the number of a step (default: best)"
+    group.add_argument("--checkpoint", default="best", metavar="NAME", help=text)
+    group.add_argument(
+        "--weights", default="raw", metavar="NAME", help="raw, or the name of an average such as swa (default: raw)"
+    )
+    add_locations(group)
+    add_device(group)
+    group.add_argument("--trust", action="store_true", help="import classes from outside Atoll that the run names")
+    return group
+
+
+def add_locations(parser: Any) -> None:
     """``--data.root PATH`` and the like, for data that were moved."""
     for key in LOCATIONS:
-        text = f"where the data of the runs are now, if they were moved: replaces data.{key}"
         parser.add_argument(
             f"--data.{key}",
             dest="locations",
@@ -46,12 +60,18 @@ def add_locations(parser: argparse.ArgumentParser) -> None:
             default=[],
             type=functools.partial(_location, key),
             metavar="PATH",
-            help=text,
+            help=f"where data.{key} is now, if it was moved since training",
         )
 
 
 def _location(key: str, place: str) -> tuple[str, str]:
     return key, place
+
+
+def add_device(parser: Any) -> None:
+    """``--device``; ``atoll.cli.main`` passes it to ``use_device``."""
+    text = "device to compute on: auto, cpu, cuda, cuda:N or mps (default: auto, a CUDA GPU if there is one)"
+    parser.add_argument("--device", default="auto", metavar="NAME", help=text)
 
 
 def _help_texts(settings: type) -> dict[str, str]:
@@ -69,7 +89,7 @@ def _add_flag(parser: argparse.ArgumentParser, item: Any, hint: Any, text: str) 
     if typing.get_origin(hint) in (types.UnionType, typing.Union) and len(options) == 1:
         hint = options[0]
     default = ",".join(item.default) if isinstance(item.default, tuple) else item.default
-    if "default" not in text and default not in (None, False, True, ""):
+    if "default" not in text and default not in (None, "") and not isinstance(default, bool):
         text = f"{text} (default: {default:g})" if isinstance(default, float) else f"{text} (default: {default})"
     common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
     if hint is bool:
@@ -78,8 +98,27 @@ def _add_flag(parser: argparse.ArgumentParser, item: Any, hint: Any, text: str) 
         parser.add_argument(flag, choices=typing.get_args(hint), **common)
     elif typing.get_origin(hint) is tuple:
         parser.add_argument(flag, action="extend", type=lambda word: word.split(","), metavar="NAME,...", **common)
+    elif hint in (int, float):
+        kind, metavar = (whole_number, "N") if hint is int else (number, "X")
+        parser.add_argument(flag, type=kind, metavar=metavar, **common)
     else:
-        parser.add_argument(flag, type=hint, metavar={int: "N", float: "X"}.get(hint, "TEXT"), **common)
+        parser.add_argument(flag, type=hint, metavar="TEXT", **common)
+
+
+def whole_number(word: str) -> int:
+    """An integer option."""
+    try:
+        return int(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {word!r}") from None
+
+
+def number(word: str) -> float:
+    """An option that is a number."""
+    try:
+        return float(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {word!r}") from None
 
 
 def settings_from(options: argparse.Namespace, settings: type[Settings], **more: Any) -> Settings:
@@ -111,8 +150,7 @@ def measure_runs(
     with process_group(), progress_bar("") as bar:
         bar.disable = bar.disable or not is_main()
         for name, run in runs.items():
-            if is_main() and (warning := run.selection_warning(checkpoint, options.weights)):
-                error_console.print(f"{name}: {warning}", style="yellow", markup=False, soft_wrap=True)
+            warn_about_selection(run, checkpoint, options.weights, name)
             task = bar.add_task(name, total=None, note="")
 
             def on_progress(what: str, done: float, total: int, task: Any = task) -> None:
@@ -128,10 +166,17 @@ def measure_runs(
             bar.remove_task(task)
     if is_main():
         if options.json:
-            print_json({name: {**result.to_json(), "folder": str(result.folder)} for name, result in results.items()})
+            trees = {name: {**result.to_json(), "folder": str(result.folder)} for name, result in results.items()}
+            print_json(options.verb, {"results": trees})
         else:
             show(results)
     return results
+
+
+def warn_about_selection(run: Run, checkpoint: Which, weights: str, name: str) -> None:
+    """Print a warning if the best checkpoint was selected on few points."""
+    if is_main() and (warning := run.selection_warning(checkpoint, weights)):
+        error_console.print(f"{name}: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
 def parse_checkpoint(word: str) -> Which:
@@ -140,8 +185,6 @@ def parse_checkpoint(word: str) -> Which:
     >>> parse_checkpoint("best"), parse_checkpoint("120")
     ('best', 120)
     """
-    if word.isdecimal():
-        return int(word)
-    if word in ("best", "last"):
-        return typing.cast(Which, word)
-    raise InputError(f"--checkpoint: expected best, last or a step, got {word!r}")
+    which = int(word) if word.isdecimal() else word
+    check_which(which, "--checkpoint")
+    return typing.cast(Which, which)

@@ -1,9 +1,7 @@
-"""What the commands print: tables for people, JSON for machines, progress on standard error."""
+"""What the commands print for people: tables on standard output, progress on standard error."""
 
 from __future__ import annotations
 
-import json
-import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -21,10 +19,6 @@ if TYPE_CHECKING:
 
 console = Console()
 error_console = Console(stderr=True)
-
-
-def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def print_lines(*lines: str, style: str | None = None) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from atoll.cli.output import print_json, print_lines
+from atoll.cli.answers import print_json
+from atoll.cli.output import print_lines
 from atoll.report import write_report
 
 
@@ -26,6 +27,7 @@ def run(options: argparse.Namespace) -> None:
     path = write_report(options.runs, options.out or options.runs[0] / "report.html", title=options.title)
     size = path.stat().st_size
     if options.json:
-        print_json({"report": str(path), "bytes": size, "runs": [str(folder) for folder in options.runs]})
+        runs = [str(folder) for folder in options.runs]
+        print_json("report", {"report": str(path), "bytes": size, "runs": runs})
     else:
         print_lines(f"{path} ({size / 1e6:.1f} MB)")

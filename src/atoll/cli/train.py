@@ -1,10 +1,19 @@
-"""Train a recipe: a name from `atoll ls recipes`, or a YAML file.
+"""Train a model as a recipe describes, then test its best and its last checkpoint.
 
-atoll train digits-at
-atoll train digits-at loss=TRADES loss.lambda_t=3 trainer.epochs=10 --out runs/mine
-atoll train recipe.yaml --data.root ~/data
-atoll train --resume --out runs/mine
-torchrun --nproc-per-node 2 -m atoll train digits-at
+RECIPE is a name from `atoll ls recipes`, or a YAML file. KEY=VALUE changes a value of the recipe. A key is written in
+full (trainer.epochs=5) or in short (epochs=5) if only one part of the recipe has it. `atoll ls loss TRADES` lists the
+keys of a component. Atoll checks the whole recipe before it starts and reports all errors at once.
+
+Ctrl-C saves a checkpoint. With --resume, training continues from the newest checkpoint and produces bit-identical
+results.
+
+Examples:
+  atoll train digits-at
+  atoll train digits-at epochs=10 lr=0.05 eps=8/255
+  atoll train digits-at loss=TRADES loss.lambda_t=3 methods='[AWP, SWA]' --out runs/mine
+  atoll train recipe.yaml --data.root ~/photos
+  atoll train --resume --out runs/mine
+  torchrun --nproc-per-node 2 -m atoll train digits-at
 """
 
 from __future__ import annotations
@@ -19,7 +28,9 @@ from typing import Any
 
 import yaml
 
-from atoll.cli.output import TrainingProgress, percent, print_json, print_lines, print_table
+from atoll.cli.answers import print_json
+from atoll.cli.measure import add_device
+from atoll.cli.output import TrainingProgress, percent, print_lines, print_table
 from atoll.distributed import is_main
 from atoll.errors import Interrupted, RecipeError
 from atoll.runs.recipe import build_recipe, recipes
@@ -29,12 +40,15 @@ from atoll.training.trainer import Trainer
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="name or YAML file; not needed with --resume")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="values to use instead of the recipe's")
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="name or YAML file; leave it out with --resume")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="value to use instead of the recipe's")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/RECIPE)")
-    parser.add_argument("--resume", action="store_true", help="go on where the run in --out was stopped or killed")
-    parser.add_argument("--trust", action="store_true", help="import classes from outside Atoll when resuming")
-    parser.add_argument("--dry-run", action="store_true", help="check the recipe, print it resolved, and stop")
+    parser.add_argument("--resume", action="store_true", help="resume the run in --out after an interruption")
+    parser.add_argument("--dry-run", action="store_true", help="check the recipe, print it with all defaults, and exit")
+    add_device(parser)
+    parser.add_argument(
+        "--trust", action="store_true", help="import classes from outside Atoll that a resumed run names"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -42,13 +56,21 @@ def run(options: argparse.Namespace) -> None:
     if recipe is not None and "=" in recipe and options.resume:  # only overrides were given
         recipe, overrides = None, [recipe, *overrides]
     if recipe is None and not (options.resume and options.out):
-        raise RecipeError("expected a recipe, or --resume with --out; `atoll ls recipes` lists what there is")
+        raise RecipeError(
+            "expected a recipe, as in `atoll train digits-at`, or a run to resume, as in `atoll train --resume --out"
+            " runs/digits-at`; `atoll ls recipes` lists all recipes"
+        )
+    if recipe is not None and "=" in recipe and not Path(recipe).is_file():
+        raise RecipeError(f"expected a recipe before {recipe}, as in `atoll train digits-at {recipe}`")
     if recipe is None and overrides and options.dry_run:
         raise RecipeError(f"a resumed run keeps its recipe; it cannot take {overrides[0]!r}")
     if options.dry_run:
         trust = options.trust or recipe is not None
         tree = build_recipe(options.out / "recipe.yaml" if recipe is None else recipe, *overrides, trust=trust).tree
-        print_json(tree) if options.json else sys.stdout.write(yaml.safe_dump(dict(tree), sort_keys=False))
+        if options.json:
+            print_json("train", {"recipe": tree})
+        else:
+            sys.stdout.write(yaml.safe_dump(dict(tree), sort_keys=False))
         return
     name = recipe.removesuffix(".yaml") if recipe is not None else ""
     out = options.out or Path("runs") / (name if name.partition("/")[0] in recipes() else Path(name).name)
@@ -64,23 +86,25 @@ def run(options: argparse.Namespace) -> None:
             on_trainer=stop_on_signals,
         )
     except (Interrupted, KeyboardInterrupt) as error:
-        raise KeyboardInterrupt(_how_to_resume(str(error), out, options.trust)) from None
+        raise KeyboardInterrupt(_how_to_resume(str(error), out, options)) from None
     if not is_main():
         return
     if options.json:
         rows = finished.tests()
         tests = [{"checkpoint": r.checkpoint, "weights": r.weights, "epoch": r.epoch} | r.to_json() for r in rows]
-        print_json({"run": str(out), "selected_on": finished.index.get("selected_on"), "test": tests})
+        print_json("train", {"run": str(out), "selected_on": finished.index.get("selected_on"), "test": tests})
     else:
         show(finished)
 
 
-def _how_to_resume(message: str, out: Path, trust: bool) -> str:
+def _how_to_resume(message: str, out: Path, options: argparse.Namespace) -> str:
     """What to print after Ctrl-C."""
     if not (out / "recipe.yaml").exists():
         return "Interrupted before training started."
-    command = f"atoll train --resume --out {shlex.quote(str(out))}{' --trust' if trust else ''}"
-    return f"{message or 'Interrupted.'} Resume with: {command}"
+    command = ["atoll", "train", "--resume", "--out", str(out)]
+    command += [] if options.device == "auto" else ["--device", options.device]
+    command += ["--trust"] if options.trust else []
+    return f"{message or 'Interrupted.'} Resume with: {shlex.join(command)}"
 
 
 def stop_on_signals(trainer: Trainer) -> None:
@@ -115,4 +139,4 @@ def show(run: Run) -> None:
     print_table(f"Test accuracy in %{note}", columns, rows)
     if warning := run.selection_warning():
         print_lines(f"warning: {warning}")
-    print_lines(f"everything is in {run.folder}")
+    print_lines(f"saved in {run.folder}")

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from atoll.data.augment import Augmentation
 from atoll.data.boxes import UNKNOWN, boxes_of, check_boxes
-from atoll.data.decode import as_images, as_labels, read_npz
+from atoll.data.decode import as_images, as_labels, decode, image_size, read_npz
 from atoll.data.download import Progress, Remote, folders, obtain
 from atoll.data.fingerprint import Fingerprint, Inspection, tensor_digest
 from atoll.errors import AtollError, DataError, InputError, check_range
@@ -372,6 +372,26 @@ class Data(ABC):
                 inspect_split(self._more, inspection),
             )
         return fingerprint
+
+    def read_image(self, file: Path, shape: tuple[int, ...], *, fit: bool = False) -> Tensor:
+        """An image file as a point of this data set, as ``fetch`` would give it; the data themselves are not read.
+
+        Data sets that scale and cut their images do the same with this one.  Others expect their size.
+
+        Args:
+            file: the image.
+            shape: shape of one input, which the model knows.
+            fit: scale and cut an image of another size to a square instead of refusing it.
+        """
+        if len(shape) != 3 or shape[0] not in (1, 3):
+            raise InputError(f"images: the model takes inputs of shape {shape}, not gray or RGB images")
+        height, width = shape[1:]
+        size = image_size(file)
+        if size == (width, height):
+            return decode(file, str(file), gray=shape[0] == 1)
+        if not fit or width != height:
+            raise DataError(f"{file}: expected {width} x {height} pixels, got {size[0]} x {size[1]}")
+        return decode(file, str(file), resize=width, size=width, gray=shape[0] == 1)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -14,13 +14,16 @@ from typing import IO, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from atoll.errors import DataError
 
 # What Pillow raises on broken files depends on the format and on where it breaks.
 _BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
+"""Files in folders that count as images."""
 
 _ORIENTATION = 0x0112  # EXIF tag; cameras save photos as the sensor sees them and note here how to turn them
 _TURNS = {
@@ -95,11 +98,18 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def decode(file: Path | IO[bytes], source: str, *, resize: int | None = None, size: int | None = None) -> Tensor:
+def _unreadable(source: str, error: Exception) -> DataError:
+    reason = "" if isinstance(error, UnidentifiedImageError) else f": {error}"  # it only repeats the name of the file
+    return DataError(f"{source}: not an image, broken or truncated{reason}")
+
+
+def decode(
+    file: Path | IO[bytes], source: str, *, resize: int | None = None, size: int | None = None, gray: bool = False
+) -> Tensor:
     """An image file as uint8 RGB ``(3, H, W)``, scaled (bilinear, antialiased) and cut as ``frame`` says.
 
     Photos are turned upright (EXIF), transparent pixels become white, and 16-bit values are scaled to 8 bits.
-    ``source`` is the file's name in error messages.
+    ``source`` is the file's name in error messages.  With ``gray``, the result is the luma ``(1, H, W)`` (BT.601).
 
     >>> import io
     >>> file = io.BytesIO()
@@ -111,14 +121,21 @@ def decode(file: Path | IO[bytes], source: str, *, resize: int | None = None, si
         with _open(file) as opened:
             image = _to_rgb(_upright(opened))
     except _BROKEN as error:
-        raise DataError(f"{source}: not an image, broken or truncated: {error}") from None
+        raise _unreadable(source, error) from None
     to = frame(*image.size, resize, size)
     if resize is not None:
         image = image.resize((to.width, to.height), Image.Resampling.BILINEAR)
     if size is not None:
         image = image.crop((to.left, to.top, to.left + size, to.top + size))
-    pixels: NDArray[np.uint8] = np.array(image)
+    if gray:  # exact for gray images: the weights add up to one
+        image = image.convert("L")
+    pixels: NDArray[np.uint8] = np.atleast_3d(np.array(image))
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The image files in a folder and its subfolders, in alphabetical order, without hidden files."""
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
 
 
 def image_size(file: Path) -> tuple[int, int]:
@@ -130,7 +147,7 @@ def image_size(file: Path) -> tuple[int, int]:
         with _open(file) as opened:  # anew, because Pillow turns a TIFF file when it is loaded
             return _upright(opened).size
     except _BROKEN as error:
-        raise DataError(f"{file}: not an image, broken or truncated: {error}") from None
+        raise _unreadable(str(file), error) from None
 
 
 def read_npz(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from atoll.data.base import DATA, Data, Split, Splits, SubSplit
 from atoll.errors import InputError, check_range
@@ -36,6 +39,9 @@ class FewerClasses(Data):
         if len(names) < self.count:
             raise InputError(f"count: expected at most the {len(names)} classes of the data, got {self.count}")
         return names[: self.count]
+
+    def read_image(self, file: Path, shape: tuple[int, ...], *, fit: bool = False) -> Tensor:
+        return self.data.read_image(file, shape, fit=fit)
 
     def load(self) -> Splits:
         self.data.progress = self.progress

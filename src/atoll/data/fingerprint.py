@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atoll.errors import DataError
 
-_SHOWN = 20  # faults in a message
+SHOWN = 20  # faults in a message
 _NAMED = 3  # files of each kind in a message
 
 
@@ -55,7 +55,7 @@ class Fingerprint:
             "added": now.files.keys() - both,
             "edited": {name for name in both if self.files[name].digest != now.files[name].digest},
         }
-        texts = [f"{kind}: {_some(sorted(names), _NAMED)}" for kind, names in kinds.items() if names]
+        texts = [f"{kind}: {first_few(sorted(names), _NAMED)}" for kind, names in kinds.items() if names]
         return "; ".join(texts or [self._part_difference(part, now) for part in changed])
 
     def _part_difference(self, part: str, now: Fingerprint) -> str:
@@ -92,15 +92,15 @@ class Inspection:
         if self.faults:
             raise DataError(
                 f"{name}: {len(self.faults):,} of {len(self.files) + len(self.faults):,} images cannot be read;"
-                f" repair or delete them, and start again:\n  " + _some(self.faults, _SHOWN, "\n  ")
+                f" repair or delete them, and start again:\n  " + first_few(self.faults, SHOWN, "\n  ")
             )
         return Fingerprint(self.points, self.digests, self.files)
 
 
-def _some(names: Sequence[str], count: int, separator: str = ", ") -> str:
+def first_few(names: Sequence[str], count: int, separator: str = ", ") -> str:
     """The first names, and how many more there are.
 
-    >>> _some(["a", "b", "c"], 2)
+    >>> first_few(["a", "b", "c"], 2)
     'a, b and 1 more'
     """
     first, more = separator.join(names[:count]), len(names) - count

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from atoll.data.base import DATA, Data, Splits
-from atoll.data.decode import decode
+from atoll.data.decode import SUFFIXES, decode, image_files
 from atoll.data.fingerprint import FileRecord, Inspection
 from atoll.data.voc import VocFolder
 from atoll.errors import DataError, InputError, check_range
-
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
 
 CACHE_BYTES = 1 << 30
 """Decoded images of a split stay in memory up to this size; larger splits are decoded anew in every epoch."""
@@ -196,6 +194,9 @@ class ImageFolder(Data):
             f" ({self.test_share:.0%} of each class) are the test set, chosen by file name",
         )
 
+    def read_image(self, file: Path, shape: tuple[int, ...], *, fit: bool = False) -> Tensor:
+        return decode(file, str(file), resize=self.resize, size=self.size)
+
     def load(self) -> Splits:
         if self._parts is not None:
             train, test = ([self._images(part / name) for name in self.classes] for part in self._parts)
@@ -207,10 +208,9 @@ class ImageFolder(Data):
         return Splits(self._split(train, root), self._split(test, root))
 
     def _images(self, folder: Path) -> list[str]:
-        matches = (file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES and file.name[0] != ".")
-        images = sorted(map(str, matches))
+        images = sorted(map(str, image_files(folder)))
         if not images:
-            raise DataError(f"{folder}: expected images ({', '.join(sorted(_SUFFIXES))}), got none")
+            raise DataError(f"{folder}: expected images ({', '.join(sorted(SUFFIXES))}), got none")
         return images
 
     def _test_files(self, files: list[str]) -> list[str]:

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 
 import torch
 from filelock import FileLock
+from torch import Tensor
 
 from atoll.data.archive import unpack
 from atoll.data.base import DATA, Data, Splits
+from atoll.data.decode import decode
 from atoll.data.download import Remote, find
 from atoll.data.folder import FolderSplit, check_sizes
 from atoll.data.voc import VocFolder
@@ -86,6 +88,9 @@ class OxfordPets(Data):
         if sorted(names) != list(range(1, len(names) + 1)):
             raise DataError(f"{self._folder('annotations')}: expected classes from 1 on in trainval.txt, got others")
         return tuple(names[label] for label in sorted(names))
+
+    def read_image(self, file: Path, shape: tuple[int, ...], *, fit: bool = False) -> Tensor:
+        return decode(file, str(file), resize=self.resize, size=self.size)
 
     def load(self) -> Splits:
         images, heads = self._folder("images"), self._folder("annotations") / "xmls"

@@ -14,9 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from atoll.data.base import MemorySplit, Split, SubSplit, sample_rows, to_float
+from atoll.data.base import Data, MemorySplit, Split, SubSplit, sample_rows, to_float
 from atoll.data.boxes import boxes_of
-from atoll.data.decode import decode, image_size
+from atoll.data.decode import image_size
+from atoll.data.images import check_readable, decode_images
 from atoll.distributed import is_main
 from atoll.errors import InputError, ResultError
 from atoll.explain.attributions import ATTRIBUTIONS, NAMES, STANDARD
@@ -40,7 +41,6 @@ from atoll.subject import Subject
 from atoll.threat import Norm
 
 SHOWN = 8  # rows of the pictures
-GREY = (0.299, 0.587, 0.114)  # luma of red, green and blue (ITU-R BT.601)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ class MeasureExplanation(Measurement):
 
     def inputs(self, subject: Subject, settings: ExplainSettings) -> Split:
         if settings.images:
-            x, _ = read_images(settings.images, subject.data.shape)
+            x, _ = read_images(settings.images, subject.data)
             return MemorySplit(x, torch.zeros(len(x), dtype=torch.int64))
         return _sample(subject, settings.split, settings.points, settings.split, settings.seed)
 
@@ -208,7 +208,7 @@ class MeasureExplanation(Measurement):
         labels, boxes = None, None
         notes: list[str] = []
         if settings.images:
-            _, notes = read_images(settings.images, subject.data.shape)
+            _, notes = read_images(settings.images, subject.data)
             titles = [Path(path).name for path in settings.images]
         else:
             labels, boxes = split.labels, boxes_of(split)
@@ -268,21 +268,18 @@ def _tensor(split: Split) -> Tensor:
     return to_float(split.fetch(torch.arange(len(split))))
 
 
-def read_images(files: Sequence[str], shape: tuple[int, ...]) -> tuple[Tensor, list[str]]:
+def read_images(files: Sequence[str], data: Data) -> tuple[Tensor, list[str]]:
     """Image files as inputs of the model, and what was done to them."""
-    if len(shape) != 3 or shape[0] not in (1, 3) or shape[1] != shape[2]:
-        raise InputError(f"images: the model takes inputs of {shape}, not square images")
-    channels, size = shape[0], shape[1]
-    rows, notes = [], []
-    for path in map(Path, files):
-        width, height = image_size(path)
-        if (width, height) != (size, size):
-            notes.append(f"{path.name}: {width} x {height} pixels, resized and cropped to {size} x {size}")
-        pixels = to_float(decode(path, str(path), resize=None if (width, height) == (size, size) else size, size=size))
-        if channels == 1:
-            pixels = (pixels * pixels.new_tensor(GREY)[:, None, None]).sum(0, keepdim=True)
-        rows.append(pixels.clamp(0, 1))
-    return torch.stack(rows), notes
+    images, faults = decode_images(data, [Path(file) for file in files], data.shape, fit=True)
+    check_readable(faults, len(files))
+    height, width = data.shape[1:]
+    sizes = [(Path(file).name, *image_size(Path(file))) for file in files]
+    notes = [
+        f"{name}: {own_width} x {own_height} pixels, resized and cropped to {width} x {height}"
+        for name, own_width, own_height in sizes
+        if (own_width, own_height) != (width, height)
+    ]
+    return to_float(images), notes
 
 
 def _save(explanation: Explanation, labels: Tensor | None, folder: Path) -> None:

@@ -42,7 +42,7 @@ def write_report(folders: Sequence[Path | str], out: Path | str, *, title: str |
     try:
         write_atomic(path, content)
     except OSError as error:
-        raise InputError(f"out: cannot write {path}: {error.strerror}") from None
+        raise InputError(f"out: cannot write {path}: {error.strerror}; choose another file (-o FILE)") from None
     return path
 
 

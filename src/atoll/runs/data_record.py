@@ -25,20 +25,23 @@ class DataRecord:
         fingerprint: of the data that the run is trained and tested on.
         folder: where the run was started; relative paths in its recipe start there.
         validation: number of validation points.
+        classes: names of the classes, so that predictions do not need the data.
     """
 
     fingerprint: Fingerprint
     folder: Path
     validation: int
+    classes: tuple[str, ...] = ()
 
     @staticmethod
     def of(data: Data, known: DataRecord | None = None) -> DataRecord:
         """Inspect data; files that have not been touched since the ``known`` record are not read again."""
         fingerprint = data.inspect(known.fingerprint if known else None)
-        return DataRecord(fingerprint, Path.cwd(), len(data.validation))
+        return DataRecord(fingerprint, Path.cwd(), len(data.validation), data.classes)
 
     def save(self, run: Path) -> None:
-        tree = {"folder": str(self.folder), "validation": self.validation, **self.fingerprint.to_json()}
+        tree = {"folder": str(self.folder), "validation": self.validation, "classes": self.classes}
+        tree |= self.fingerprint.to_json()
         write_atomic(run / "data.json", json.dumps(tree).encode())
 
     @staticmethod
@@ -49,7 +52,8 @@ class DataRecord:
             return None
         try:
             tree = json.loads(path.read_text())
-            return DataRecord(Fingerprint.from_json(tree), Path(tree["folder"]), int(tree["validation"]))
+            classes = tuple(map(str, tree.get("classes", ())))
+            return DataRecord(Fingerprint.from_json(tree), Path(tree["folder"]), int(tree["validation"]), classes)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise CheckpointError(f"{path}: damaged; delete it to go on without a check of the data") from None
 

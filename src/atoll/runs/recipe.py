@@ -12,6 +12,9 @@ recipe are reported at once.
 A table of a paper is a grid of recipes: a ``base``, and axes to ``vary``, each with named choices of overrides.  Its
 variants are named after their choices, ``GRID/CHOICE-CHOICE-...``; ``rows`` adds overrides to single variants (by a
 pattern with wildcards).
+
+Overrides are written ``key.sub=value``.  Short forms work as well: ``epochs=5`` means ``trainer.epochs=5``, and
+``lr=0.1`` means ``optimizer.lr=0.1`` (see ``full_key``).
 """
 
 from __future__ import annotations
@@ -29,12 +32,12 @@ from pathlib import Path
 from typing import Any
 
 from atoll.attacks.base import AttackFactory, training_attack
-from atoll.config import Builder, parse_yaml
+from atoll.config import Builder, argument_keys, parse_yaml
 from atoll.data.base import Data
 from atoll.errors import AtollError, RecipeError
 from atoll.losses import Loss
 from atoll.models.base import Classifier
-from atoll.registry import installed_entry_points, suggest
+from atoll.registry import closest, installed_entry_points, suggest
 from atoll.threat import ThreatModel
 from atoll.training.methods import Method
 from atoll.training.schedules import Schedule
@@ -126,7 +129,9 @@ def _variant(tree: dict[str, Any], grid: str, variant: str) -> dict[str, Any]:
     )
 
 
-def read_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read_recipe(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, trust: bool = True
+) -> dict[str, Any]:
     """The plain data of a recipe (a shipped name, a file, or a mapping) with ``key.sub=value`` overrides applied."""
     if isinstance(source, Mapping):
         tree = _copy(source)
@@ -143,14 +148,64 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     if not isinstance(tree, dict):
         raise RecipeError(f"{source}: expected a mapping of sections, got {type(tree).__name__}")
     for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not key:
-            raise RecipeError(f"overrides: expected key.sub=value, got {override!r}")
-        parsed = parse_yaml(value, override)
-        if parsed == "" or not value.strip():
-            raise RecipeError(f"{key}: expected a value, got none (write {key}=null if you mean null)")
-        _override(tree, key, parsed)
+        _apply(tree, override, trust)
     return tree
+
+
+def expand_overrides(
+    source: str | Path | Mapping[str, Any], earlier: Sequence[str], overrides: Sequence[str]
+) -> list[str]:
+    """Overrides with full keys, as they apply to a recipe after ``earlier`` ones.
+
+    >>> expand_overrides("digits-at", ["loss=TRADES"], ["epochs=5", "lambda_t=3", "loss.lambda_t=2"])
+    ['trainer.epochs=5', 'loss.lambda_t=3', 'loss.lambda_t=2']
+    """
+    tree = read_recipe(source, earlier)
+    return [_apply(tree, override, trust=True) for override in overrides]
+
+
+def _apply(tree: dict[str, Any], override: str, trust: bool) -> str:
+    """Apply ``key=value`` to a recipe; the override with its full key."""
+    short, equals, value = override.partition("=")
+    if not equals or not short:
+        raise RecipeError(f"overrides: expected key.sub=value, got {override!r}")
+    parsed = parse_yaml(value, override)
+    if parsed == "" or not value.strip():
+        raise RecipeError(f"{short}: expected a value, got none (write {short}=null if you mean null)")
+    key = full_key(tree, short, trust=trust)
+    _override(tree, key, parsed)
+    return f"{key}={value}"
+
+
+def full_key(tree: Mapping[str, Any], key: str, *, trust: bool = True) -> str:
+    """The key that a short form stands for: ``epochs`` is ``trainer.epochs``, and ``lr`` is ``optimizer.lr``.
+
+    A short form is the last part of a key.  It stands for the key of ``trainer`` or ``threat`` with this name, because
+    every recipe has those.  Otherwise, exactly one class of the recipe may have an argument with this name.
+
+    >>> tree = read_recipe("digits-at")
+    >>> [full_key(tree, key) for key in ("eps", "steps", "seed", "loss.lambda_t")]
+    ['threat.eps', 'attack.steps', 'seed', 'loss.lambda_t']
+    """
+    hints = typing.get_type_hints(Recipe)
+    sections = [field.name for field in dataclasses.fields(Recipe) if field.name != "tree"]
+    if "." in key or key in sections:
+        return key
+    values = {name: tree.get(name, DEFAULTS.get(name)) for name in sections}
+    keys = [k for name in sections for k in argument_keys(hints[name], values[name], name, trust=trust)]
+    matches = [full for full in keys if full.rpartition(".")[2] == key]
+    matches = [full for full in matches if full.startswith(("trainer.", "threat."))] or matches
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise RecipeError(f"{key}: ambiguous; write {' or '.join(matches)}")
+    names = {full: full.rpartition(".")[2] for full in [*keys, *sections]}
+    similar = [full for close in closest(key, names.values()) for full in names if names[full] == close]
+    if similar:
+        raise RecipeError(f"{key}: unknown key; did you mean {' or '.join(similar)}?")
+    raise RecipeError(
+        f"{key}: unknown key; expected the key of a section ({', '.join(sections)}), as in trainer.epochs"
+    )
 
 
 def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust: bool = True) -> Recipe:
@@ -159,7 +214,7 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
     >>> build_recipe("digits-at", "trainer.epochs=2").trainer.epochs
     2
     """
-    tree = read_recipe(source, overrides)
+    tree = read_recipe(source, overrides, trust=trust)
     builder = Builder(trust)
     hints = typing.get_type_hints(Recipe)
     sections = [f.name for f in dataclasses.fields(Recipe) if f.name != "tree"]

@@ -38,15 +38,17 @@ from atoll.certify.propagation import LayerBound
 from atoll.config import build_part
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float
-from atoll.distributed import process_group
+from atoll.distributed import default_device, process_group
 from atoll.errors import CheckpointError, InputError, ResultError
 from atoll.explain.measure import ExplainResult, ExplainSettings
 from atoll.graph import Digest
 from atoll.losses.base import Loss
-from atoll.measure import OnProgress, Result, Settings, load_result, measure, select
+from atoll.measure import MEASUREMENTS, OnProgress, Result, Settings, load_result, measure, select
 from atoll.models import Classifier
+from atoll.registry import closest
 from atoll.runs import legacy
 from atoll.runs.data_record import DataRecord, locate, relocate
+from atoll.runs.predict import Prediction, predict
 from atoll.runs.recipe import ModelFactory
 from atoll.stats import Accuracy
 from atoll.subject import Origin, Subject
@@ -111,6 +113,8 @@ class Run:
         """The resolved recipe as plain data."""
         try:
             tree = yaml.safe_load((self.folder / "recipe.yaml").read_text())
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.folder} does not hold a run: it has no recipe.yaml") from None
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise CheckpointError(f"{self.folder} does not hold a run: {error}") from None
         if not isinstance(tree, dict):
@@ -127,6 +131,12 @@ class Run:
         tree = self.recipe["data"] if record is None else locate(self.recipe["data"], record.folder)
         data: Data = build_part(Data, relocate(tree, self.locations), "data", trust=self.trust)
         return data
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; runs store them, so the data need not be there."""
+        record = DataRecord.load(self.folder)
+        return record.classes if record is not None and record.classes else self.data.classes
 
     @property
     def threat(self) -> ThreatModel:
@@ -173,11 +183,14 @@ class Run:
 
     def step(self, which: Which = "best", weights: str = "raw") -> int:
         """The step of a checkpoint; the last one stands in for the best if none was selected."""
+        check_which(which)
         if not (steps := self._checkpoints.steps()):
             raise CheckpointError(f"{self.folder} holds no checkpoint")
         if isinstance(which, int):
             if which not in steps:
-                raise CheckpointError(f"{self.folder} has no checkpoint of step {which}; it has {steps}")
+                raise CheckpointError(
+                    f"{self.folder} has no checkpoint of step {which}; expected one of {', '.join(map(str, steps))}"
+                )
             return which
         best = self.index.get("best")
         step = best.get(weights) if isinstance(best, Mapping) else None
@@ -278,6 +291,33 @@ class Run:
         result: ExplainResult = self.measure(ExplainSettings(**settings), checkpoint=checkpoint, weights=weights)
         return result
 
+    def predict(
+        self,
+        *images: Path | str,
+        top: int = 3,
+        eps: str | None = None,
+        checkpoint: Which = "best",
+        weights: str = "raw",
+    ) -> list[Prediction]:
+        """Predict the classes of image files; the predictions of a certified run have certified radii.
+
+        Files are decoded like the images of the run's data set, which itself need not be there.
+
+        Args:
+            images: image files, or folders of images.
+            top: number of classes per image.
+            eps: l2 radius below which a certified run abstains (default: as trained).
+            checkpoint: best, last, or a step.
+            weights: raw, or the name of an average such as swa.
+        """
+        if eps is not None and not self.is_certified:
+            raise InputError("eps: this run was not trained for certification, so it has no certified radii")
+        device = default_device()
+        model = self.model(checkpoint, weights).to(device)
+        radius = self.threat.radius if eps is None else ThreatModel("l2", eps).radius
+        certifier = certifier_for(model.double(), radii=[radius]) if self.is_certified else None
+        return predict(model, images, self.data, self.classes, top=top, certifier=certifier, eps=radius, device=device)
+
     def export(
         self,
         path: Path,
@@ -334,6 +374,8 @@ class Run:
 
     def results(self, kind: str | None = None) -> list[Result]:
         """Everything that was measured of this run, oldest first; ``stale`` says why a result is out of date."""
+        if kind is not None:
+            MEASUREMENTS.resolve(kind, trust=False)  # a wrong name must not look like a run without results
         return [result for result in self.read_results()[0] if kind in (None, result.kind)]
 
     def read_results(self) -> tuple[list[Result], list[str]]:
@@ -421,6 +463,28 @@ def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", tru
     return model.eval()
 
 
+def check_which(which: object, name: str = "checkpoint") -> None:
+    """Refuse what does not name a checkpoint.
+
+    >>> check_which("bset")
+    Traceback (most recent call last):
+    atoll.errors.InputError: checkpoint: expected best, last or a step, got 'bset'; did you mean best?
+    """
+    if isinstance(which, int) or which in ("best", "last"):
+        return
+    close = closest(str(which), ("best", "last"))
+    more = f"; did you mean {close[0]}?" if close else ""
+    raise InputError(f"{name}: expected best, last or a step, got {which!r}{more}")
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """Names of the runs that are directly in a folder."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if (entry / "recipe.yaml").is_file())
+    except OSError:
+        return []
+
+
 def open_run(path: Path | str, *, trust: bool = False, data: Mapping[str, Path | str] | None = None) -> Run:
     """The run at a folder, with a sentence instead of a traceback if there is none.
 
@@ -431,7 +495,11 @@ def open_run(path: Path | str, *, trust: bool = False, data: Mapping[str, Path |
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise CheckpointError(f"there is no run at {folder}")
+        close = closest(folder.name, _runs_in(folder.parent))
+        names = " or ".join(str(folder.with_name(name)) for name in close)
+        raise CheckpointError(f"there is no run at {folder}{f'; did you mean {names}?' if names else ''}")
+    if not (folder / "recipe.yaml").exists() and (inside := _runs_in(folder)):
+        raise CheckpointError(f"{folder} does not hold a run itself; choose one in it, such as {folder / inside[0]}")
     run = Run(folder, trust, data or {})
     _ = run.recipe
     return run

@@ -21,7 +21,7 @@ from atoll.measure import Environment, OnProgress
 from atoll.models import Classifier, load_pretrained
 from atoll.rng import key
 from atoll.runs.data_record import LOCATIONS, DataRecord, locate, without_locations
-from atoll.runs.recipe import Recipe, build_recipe, read_recipe
+from atoll.runs.recipe import Recipe, build_recipe, full_key, read_recipe
 from atoll.runs.run import Run, TestRow
 from atoll.training.observers import JsonLines, Observer, TensorBoard
 from atoll.training.trainer import Trainer
@@ -120,7 +120,7 @@ def train(
                 # Last, because its presence means that there is a run here.
                 write_atomic(folder / "recipe.yaml", yaml.safe_dump(dict(built.tree), sort_keys=False).encode())
             except OSError as error:
-                raise AtollError(f"cannot write to {folder}: {error.strerror}") from None
+                raise AtollError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
         trainer.fit(resume=resume)
         barrier()
         run = Run(folder, trust=trust)
@@ -147,13 +147,13 @@ def final_test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]
 
 def _saved_recipe(folder: Path, overrides: Sequence[str], trust: bool) -> Recipe:
     """The recipe of a run that is resumed; only the location of its data may be another."""
+    saved, record = read_recipe(folder / "recipe.yaml"), DataRecord.load(folder)
     for override in overrides:
-        section, *_, name = override.partition("=")[0].split(".")
+        section, *_, name = full_key(saved, override.partition("=")[0], trust=trust).split(".")
         if section != "data" or name not in LOCATIONS:
             raise RecipeError(
                 f"a resumed run keeps its recipe, except for the location of its data; it cannot take {override!r}"
             )
-    saved, record = read_recipe(folder / "recipe.yaml"), DataRecord.load(folder)
     located = saved if record is None else {**saved, "data": locate(saved.get("data"), record.folder)}
     recipe = build_recipe(located, *overrides, trust=trust)
     if overrides:

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.config import to_plain
-from atoll.distributed import launch, started
+from atoll.distributed import launch, requested_device, started, use_device
 from atoll.errors import AtollError, InputError
 from atoll.files import finite, write_atomic, write_json
 from atoll.registry import class_path
+from atoll.runs.recipe import expand_overrides
 from atoll.runs.run import Run
 from atoll.runs.train import environment, train
 from atoll.studies.base import STUDIES, Cell, Numbers, Scale, Study, StudyReport, StudyResults
@@ -34,7 +35,7 @@ from atoll.studies.cell import CellSettings, load_cell, store_cell
 from atoll.studies.table import Column, Table
 
 # Paths of the user's files, which reports do not show.
-PRIVATE = (".path", ".root", ".extra", "pretrained")
+PRIVATE = (".path", ".root", ".extra", ".pretrained")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class CellRunner:
     overrides: tuple[str, ...] = ()
     cells: Path | None = None
     processes: int = 1
+    device: str = "auto"
 
     def run_folder(self, name: str) -> Path:
         return (self.cells or self.folder / "cells") / name
@@ -73,9 +75,10 @@ class CellRunner:
         )
 
     def overrides_for(self, cell: Cell) -> list[str]:
-        """The user's overrides for a cell."""
+        """The user's overrides for a cell, with full keys."""
         pairs = map(split_pattern, self.overrides)
-        return [override for pattern, override in pairs if fnmatch.fnmatchcase(cell.row, pattern)]
+        overrides = [override for pattern, override in pairs if fnmatch.fnmatchcase(cell.row, pattern)]
+        return expand_overrides(cell.recipe, cell.overrides, overrides) if cell.recipe and overrides else overrides
 
     def load(self, cell: Cell) -> Numbers | None:
         """The numbers of a finished cell; None if it is not finished."""
@@ -96,7 +99,8 @@ class CellRunner:
         try:
             numbers = self.load(cell)
             if numbers is None:
-                numbers = self._measure(cell)
+                with use_device(self.device):
+                    numbers = self._measure(cell)
                 log.unlink(missing_ok=True)
             return CellOutcome(cell, numbers)
         except Exception as error:  # whatever it is, the other cells continue
@@ -234,7 +238,7 @@ def run_study(
             expected = f"expected a pattern of rows of {study.name} before the colon"
             raise InputError(f"{override}: {expected}, got {pattern!r}")
     where = None if cells_folder is None else Path(cells_folder)
-    runner = CellRunner(study, scale, folder, tuple(overrides), where, processes)
+    runner = CellRunner(study, scale, folder, tuple(overrides), where, processes, requested_device())
     for cell in cells:
         check_required(study, scale, cell, runner.overrides_for(cell))
     outcomes: dict[Cell, CellOutcome] = {}
@@ -331,7 +335,8 @@ def provenance(study: Study, results: StudyResults, overrides: Sequence[str], pr
     command += [] if processes == 1 else ["--processes", str(processes)]
     for override in overrides:
         key, _, value = override.partition("=")
-        command.append(f"{key}=..." if key.endswith(PRIVATE) and value != "null" else override)
+        private = f".{key.rpartition(':')[2]}".endswith(PRIVATE) and value != "null"
+        command.append(f"{key}=..." if private else override)
     used, cells = environment(), [*results.numbers, *results.failed]
     seeds = ", ".join(map(str, sorted({cell.seed for cell in cells})))
     return [

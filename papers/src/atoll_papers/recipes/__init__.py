@@ -1,1 +1,1 @@
-"""Recipes of the papers' size, and those that only studies use."""
+"""Full-size recipes from the papers, and recipes that only studies use."""

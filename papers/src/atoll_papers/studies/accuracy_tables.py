@@ -1,4 +1,4 @@
-"""Tables of robust accuracy: train all variants of a recipe grid, attack the best and the last checkpoint."""
+"""Tables of robust accuracy: train all variants of a recipe grid and attack their best and last checkpoints."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ACCURACY = {
 
 
 class AccuracyTable(RecipeStudy[Setting]):
-    """Base of studies that compare a method with its base.
+    """Base class of studies that compare a method with its base loss.
 
     Attributes:
-        method: name of the method, which should raise accuracy.
-        compared: endings of the rows with the method and of the rows that they are compared with, by scale.
+        method: name of the method, which is claimed to raise accuracy.
+        compared: suffixes of the rows with the method and of their baselines, by scale.
         attacks: attacks besides AutoAttack.
         judged: the checkpoint and the accuracies that claims are about.
     """
@@ -65,23 +65,23 @@ class AccuracyTable(RecipeStudy[Setting]):
         grids = dict.fromkeys(recipe.partition("/")[0] for recipe, *_ in setting.recipes.values())
         names = " and ".join(f"`{grid}`" for grid in grids)
         return [
-            f"Recipes of {names}. {describe_evaluation(setting.points, setting.attacks, as_rat=setting.as_rat)} Last is"
-            " after the last epoch. The gap compares the last checkpoint on training images and on equally many test"
-            " images."
+            f"Recipes from {names}. {describe_evaluation(setting.points, setting.attacks, as_rat=setting.as_rat)}"
+            ' "Last" is the checkpoint after the last epoch. The gap is its accuracy on training images minus its'
+            " accuracy on the same number of test images."
         ]
 
     def pairs(self, results: StudyResults) -> Sequence[tuple[str, str]]:
-        """Rows with the method, each with the row it is compared with."""
+        """Pairs of a row with the method and its baseline."""
         method, base = self.compared[results.scale]
         ours = [row for row in results.rows if row.rpartition("-")[2] == method]
         return [(row, row.removesuffix(method) + base) for row in ours]
 
 
 class TrHTable(AccuracyTable):
-    """Robust accuracy of TrH and of other methods for flat minima."""
+    """Robust accuracy of TrH and other methods for flat minima."""
 
     name = "trh-table"
-    title = "TrH beside other methods for flat minima"
+    title = "TrH compared with other methods for flat minima"
     reference = "TrH, tables 1, 7 and 8"
     method = "TrH"
     compared = dict.fromkeys(SCALES, ("trh", "base"))
@@ -93,14 +93,14 @@ class TrHTable(AccuracyTable):
 
 
 class RATTable(AccuracyTable):
-    """Robust accuracy of randomized adversarial training and of its base losses."""
+    """Robust accuracy of randomized adversarial training and its base losses."""
 
     name = "rat-table"
-    title = "Randomized adversarial training beside its base losses"
+    title = "Randomized adversarial training compared with its base losses"
     reference = "RAT, tables 1-3, 5 and 8"
     method = "RAT"
     attacks = ("PGD-20", "CW-20")
-    judged = ("best", tuple(ACCURACY))  # the paper's
+    judged = ("best", tuple(ACCURACY))  # as in the paper
     compared = {"smoke": ("rat", "base"), "cpu": ("rat", "base"), "paper": ("both", "0th")}  # noqa: RUF012
     settings = {  # noqa: RUF012
         "smoke": Setting(Grid("digits-flat", patterns=("at-base", "at-rat")), **ROBUST["smoke"]),
@@ -111,7 +111,7 @@ class RATTable(AccuracyTable):
             Grid(
                 "rat",
                 patterns=(
-                    "cifar10-preact18-linf-trades-*",  # table 1, with the best eta; study rat-eta has the others
+                    "cifar10-preact18-linf-trades-*",  # table 1, with the best eta; study rat-eta covers the others
                     *("cifar10-wrn34-linf-trades-*", "cifar10-wrn34-linf-awp-*"),  # table 2
                     *("cifar100-wrn34-linf-trades-*", "cifar100-wrn34-linf-awp-*"),
                     *("*-preact18-l2-awp-0th", "*-preact18-l2-awp-both"),  # table 3

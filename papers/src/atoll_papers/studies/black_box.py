@@ -1,4 +1,4 @@
-"""Black-box attackers: adversarial inputs of another model, and labels alone."""
+"""Black-box attacks: transfer from another model, and attacks that see only labels."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ATTACKS = ("PGD-20", "CW-20")
 
 @dataclass(frozen=True)
 class Defenders(Setting):
-    """Networks without and with the method, in this order, and the recipe of the attacker's model if there is one."""
+    """Networks without and with the method, in this order, and the recipe of the surrogate, if there is one."""
 
     surrogate: str | None = None
 
 
 class BlackBox(Study):
-    """Base of studies with a black-box attacker.
+    """Base class of studies with black-box attacks.
 
     Attributes:
         defenders: defenders by scale and data set.
@@ -60,10 +60,10 @@ def _awp(grid: str, **setting: Any) -> Defenders:
 
 
 class TransferTable(BlackBox):
-    """Attacks crafted on a model of the same architecture and data, trained with AT from the same seed."""
+    """Attacks crafted on a model with the same architecture and data, trained with AT from the same seed."""
 
     name = "transfer"
-    title = "Adversarial inputs of another model"
+    title = "Transfer attacks"
     reference = "RAT, table 4"
     defenders = {  # noqa: RUF012
         "smoke": {"digits": _awp("digits-flat", overrides=TINY_DIGITS, seeds=1, points=20)},
@@ -100,16 +100,16 @@ class TransferTable(BlackBox):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            "The adversarial inputs are crafted on the best checkpoint of a network of the same architecture, trained"
-            " with AT on the same data from the same seed. The defender is the best checkpoint."
+            "The adversarial inputs are crafted on the best checkpoint of a network with the same architecture, trained"
+            " with AT on the same data from the same seed. They are evaluated on the best checkpoint of the defender."
         ]
 
 
 class RaySTable(BlackBox):
-    """Distance to the decision boundary as estimated by an attacker who sees only labels."""
+    """Distance to the decision boundary, estimated by an attack that sees only labels."""
 
     name = "rays"
-    title = "An attacker who sees only labels"
+    title = "Attacks that see only labels"
     reference = "RAT, table 7"
     defenders = {  # noqa: RUF012
         "smoke": {"digits": Defenders(TRADES_AND_RAT["smoke"], overrides=TINY_DIGITS, seeds=1, points=10)},
@@ -135,6 +135,6 @@ class RaySTable(BlackBox):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            "ADBD is the mean linf distance of correctly classified points to the closest misclassified input that RayS"
-            " finds. RayS is the share of all points that are correct and for which this distance is larger than eps."
+            "ADBD is the mean linf distance from correctly classified points to the closest misclassified input that"
+            " RayS finds. RayS is the share of all points that are correct and whose distance is larger than eps."
         ]

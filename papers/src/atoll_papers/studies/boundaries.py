@@ -1,4 +1,4 @@
-"""How close boundary searches get: the pipeline of the thesis, stage by stage, and the multi-start search."""
+"""Compares boundary searches: the pipeline of the thesis, stage by stage, and the multi-start search."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ STRATEGIES: Mapping[str, Strategy] = {
     PIPELINES[1]: pgd_cw_search,
     PIPELINES[3]: multi_start_fab,
 }
-HALVINGS = 10  # bisections after AutoPGD, as many as the search takes at its tolerance of 0.001
-LITTLE = 1.0  # % of the distance, and points of %, that count as no improvement
+HALVINGS = 10  # bisections after AutoPGD, the same number as in the search with its tolerance of 0.001
+LITTLE = 1.0  # smaller improvements do not count, in % of the distance or percentage points of success
 
 
 @dataclass(frozen=True)
 class BoundarySetting(Setting):
-    """Steps of AutoPGD at each radius, and model calls per point of PGD and CW, which end by themselves."""
+    """Steps of AutoPGD at each radius, and the budget of PGD and CW in model calls per point."""
 
     points: int = 1000
     steps: int = 100
@@ -67,11 +67,11 @@ class BoundarySearch(RecipeStudy[BoundarySetting]):
 
     name = "boundary-search"
     title = "Searches for the closest decision boundary"
-    reference = "Thesis, table B.2 (a ResNet50 of ImageNet there; small networks of MNIST here, at all scales)"
+    reference = "Thesis, table B.2 (with small MNIST networks instead of an ImageNet ResNet50, at all scales)"
     settings = SETTINGS
 
     def measure_run(self, run: Run, cell: Cell, setting: BoundarySetting) -> Numbers:
-        """Distances are compared at the points for which every pipeline finds a boundary point."""
+        """Compare distances at the points for which every pipeline finds a boundary point."""
         device = default_device()
         model = run.model("last").to(device)
         x = sample(run.data.test, setting.points, "boundary")[0].to(device)
@@ -110,16 +110,16 @@ class BoundarySearch(RecipeStudy[BoundarySetting]):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            "Mean l2 distance of the closest point with another prediction, at the test points for which all four"
-            " pipelines find one; the share of points for which each does; model calls per point, forward and backward"
-            " passes counted as one each. PGDs: PGD at growing eps until it succeeds. CW and AutoPGD (CE and DLR, at"
-            " the same eps) then look for closer points, and bisection refines them. The multi-start search also starts"
-            " from other examples and has 400 calls."
+            "The distance is the mean l2 distance to the closest point with another prediction, over the test points"
+            " for which all four pipelines find one. Success is the share of points for which a pipeline finds one."
+            ' Calls count forward and backward passes as one each. "PGDs" runs PGD at growing eps until it succeeds.'
+            " CW and AutoPGD (CE and DLR, at the same eps) then look for closer points, and bisection refines them. The"
+            " multi-start search also starts from other examples and has 400 calls."
         ]
 
 
 def with_autopgd(model: Classifier, points: BoundaryPoints, *, steps: int) -> Tensor:
-    """The distances after AutoPGD at every smaller radius."""
+    """Distances after running AutoPGD at every smaller radius."""
     x, y, distance = points.x, points.prediction, points.distance.clone()
     with evaluation_mode(model):
         for eps in RADII:
@@ -158,7 +158,7 @@ def adds_nothing(results: StudyResults) -> Claim:
 
 
 def _by_pipeline(results: StudyResults) -> StudyResults:
-    """A row per network and pipeline, so that pipelines can be compared."""
+    """Results with one row per network and pipeline, so that pipelines can be compared."""
     return StudyResults(
         results.scale,
         {

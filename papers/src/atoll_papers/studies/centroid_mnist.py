@@ -21,17 +21,17 @@ THESIS = 62.8  # verified robust accuracy in % at 1.58 of a GloRo Net on MNIST (
 
 @dataclass(frozen=True)
 class CentroidSetting(Setting):
-    """The radii that networks are trained for and certified at, the small one first."""
+    """The radii for training and certification, the smaller one first."""
 
     radii: tuple[float, float]
 
 
-# Here because another class of data drops the arguments of the recipe, but not those of a cell.
+# Not in the recipe, because its data arguments are lost when a user replaces the data set.
 _TURNED = "data.augment=[{class_path: RandomAffine, init_args: {degrees: 5.0, scale: 0.05}}]"
-# The values that the recipe recommends for small radii.
+# The recipe recommends these values for small radii.
 _NARROW = ("threat.eps=0.3", "loss.target=2", "loss.tau=0.4", "model.per_class=500", "model.stretch=0")
 _PART = ("data.limit=10000", "data.validation=0.02")
-_FEW = "model.per_class=300"  # fewer than a class has training points
+_FEW = "model.per_class=300"  # less than the number of training points per class
 SETTINGS: Mapping[Scale, CentroidSetting] = {
     "smoke": CentroidSetting(
         {
@@ -64,11 +64,11 @@ SETTINGS: Mapping[Scale, CentroidSetting] = {
 
 
 class CentroidMNIST(RecipeStudy[CentroidSetting]):
-    """Clean, verified and empirical accuracy at two radii, and certified accuracy over all radii."""
+    """Clean, verified and empirical accuracy at two radii, and verified accuracy over all radii."""
 
     name = "centroid-mnist"
     title = "Centroid Nets and GloRo Nets on MNIST"
-    reference = "Thesis, chapter 6, taken further: training on the certified radius"
+    reference = "Thesis, chapter 6, extended by training on the certified radius"
     settings = SETTINGS
 
     def measure_run(self, run: Run, cell: Cell, setting: CentroidSetting) -> Numbers:
@@ -87,7 +87,7 @@ class CentroidMNIST(RecipeStudy[CentroidSetting]):
         higher = f"Centroid Nets have a higher {vra} than GloRo Nets"
         claims = [claim_increase(higher, results, [(ours, theirs)], vra)]
         if results.scale != "smoke":
-            published = f"A Centroid Net has a higher {vra} than the {THESIS} % of the thesis's GloRo Net"
+            published = f"A Centroid Net has a higher {vra} than the GloRo Net of the thesis ({THESIS} %)"
             claims.append(claim_at_least(published, results, {ours: THESIS}, vra))
         return claims
 
@@ -103,7 +103,7 @@ class CentroidMNIST(RecipeStudy[CentroidSetting]):
     def notes(self, results: StudyResults) -> Sequence[str]:
         setting = SETTINGS[results.scale]
         return [
-            "Rows name the network and the l2 radius it is trained for. Accuracies of the last weights in % on"
-            f" {describe_points(setting.points)} test points. VRA: correct and proven not to change within the radius."
-            f" ERA: correct after attacks within it (`{setting.attacks}`)."
+            "Each row is a network and the l2 radius that it is trained for. Accuracy in % of the last checkpoint on"
+            f" {describe_points(setting.points)} test points. VRA: correct, and proven not to change within the radius."
+            f" ERA: correct under attacks within the radius (`{setting.attacks}`)."
         ]

@@ -22,21 +22,21 @@ from atoll.studies.table import Column, Table
 
 SQUARE = (-3.0, 4.0)  # the moons are in [-1, 2] x [-0.5, 1]
 FAR = 30.0
-SHARE = 0.2  # share of the test points that get noise, as in the thesis
-SIGMA = 1.0  # standard deviation of that noise; the thesis gives none
+SHARE = 0.2  # share of the test points with added noise, as in the thesis
+SIGMA = 1.0  # standard deviation of the noise; not given in the thesis
 TEST = "test points"
 OUTLIERS = (
     f"test points with noise of {SIGMA:g}",
     f"uniform in [{SQUARE[0]:g}, {SQUARE[1]:g}]²",
     f"at distance {FAR:g}",
 )
-LITTLE = 1.0  # point of %
+LITTLE = 1.0  # percentage points
 COLUMNS = ("GloRo", "Centroid, eta layer", "Centroid, by radius")
 CENTROIDS = {"centroid": "A Centroid Net", "centroid, encoder": "A Centroid Net with an encoder"}  # by row
 
 
 class CentroidMoons(Study):
-    """What GloRo cannot certify, and what the eta layer of the Centroid Net does not accept."""
+    """Compares inputs that GloRo cannot certify with inputs that the eta layer of a Centroid Net rejects."""
 
     name = "centroid-moons"
     title = "Two Moons: what is rejected"
@@ -56,7 +56,7 @@ class CentroidMoons(Study):
         return cells
 
     def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
-        """Accuracies; for the Centroid Net also the shares in % that it and the GloRo Net reject."""
+        """Measure accuracies and, for the Centroid Nets, the shares in % that they and the GloRo Net reject."""
         assert run is not None
         result = run.certify(attack=False)
         numbers: Numbers = {"clean": 100 * result.clean.value, "vra": 100 * result.verified[0].accuracy.value}
@@ -80,15 +80,15 @@ class CentroidMoons(Study):
         }
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
-        """Whether the eta layer rejects more outliers of every kind and as many test points, paired by seed."""
+        """Whether the eta layer rejects more outliers of every kind but as many test points, paired by seed."""
         gloro, eta, _ = COLUMNS
         limits: dict[str, Limits] = dict.fromkeys(OUTLIERS, (0.0, math.inf)) | {TEST: (-LITTLE, LITTLE)}
         claims = []
         for row, net in CENTROIDS.items():
             nets = results.of(row)
             more = {name: [n[f"{name}: {eta}"] - n[f"{name}: {gloro}"] for n in nets] for name in (TEST, *OUTLIERS)}
-            text = "rejects outliers that a GloRo Net accepts, and as many test points"
-            claims.append(claim_means(f"{net} {text} (at most {LITTLE:g} point apart)", more, limits))
+            text = "rejects outliers that a GloRo Net accepts, but the same share of test points"
+            claims.append(claim_means(f"{net} {text} (within {LITTLE:g} point)", more, limits))
         return claims
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
@@ -107,29 +107,30 @@ class CentroidMoons(Study):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         text = (
-            "A GloRo Net (`moons-gloro`: MLP 100-100, MinMax) and Centroid Nets with 20 centroids per class, in the"
-            " plane itself (`moons-centroid`) or after an encoder, the GloRo Net without its head"
-            " (`moons-centroid-encoder`), all trained for l2 0.1. GloRo rejects what it cannot certify at 0.1. The eta"
-            " of a Centroid Net's eta layer is set so that it rejects as many test points."
+            "The study compares a GloRo Net (`moons-gloro`: MLP 100-100, MinMax) with Centroid Nets that have 20"
+            " centroids per class, either in the plane (`moons-centroid`) or in the features of an encoder"
+            " (`moons-centroid-encoder`), which is the GloRo Net without its head. All are trained for l2 0.1. The"
+            " GloRo Net rejects inputs that it cannot certify at 0.1. The eta of each Centroid Net is set so that it"
+            " rejects the same share of test points."
         )
         eta, distance = (results.mean("centroid", name) for name in ("eta", "apart"))
         if eta is not None and distance is not None:
             text += (
-                f" Without encoder it is {eta.value:.2f} on average, and guarantees that accepted points of different"
-                f" classes are at least {distance.value:.3f} apart on average."
+                f" Without an encoder, eta is {eta.value:.2f} on average. It guarantees that accepted points of"
+                f" different classes are at least {distance.value:.3f} apart on average."
             )
         return [
             text,
-            "In the picture, gray is rejected and crosses are centroids in the plane. Without an encoder, the eta layer"
-            " accepts a bounded region: far from all centroids, the distances to two of them are nearly equal in"
-            " proportion. An encoder can map far points close to centroids, so this is no longer guaranteed. The"
-            " regions of GloRo and of the radius alone are unbounded: both radii grow with the distance from the"
-            " boundary.",
+            "In the picture, rejected regions are gray and crosses mark the centroids in the plane. Without an encoder,"
+            " the eta layer accepts a bounded region, because far from all centroids the ratio of the distances to any"
+            " two of them is close to 1. An encoder can map distant points close to centroids, so this is no longer"
+            " guaranteed. GloRo and the certified radius alone accept unbounded regions, because both radii grow with"
+            " the distance from the boundary.",
         ]
 
 
 def outliers(run: Run) -> dict[str, MemorySplit]:
-    """The test set, a part of it with noise, the square around it, and points far away."""
+    """Test points, some of them with noise, uniform points in a square around them, and distant points."""
     x, y = run.data.tensors("test")
     index = torch.arange(len(x))
     streams = PointRNG("outliers", index=index)
@@ -145,21 +146,21 @@ def outliers(run: Run) -> dict[str, MemorySplit]:
 
 
 def certifiers_of(gloro: Run, centroid: Run, eta: float) -> dict[str, tuple[Any, float]]:
-    """Three ways to reject, each with the radius that it has to certify."""
+    """Three certifiers that reject inputs, each with the radius that it must certify."""
     eps, net = gloro.threat.radius, _net(centroid)
     ways = (GloRo.proven(gloro.model().double()), NearestCentroid.proven(net, eta=eta), NearestCentroid.proven(net))
     return dict(zip(COLUMNS, zip(ways, (eps, 0.0, eps), strict=True), strict=True))
 
 
 def eta_for(gloro: Run, centroid: Run) -> float:
-    """The eta with which the eta layer rejects as many test points as GloRo."""
+    """The eta at which the eta layer rejects as many test points as GloRo."""
     test = outliers(gloro)[TEST]
     share = rejected(GloRo.proven(gloro.model().double()), test, gloro.threat.radius).value
     return matching_eta(_net(centroid), test, share)
 
 
 def matching_eta(model: CentroidNet, split: MemorySplit, share: float) -> float:
-    """The eta with which the eta layer rejects a share of the points, to a hundredth."""
+    """The eta at which the eta layer rejects a share of the points, to the nearest hundredth."""
     grid = [k / 100 for k in range(100)]
     gaps = [abs(rejected(NearestCentroid.proven(model, eta=eta), split, 0.0).value - share) for eta in grid]
     return grid[gaps.index(min(gaps))]

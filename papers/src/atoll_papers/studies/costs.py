@@ -1,4 +1,4 @@
-"""Time and peak memory of training steps relative to a base, on random images."""
+"""Time and peak memory of training steps relative to a baseline, on random images."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from atoll_papers.studies.measure import mean_table
 
 SMALL_VIT = "model={class_path: ViT, init_args: {patch_size: 4, width: 192, depth: 6, heads: 3}}"
 EXACT = "exact"
-NOTICED = 1.05  # times the cost of the base that cannot be ignored
+NOTICED = 1.05  # a noticeable cost, relative to the baseline
 
 
 def noisy(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], points: int) -> Trainer:
-    """A recipe's trainer on random images, before its first step."""
-    # The labels are also random; at an ordinary rate, exact Taylor terms diverge within a few steps.
+    """The trainer of a recipe with random images, before its first step."""
+    # The labels are also random; at an ordinary learning rate, exact Taylor terms diverge within a few steps.
     built = build_recipe(recipe, *overrides, "optimizer.lr=1e-5", "pretrained=null")
     trainer = build_trainer(replace(built, data=Noise(shape, points)))
     for method in trainer.methods:
@@ -38,13 +38,13 @@ def noisy(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], point
 
 
 def step(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], pgd: int) -> Callable[[], object]:
-    """A training step with this many steps of PGD."""
+    """A training step with ``pgd`` attack steps."""
     size = build_recipe(recipe, *overrides).trainer.batch_size
     return step_of(noisy(recipe, (*overrides, f"attack.steps={pgd}"), shape, size))
 
 
 def step_of(trainer: Trainer) -> Callable[[], object]:
-    """A training step with the first batch."""
+    """A training step on the first batch."""
     size = trainer.settings.batch_size
     batch = next(batches(trainer.data.train, [torch.arange(size)], device=trainer.device))
     return lambda: trainer.train_step(batch)
@@ -52,15 +52,15 @@ def step_of(trainer: Trainer) -> Callable[[], object]:
 
 @dataclass(frozen=True)
 class Costs:
-    """Recipes and repetitions of a scale.
+    """Recipes and repetitions at a scale.
 
     Args:
-        recipes: recipe of each method, followed by overrides of its own; the first is the base.
+        recipes: recipe of each method, followed by overrides for this method; the first is the baseline.
         shape: shape of the images.
         overrides: overrides for every recipe.
         rounds: number of alternating steps with and without the method.
         repeats: number of repetitions.
-        memory: measure peak memory, in separate processes.
+        memory: whether to measure peak memory, in separate processes.
     """
 
     recipes: Mapping[str, Sequence[str]]
@@ -72,15 +72,15 @@ class Costs:
 
 
 def smoke(recipes: Mapping[str, Sequence[str]]) -> Costs:
-    """A few seconds of small recipes."""
+    """Settings for small recipes that take seconds."""
     return Costs(recipes, (1, 8, 8), ("trainer.batch_size=8",), rounds=3, repeats=1, memory=False)
 
 
 class CostTable(Study):
-    """Base of studies that compare the cost of methods.
+    """Base class of studies that compare the cost of methods.
 
-    What a method adds does not depend on the steps of the attack, but measurement noise grows with the length of a
-    step.  So the added seconds are measured with PGD-1 and compared with the length of a step with PGD-10.
+    The added time does not depend on the number of attack steps, but measurement noise grows with the duration of a
+    step.  So the added time is measured with PGD-1 and compared with the duration of a step with PGD-10.
     """
 
     costs: Mapping[Scale, Costs]
@@ -122,9 +122,9 @@ class CostTable(Study):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            "A whole training step with PGD-10 on random images. Peak memory includes weights, optimizer, averages and"
-            " activations. Ratios compare neighboring measurements, so they are reliable on a busy machine; images per"
-            " second are not. Repetitions take the place of seeds."
+            "Cost of a whole training step with PGD-10 on random images. Peak memory includes weights, optimizer state,"
+            " averages and activations. Ratios compare neighboring measurements, so they are reliable on a busy"
+            " machine; images per second are not. Repetitions replace seeds."
         ]
 
 
@@ -135,7 +135,7 @@ def _flat_minima(net: str, *overrides: str) -> Costs:
 
 
 class TrHCost(CostTable):
-    """Cost of methods for flat minima."""
+    """Time and memory of methods for flat minima."""
 
     name = "trh-cost"
     title = "Cost of methods for flat minima"
@@ -149,7 +149,7 @@ class TrHCost(CostTable):
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         pairs = [("TrH", row) for row in results.rows if row in ("SWA", "AWP")]
-        time = f"TrH adds almost no time (published: {self.published:.2f} times that of the base)"
+        time = f"TrH adds almost no time (published: {self.published:.2f} times the base)"
         memory = "TrH adds almost no memory (at most 1 %)"
         return [
             claim_above(time, {"TrH": results.values("TrH", "time")}, round(self.published, 2), sign=-1),
@@ -165,17 +165,17 @@ def _taylor_terms(net: str, *overrides: str) -> Costs:
 
 
 def taylor_rows(first: str, both: str, *overrides: str) -> dict[str, list[str]]:
-    """Recipes of the surrogate and the exact terms of both orders; the paper has the surrogate."""
+    """Recipes for the surrogate and the exact terms of both orders; the paper uses the surrogate."""
     recipes = {"first": first, "first and second": both}
     exact = {f"{title}, {EXACT}": [recipe, *overrides, f"methods.0.terms={EXACT}"] for title, recipe in recipes.items()}
     return {title: [recipe, *overrides] for title, recipe in recipes.items()} | exact
 
 
 class RATCost(CostTable):
-    """Cost of the Taylor terms of RAT."""
+    """Time and memory of the Taylor terms of RAT."""
 
     name = "rat-cost"
-    title = "Cost of the Taylor terms"
+    title = "Cost of RAT's Taylor terms"
     reference = "RAT, table 6"
     costs = {  # noqa: RUF012
         "smoke": smoke(
@@ -193,7 +193,7 @@ class RATCost(CostTable):
         ours = [row for row in results.rows if row not in ("TRADES", *exact)]
         more = [
             claim_increase(
-                f"Exact terms take more {name} than their surrogate",
+                f"Exact Taylor terms take more {name} than their surrogate",
                 results,
                 [(row, row.removesuffix(f", {EXACT}")) for row in exact],
                 name,
@@ -202,8 +202,8 @@ class RATCost(CostTable):
         ]
         published = [
             claim_above(
-                f"The growth of {name} with the surrogate cannot be ignored (at least {NOTICED:g} times that of TRADES;"
-                f" published: {first} with the first term, {both} with both)",
+                f"The surrogate terms take noticeably more {name} (at least {NOTICED:g} times TRADES; published:"
+                f" {first} with the first term, {both} with both)",
                 {row: results.values(row, name) for row in ours},
                 NOTICED,
             )
@@ -214,7 +214,7 @@ class RATCost(CostTable):
 
 @dataclass(frozen=True)
 class WCINet:
-    """A recipe that measures WCI, the shape and number of its images, and overrides."""
+    """A recipe that measures WCI, the shape and number of its images, and its overrides."""
 
     recipe: str
     shape: tuple[int, ...]
@@ -223,7 +223,7 @@ class WCINet:
 
 
 class WCICost(Study):
-    """Seconds of a measurement relative to those of a training step and of an epoch."""
+    """Time of a WCI measurement relative to a training step and to an epoch."""
 
     name = "wci-cost"
     title = "Cost of measuring the Weight-Curvature Index"
@@ -238,7 +238,7 @@ class WCICost(Study):
             "small ConvNet, 60,000 images": WCINet(
                 "mnist-wci/piecewise", (1, 28, 28), 60_000, ("methods.0.points=512",)
             ),
-            "PreAct ResNet-18 of a quarter of its width, 50,000 images": WCINet(
+            "PreAct ResNet-18 at a quarter of its width, 50,000 images": WCINet(
                 "wci/cifar10-piecewise", (3, 32, 32), 50_000, ("model.width=16", "trainer.batch_size=32")
             ),
         },
@@ -268,10 +268,10 @@ class WCICost(Study):
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = {
-            "step": Column("a step, s", digits=3),
-            "measurement": Column("a measurement, s", digits=3),
+            "step": Column("training step, s", digits=3),
+            "measurement": Column("WCI measurement, s", digits=3),
             "every epoch": Column("training with WCI every epoch / without", "low", 3),
-            "rule": Column("with the rule (from half of the run on) / without", "low", 3),
+            "rule": Column("training with the rule (in the second half) / without", "low", 3),
         }
         return {"Cost": mean_table(results, columns)}
 
@@ -281,6 +281,6 @@ class WCICost(Study):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            "On random images, 512 points per measurement unless noted. Repetitions take the place of seeds. The time"
-            " of testing is not measured, because the network is the same with and without WCI."
+            "Measured on random images, with 512 points per WCI measurement unless noted. Repetitions replace seeds."
+            " Test time is not measured, because the network is the same with and without WCI."
         ]

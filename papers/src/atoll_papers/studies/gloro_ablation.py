@@ -18,7 +18,7 @@ TINY = (
     *("data.class_path=Digits", "data.limit=100", "model.width=2", "model.features=4"),
     *("trainer.epochs=1", "trainer.batch_size=50", "trainer.power_iterations=1"),
 )
-_PART = ("data.limit=5000", "data.validation=0.02")  # as in the recipe; here for other data sets
+_PART = ("data.limit=5000", "data.validation=0.02")  # as in the recipe, but it also applies to other data sets
 GRIDS: Mapping[Scale, Setting] = {  # variants are named [DATA-]LOSS-BLOCK-lDEPTH
     "smoke": Setting(
         Grid(GRID, patterns=("emma-convnet-l2", "trades-liresnet-l2", "emma-liresnet-l2")),
@@ -45,7 +45,7 @@ GRIDS: Mapping[Scale, Setting] = {  # variants are named [DATA-]LOSS-BLOCK-lDEPT
 
 
 class GloRoAblation(RecipeStudy[Setting]):
-    """EMMA against TRADES; ConvNets, conventional ResNets and LiResNets of several depths."""
+    """Compares EMMA with TRADES, and ConvNets, conventional ResNets and LiResNets of several depths."""
 
     name = "gloro-ablation"
     title = "GloRo Nets: losses, blocks and depths"
@@ -81,8 +81,8 @@ class GloRoAblation(RecipeStudy[Setting]):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            "Rows are [data,] loss, block and number of blocks. Accuracy in % of the best weights. VRA: correct and"
-            " proven not to change within the radius. ERA: correct after attacks within it"
+            "Row names are [data,] loss, block and number of blocks. Accuracy in % of the best checkpoint. VRA:"
+            " correct, and proven not to change within the radius. ERA: correct under attacks within the radius"
             f" (`{GRIDS[results.scale].attacks}`)."
         ]
 
@@ -95,7 +95,7 @@ PARTS = ("loss", "block", "depth")
 
 
 def part(row: str, which: str) -> str:
-    """A part of a row's name.
+    """One part of a row's name.
 
     >>> part("cifar10-emma-liresnet-l12", "block"), part("emma-convnet-l2", "depth")
     ('liresnet', 'l2')
@@ -134,7 +134,7 @@ def pairs(grid: Sequence[str], which: str) -> list[tuple[str, str]]:
 
 
 def across(results: StudyResults, which: str, values: Sequence[str]) -> Table:
-    """VRA with one part of the name as rows, for the networks that have several values of it."""
+    """VRA with one row per value of a part, for the networks that have several values."""
     columns: dict[str, list[Estimate | None]] = {}
     for row in results.rows:
         means = [results.mean(replace_part(row, which, value), "VRA") for value in values]

@@ -14,7 +14,7 @@ from atoll_papers.studies.gloro_ablation import GRID, TINY
 from atoll_papers.studies.measure import CERTIFIED, RecipeStudy, Setting, accuracy_table, certified_as_trained
 
 _SIXTH = ("data.limit=10000", "data.validation=0.02", "trainer.test_steps=0")  # of MNIST
-# The number of steps of 60 epochs with the published batch size.
+# As many steps as 60 epochs with the published batch size.
 SHORT = (*_SIXTH, "trainer.epochs=15", "trainer.batch_size=128", "trainer.evaluate_every=5")
 # For digits-gloro.
 TINY_GLORO = (
@@ -25,13 +25,13 @@ TINY_GLORO = (
 
 @dataclass(frozen=True)
 class GloRoComparison(Setting):
-    """Networks and comparisons of a scale.
+    """Networks and comparisons at a scale.
 
     Args:
-        published: VRA in the thesis, in %, of the rows that it has.
+        published: VRA in % from the thesis, for the rows that it contains.
         best_others: VRA in % of the best earlier method on the same data at the same radius, for the rows that should
             exceed it.
-        blocks: pairs of LiResNets with EMMA and the ConvNets with TRADES that they are compared with.
+        blocks: pairs of a LiResNet with EMMA and a ConvNet with TRADES to compare.
         sizes: pairs of a larger and a smaller LiResNet.
     """
 
@@ -102,7 +102,7 @@ COMPARISONS: Mapping[Scale, GloRoComparison] = {
 
 
 class GloRoTable(RecipeStudy[GloRoComparison]):
-    """Clean, empirical and verified robust accuracy, and that of the thesis."""
+    """Clean, empirical and verified robust accuracy, next to the thesis's numbers."""
 
     name = "gloro-table"
     title = "GloRo Nets: verified robust accuracy"
@@ -127,8 +127,9 @@ class GloRoTable(RecipeStudy[GloRoComparison]):
             "GloRo Nets have a higher VRA than the best earlier methods", results, here.best_others, "VRA"
         )
         if results.scale == "cpu" and more.outcome == "contradicted":
-            # With a sixth of the data, a higher VRA supports the claim, but a lower one says nothing.
-            more = replace(more, outcome="inconclusive", message=f"{more.message}; the limit had more training data")
+            # With a sixth of the data, a higher VRA supports the claim, but a lower VRA does not contradict it.
+            reason = "the earlier methods had more training data"
+            more = replace(more, outcome="inconclusive", message=f"{more.message}; {reason}")
         blocks = "LiResNets with EMMA have a higher VRA than ConvNets with TRADES"
         return [
             more,
@@ -138,14 +139,14 @@ class GloRoTable(RecipeStudy[GloRoComparison]):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         text = (
-            "Accuracy in % of the best weights (by `select_on` of the recipe). VRA: correct and proven not to change"
-            " within the radius of training (l2: 1.58 on MNIST, 36/255 on the larger data sets). ERA: correct after"
-            f" attacks within it (`{COMPARISONS[results.scale].attacks}`)."
+            "Accuracy in % of the best checkpoint (see `select_on` in the recipe). VRA: correct, and proven not to"
+            " change within the training radius (l2: 1.58 on MNIST, 36/255 on the larger data sets). ERA: correct"
+            f" under attacks within the radius (`{COMPARISONS[results.scale].attacks}`)."
         )
         if results.scale == "cpu":
             text += (
-                " Here with 10,000 training points and few epochs; the thesis has all of MNIST and 300 epochs. The"
-                " LiResNet L8W16 is compared with a ConvNet of two blocks and 20 channels (C2W20), which has about as"
-                " many parameters."
+                " This study uses 10,000 training points and few epochs; the thesis uses all of MNIST and 300 epochs."
+                " The LiResNet L8W16 is compared with a ConvNet with two blocks and 20 channels (C2W20), which has"
+                " about as many parameters."
             )
         return [text]

@@ -1,4 +1,4 @@
-"""Learning rates in adversarial training: the WCI rule against schedules, and when and how far to drop."""
+"""Learning rates in adversarial training: the WCI rule compared with schedules, and the time and size of drops."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from atoll_papers.studies.measure import accuracies, describe_evaluation, descri
 from atoll_papers.studies.wci_runs import TITLES, curves, describe_setting, legend, plot, plot_all, wci_cell
 
 POINTS: Mapping[Scale, int | None] = {"smoke": 20, "cpu": 4000, "paper": None}  # test images for PGD
-PGD: Mapping[Scale, str] = {"smoke": "PGD-20", "cpu": "PGD-20", "paper": "PGD-10"}  # the paper's has 10 steps of 2/255
+PGD: Mapping[Scale, str] = {"smoke": "PGD-20", "cpu": "PGD-20", "paper": "PGD-10"}  # the paper uses 10 steps of 2/255
 # Points for AutoAttack, and its version.
 AUTOATTACK: Mapping[Scale, tuple[int | None, str]] = {
     "smoke": (20, "fast"),
     "cpu": (500, "fast"),
     "paper": (None, "standard"),
 }
-LITTLE = 1.0  # point of accuracy
+LITTLE = 1.0  # percentage points of accuracy
 WHICH: tuple[Which, ...] = ("last", "best")
 EARLY = "early stopping"
 CONTROL = "one drop"
@@ -38,7 +38,7 @@ ACCURACY = {
 
 
 class LearningRates(Study):
-    """Base of studies whose runs differ in their learning rate; measures the last and the best epoch."""
+    """Base class of studies whose runs differ in their learning rate; measures the last and the best epoch."""
 
     def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
         assert run is not None
@@ -51,7 +51,7 @@ class LearningRates(Study):
 
 
 class WCIRate(LearningRates):
-    """The WCI rule against ordinary schedules and early stopping."""
+    """Compares the WCI rule with ordinary schedules and early stopping."""
 
     name = "wci-lr"
     title = "A learning rate that follows WCI"
@@ -61,7 +61,7 @@ class WCIRate(LearningRates):
     def cells(self, scale: Scale) -> list[Cell]:
         warmup = "{}" if scale == "paper" else "{warmup: 2}"  # as in the recipes
         schedules = {CONTROL: f"OneDrop, init_args: {warmup}", "linear": f"Linear, init_args: {warmup}"}
-        schedules["super-convergence"] = "SuperConvergence"  # it has a warm-up of its own
+        schedules["super-convergence"] = "SuperConvergence"  # it includes a warm-up
         rows = {row: [row] for row in ("piecewise", "cosine")}
         rows |= {row: ["piecewise", f"schedule={{class_path: {each}}}"] for row, each in schedules.items()}
         rows |= {f"rule, τ = {tau}": ["rule", f"methods.0.threshold={tau}"] for tau in self.thresholds}
@@ -71,7 +71,7 @@ class WCIRate(LearningRates):
         return [wci_cell(row, seed, scale, *variant) for row, variant in rows.items() for seed in seeds]
 
     def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
-        """With AutoAttack on the last checkpoint, and on the best one, which is where early stopping stops."""
+        """Also run AutoAttack on the last checkpoint and on the best one, which is where early stopping stops."""
         assert run is not None
         numbers = super().measure(cell, run, scale, dependencies)
         points, version = AUTOATTACK[scale]
@@ -95,7 +95,7 @@ class WCIRate(LearningRates):
         }
 
     def pairs(self, results: StudyResults) -> list[tuple[str, str]]:
-        """Every rule with every other learning rate."""
+        """Pairs of every rule with every other learning rate."""
         others = [row for row in stopped_early(results, "piecewise").rows if row not in self.rules(results)]
         return [(rule, other) for rule in self.rules(results) for other in others]
 
@@ -105,13 +105,13 @@ class WCIRate(LearningRates):
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         extended = stopped_early(results, "piecewise")
         control = [(rule, CONTROL) for rule in self.rules(results)]
-        same = f"Accuracy does not depend on the threshold from 10 to 100 (at most {LITTLE:g} point)"
+        same = f"Accuracy does not depend on the threshold from 10 to 100 (within {LITTLE:g} point)"
         attacks = {"last robust": PGD[results.scale], "last AutoAttack": "AutoAttack"}
         return [
             *(
                 claim_increase(f"The rule {what} (last epoch, {attack})", extended, pairs, name)
                 for what, pairs in (
-                    ("beats one drop without it, which is otherwise the same", control),
+                    ("beats the same schedule without it (one drop)", control),
                     ("beats other learning rates and early stopping", self.pairs(results)),
                 )
                 for name, attack in attacks.items()
@@ -127,15 +127,15 @@ class WCIRate(LearningRates):
             *describe_setting(results.scale),
             f"{_describe(results.scale)} AutoAttack version `{AUTOATTACK[results.scale][1]}` on"
             f" {describe_points(AUTOATTACK[results.scale][0])} test images.",
-            "One drop: a tenth of the rate after half of the run. The rule, `WCISchedule`, has the same drop, and from"
-            " then on the rate is multiplied by min(1, τ / average of WCI), for both ends of the paper's range of τ."
+            '"One drop" reduces the rate to a tenth after half of the run. The rule, `WCISchedule`, has the same drop'
+            " and then multiplies the rate by min(1, τ / average of WCI), for both ends of the paper's range of τ."
             + _at_drop(results)
             + _gain(results),
         ]
 
 
 def stopped_early(results: StudyResults, row: str) -> StudyResults:
-    """Results with early stopping as a row of its own: its last epoch is the best one of ``row``."""
+    """Results with an additional row for early stopping, whose last epoch is the best epoch of ``row``."""
     stopped = {
         replace(cell, row=EARLY): {f"last {name}": numbers.get(f"best {name}") for name in ("robust", "AutoAttack")}
         for cell, numbers in results.numbers.items()
@@ -145,11 +145,11 @@ def stopped_early(results: StudyResults, row: str) -> StudyResults:
 
 
 def _describe(scale: Scale) -> str:
-    return f"{describe_evaluation(POINTS[scale])} Robust is under {PGD[scale]}."
+    return f"{describe_evaluation(POINTS[scale])} Robust accuracy is under {PGD[scale]}."
 
 
 def differences(results: StudyResults, pairs: list[tuple[str, str]]) -> Table:
-    """The last robust accuracy of each first row minus that of the second."""
+    """Differences in the last robust accuracy between the rows of each pair."""
     rows: dict[str, list[Value]] = {}
     for first, second in pairs:
         apart = results.paired(first, second, "last robust")
@@ -161,37 +161,37 @@ def differences(results: StudyResults, pairs: list[tuple[str, str]]) -> Table:
 
 
 def _at_drop(results: StudyResults) -> str:
-    """WCI when the rate of the piecewise runs drops, which is when the rule starts."""
+    """WCI of the piecewise runs when the rate drops, which is when the rule starts."""
     at = []
     for curve in (numbers["curves"] for numbers in results.of("piecewise")):
         pairs = zip(curve["epoch"], curve["wci"], strict=True)
         at += [index for epoch, index in pairs if 2 * epoch == curve["epoch"][-1]]
-    return f" WCI is {statistics.fmean(at):.0f} when the rate drops (piecewise)." if at else ""
+    return f" In the piecewise runs, WCI is {statistics.fmean(at):.0f} when the rate drops." if at else ""
 
 
 def _gain(results: StudyResults) -> str:
-    """What early stopping gains in the piecewise runs."""
+    """The gain from early stopping in the piecewise runs."""
     gains = [numbers["best robust"] - numbers["last robust"] for numbers in results.of("piecewise")]
-    return f" Early stopping gains {Difference.of(gains)} points in piecewise." if gains else ""
+    return f" Early stopping of these runs gains {Difference.of(gains)} points." if gains else ""
 
 
 class DropSchedules(LearningRates):
     """When and by how much the learning rate drops."""
 
     name = "lr-schedules"
-    title = "When and how far the learning rate drops"
+    title = "When and how much the learning rate drops"
     reference = "WCI, figure 2"
     times = (0.125, 0.25, 0.375, 0.5)  # epochs 25, 50, 75, 100 of 200
     rates: Mapping[Scale, float] = {"smoke": 0.05, "cpu": 0.05, "paper": 0.1}
-    published = (1.0, 0.1)  # share of the rate, and factor when it drops
+    published = (1.0, 0.1)  # factors of the initial rate and of the drop
 
     def drop(self, share: float, factor: float) -> str:
-        return f"{share:g} of the rate, then {factor:g} of it"
+        return f"rate x {share:g}, drop x {factor:g}"
 
     def cells(self, scale: Scale) -> list[Cell]:
         seeds = range(1 if scale == "smoke" else 3)
         rows: dict[str, list[str]] = {
-            # In the paper "for 50 epochs, followed by similar decays".
+            # The paper says "for 50 epochs, followed by similar decays".
             f"drops at {at:g}": [f"schedule.milestones=[{at}, {at + 0.25}]"]
             for at in self.times[: 1 if scale == "smoke" else None]
         }
@@ -208,8 +208,8 @@ class DropSchedules(LearningRates):
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         times, best = _times(results), self.drop(*self.published)
         pairs = [(best, row) for row in results.rows if row not in (*times, best)]
-        when = f"When the rate drops does not matter (at most {LITTLE:g} point, last epoch)"
-        highest = "The highest rate that drops to a tenth is the best (best checkpoint)"
+        when = f"It does not matter when the rate drops (within {LITTLE:g} point, last epoch)"
+        highest = "Dropping the highest rate to a tenth works best (best checkpoint)"
         return [
             claim_equivalent(when, results, times, "last robust", LITTLE),
             claim_increase(highest, results, pairs, "best robust"),
@@ -230,8 +230,8 @@ class DropSchedules(LearningRates):
         return [
             *describe_setting(results.scale),
             _describe(results.scale),
-            "In the upper rows the rate drops to a tenth after a share of the run, and again a quarter later."
-            " In the lower rows it drops once, after half of the run.",
+            "In the upper rows, the rate drops to a tenth after the given share of the run, and again a quarter of the"
+            " run later. In the lower rows, the initial rate and the drop after half of the run vary.",
         ]
 
 

@@ -1,4 +1,4 @@
-"""How tight proven Lipschitz constants are: lower bounds for GloRo Nets and standard networks."""
+"""Tightness of proven Lipschitz constants: upper and lower bounds for GloRo Nets and standard networks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORDERS = 2.0  # "several orders of magnitude": a factor of a hundred
 
 @dataclass(frozen=True)
 class TightnessSetting(Setting):
-    """Recipes of GloRo Nets by name of the data, points that the search starts from, and steps of each ascent."""
+    """Recipes of GloRo Nets by data set, points where the search starts, and steps of each ascent."""
 
     steps: int
 
@@ -33,7 +33,7 @@ SETTINGS: Mapping[Scale, TightnessSetting] = {
         points=100,
         overrides=("data.limit=5000", "data.validation=0.02"),
     ),
-    # The thesis also has 100 pairs, and thousands of steps of Adam; our steps are normalized, so fewer are enough.
+    # The thesis also uses 100 pairs, but thousands of Adam steps; our steps are normalized, so fewer are enough.
     "paper": TightnessSetting(
         {"MNIST": ["mnist-gloro"], "CIFAR-10": ["gloro/cifar10-6c2f"], "Tiny-ImageNet": ["gloro/tiny-6c2f"]},
         steps=500,
@@ -43,7 +43,7 @@ SETTINGS: Mapping[Scale, TightnessSetting] = {
 
 
 class LipschitzTightness(RecipeStudy[TightnessSetting]):
-    """Upper bound and optimized lower bounds of the steepest difference of two logits."""
+    """Proven upper bound and optimized lower bounds of the steepest difference of two logits."""
 
     name = "lipschitz-tightness"
     title = "Lipschitz constants: upper and lower bounds"
@@ -82,7 +82,7 @@ class LipschitzTightness(RecipeStudy[TightnessSetting]):
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         pairs = [(f"{data}, GloRo", f"{data}, standard") for data in SETTINGS[results.scale].recipes]
-        tighter = "The global bound of GloRo Nets is tighter than that of standard networks"
+        tighter = "The global bound is tighter for GloRo Nets than for standard networks"
         return [
             smaller(results, pairs),
             claim_increase(tighter, results, pairs, "share"),
@@ -91,15 +91,16 @@ class LipschitzTightness(RecipeStudy[TightnessSetting]):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            "l2 constants of the steepest difference of two logits, of networks that differ only in their loss: the"
-            " layer-wise proven bound; the largest slope between any two inputs; and the mean of the largest slopes"
-            " within the radius of a test point. Lower bounds are slopes between actual pairs of inputs."
+            "l2 Lipschitz constants of the steepest difference of two logits, for networks that differ only in their"
+            " loss. The global upper bound is proven layer by layer. The global lower bound is the largest slope found"
+            " between any two inputs. The local lower bound is the largest slope found within the radius of a test"
+            " point, averaged over points. Lower bounds are slopes between actual pairs of inputs."
         ]
 
 
 def smaller(results: StudyResults, pairs: list[tuple[str, str]]) -> Claim:
-    """By how many orders of magnitude the proven constant of the first row of each pair is below that of the second."""
-    claim = f"The proven constant of GloRo Nets is at least {ORDERS:g} powers of ten below that of standard networks"
+    """Whether the proven constant is orders of magnitude smaller in the first row of each pair than in the second."""
+    claim = f"GloRo Nets have a proven constant at least {ORDERS:g} orders of magnitude below standard networks"
     orders = {
         f"{first} below {second}": results.paired(second, first, "upper", of=math.log10) for first, second in pairs
     }

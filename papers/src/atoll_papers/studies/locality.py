@@ -1,4 +1,4 @@
-"""Whether accurate and robust networks look at the object, and how close attributions are to those at the boundary."""
+"""Whether accurate and robust networks look at the object, and how attributions differ from those at the boundary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METHODS, CHEAP = ("SM", "IG", "BIG"), ("SM", "IG")  # the cheap ones need no bou
 SCORES = {"precision": "P", "recall": "R", "f1": "F1"}
 PAIRS = (("SM", "BSM"), ("IG", "BIG"))
 START = "start"
-WEAK = 0.3  # rank correlation that counts as no effect
+WEAK = 0.3  # smaller rank correlations count as no effect
 ROBUST = LOSSES[1:]
 DISTANCES = tuple("-".join(pair) for pair in PAIRS)
 RELATIVE = tuple(f"{name}, relative" for name in DISTANCES)
@@ -42,7 +42,7 @@ RELATIVE = tuple(f"{name}, relative" for name in DISTANCES)
 
 @dataclass(frozen=True)
 class LocalityScale:
-    """Networks and points of a scale.
+    """Networks and points at a scale.
 
     Args:
         nets: sizes of the recipe grid ``canvas``.
@@ -72,7 +72,7 @@ SIZES: Mapping[Scale, LocalityScale] = {
         ),
     ),
     "cpu": LocalityScale(("small", "medium", "large"), 3, 500, 100),
-    # The thesis explains 1000 images of ImageNet, with published networks.
+    # The thesis explains 1000 ImageNet images with published networks.
     "paper": LocalityScale(
         ("small", "medium", "large"),
         5,
@@ -84,10 +84,10 @@ SIZES: Mapping[Scale, LocalityScale] = {
 
 
 class LocalityStudy(Study):
-    """Base of the locality studies.
+    """Base class of the locality studies.
 
-    For each size and seed a standard network is trained first.  The networks that are compared start from its weights
-    and differ only in their loss.
+    For each size and seed, a standard network is trained first.  The networks to compare start from its weights and
+    differ only in their loss.
     """
 
     family = "locality"
@@ -109,7 +109,7 @@ class LocalityStudy(Study):
         return (*cell.overrides, *(f"pretrained={path}" for path in weights))
 
     def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
-        """The cheap methods after every epoch of the first network, all methods at the end of the others."""
+        """Measure the cheap methods after every epoch of the first network, and all methods on the final networks."""
         assert run is not None
         steps = Checkpoints(run.folder / "checkpoints").steps()
         if cell.depends_on:
@@ -127,18 +127,18 @@ def select_explained(model: Classifier, split: SubSplit, count: int) -> tuple[Te
     """Inputs, labels and boxes of the first points that are classified correctly and have a usable box."""
     boxes = boxes_of(split)
     if boxes is None:
-        raise InputError("data: expected a test set with boxes, got one without")
+        raise InputError("data: expected a test set with bounding boxes, got one without")
     x, y = to_float(split.fetch(torch.arange(len(split)))), split.labels
     with torch.no_grad():
         correct = model(x.to(_device(model))).argmax(1).cpu() == y
     rows = (correct & usable(boxes, x.shape)).nonzero().squeeze(1)[:count]
     if not len(rows):
-        raise InputError("data: expected points that are classified correctly and have usable boxes, got none")
+        raise InputError("data: expected correctly classified points with usable boxes, got none")
     return x[rows], y[rows], boxes[rows]
 
 
 def attributions(model: Classifier, x: Tensor, y: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """Attributions by method; those that need a boundary share one search."""
+    """Attributions by method; boundary methods share one search."""
     x, y = x.to(_device(model)), y.to(_device(model))
     boundary = boundary_search(model, x) if {"BSM", "BIG"} & set(names) else None
     maps = {}
@@ -153,8 +153,8 @@ def _device(model: Classifier) -> torch.device:
 
 
 def measure_step(run: Run, step: int, methods: Sequence[str], size: LocalityScale) -> Numbers:
-    """Accuracies (as shares), locality and distances of a checkpoint."""
-    # Robustness matters only at the end.
+    """Accuracies (as fractions), locality and distances of a checkpoint."""
+    # Robustness is needed only for the final networks.
     accuracy = run.attack("PGD-20" if "BIG" in methods else "none", checkpoint=step, points=size.points).accuracy
     model = run.model(step).to(default_device())
     x, y, boxes = select_explained(model, select_points(run, size), size.explained)
@@ -173,14 +173,14 @@ def measure_step(run: Run, step: int, methods: Sequence[str], size: LocalityScal
 
 
 def ends(results: StudyResults, *losses: str) -> dict[Cell, Numbers]:
-    """The numbers of the networks that are compared, without those that they start from."""
+    """The numbers of the final networks, without the networks that they start from."""
     return {cell: numbers for cell, numbers in results.numbers.items() if cell.row.partition(",")[0] in losses}
 
 
 def robust_minus_standard(
     results: StudyResults, loss: str, name: str, of: Callable[[float], float] = float
 ) -> list[float]:
-    """A number (or a function of it) of robust networks minus that of the standard network of the same start."""
+    """Differences of a number (or a function of it) between robust and standard networks with the same start."""
     return [
         difference
         for size in SIZES[results.scale].nets
@@ -189,12 +189,12 @@ def robust_minus_standard(
 
 
 class LocalityAccuracy(LocalityStudy):
-    """Rank correlations of accuracy and F1 of standard networks: over the epochs of a run, and over networks."""
+    """Rank correlations of accuracy and F1 of standard networks, over the epochs of a run and over networks."""
 
     name = "locality-accuracy"
     title = "Locality and accuracy of standard networks"
     reference = (
-        "Thesis, figure 3.2 (published networks of ImageNet there; cluttered canvases of MNIST here, at all scales)"
+        "Thesis, figure 3.2 (with cluttered MNIST canvases instead of published ImageNet networks, at all scales)"
     )
     losses = ("standard",)
 
@@ -210,7 +210,7 @@ class LocalityAccuracy(LocalityStudy):
         return {"Rank correlation of accuracy and F1": Table(columns, rows), **main_table(results, "standard")}
 
     def correlations(self, results: StudyResults) -> dict[str, tuple[Difference, float, float]]:
-        """By method: the correlation over epochs, that over networks, and the p-value of the latter."""
+        """By method: the correlation over epochs, the correlation over networks, and the p-value of the latter."""
         epochs, nets = self._epochs(results), list(ends(results, "standard").values())
         within = {name: over_epochs(epochs, f"{name} f1") if name in CHEAP else [] for name in METHODS}
         return {name: (Difference.of(within[name]), *over_nets(nets, f"{name} f1")) for name in METHODS}
@@ -237,21 +237,19 @@ class LocalityAccuracy(LocalityStudy):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            f"{describe(results)} Spearman's rank correlation of clean accuracy and F1 of standard networks: over the"
-            " epochs of the runs that all others start from, mean and 95 % interval over runs; and over the standard"
-            " networks at the end. The claim has intervals of the latter from the jackknife.",
+            f"{describe(results)} The table shows Spearman's rank correlation of clean accuracy and F1 of standard"
+            " networks: over the epochs of the runs that all others start from (mean and 95 % interval over runs), and"
+            " over the final standard networks. The claim uses jackknife intervals for the latter.",
             describe_baseline(results),
         ]
 
 
 class LocalityRobustness(LocalityStudy):
-    """Locality of robust networks minus that of standard networks of the same start."""
+    """Difference in locality between robust and standard networks with the same start."""
 
     name = "locality-robustness"
     title = "Locality: standard and robust networks"
-    reference = (
-        "Thesis, figures 3.4 and 3.5 (networks of ImageNet there; cluttered canvases of MNIST here, at all scales)"
-    )
+    reference = "Thesis, figures 3.4 and 3.5 (with cluttered MNIST canvases instead of ImageNet, at all scales)"
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         names = [f"{method} {score}" for method in METHODS for score in SCORES]
@@ -270,18 +268,18 @@ class LocalityRobustness(LocalityStudy):
     def notes(self, results: StudyResults) -> Sequence[str]:
         pairs = len(robust_minus_standard(results, ROBUST[0], f"{METHODS[0]} f1"))
         return [
-            f"{describe(results)} Differences are between networks of the same size, seed and start: mean and 95 %"
+            f"{describe(results)} Differences are between networks with the same size, seed and start: mean and 95 %"
             f" interval (Student's t) over {pairs} pairs.",
             describe_baseline(results),
         ]
 
 
 class AttributionDistance(LocalityStudy):
-    """Distance of attributions from those at the boundary."""
+    """Distance between attributions at the input and at the boundary."""
 
     name = "attribution-distance"
     title = "SM-BSM and IG-BIG: standard and robust networks"
-    reference = "Thesis, table 3.1 (ResNet50 on CIFAR-10 and ImageNet there; canvases of MNIST here, at all scales)"
+    reference = "Thesis, table 3.1 (with cluttered MNIST canvases instead of CIFAR-10 and ImageNet, at all scales)"
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         names = (*DISTANCES, *RELATIVE)
@@ -301,23 +299,24 @@ class AttributionDistance(LocalityStudy):
                 },
                 sign=-1,
             )
-            for claim, names in ((closer, DISTANCES), (f"{closer}, relative to the length of SM and IG", RELATIVE))
+            for claim, names in ((closer, DISTANCES), (f"{closer}, relative to the norm of SM and IG", RELATIVE))
         ]
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            f"{describe(results)} l2 distances between attributions, mean over points; relative distances are divided"
-            " by the length of SM and IG. Robust networks have smaller gradients, and therefore smaller distances."
+            f"{describe(results)} Distances are l2 distances between attributions, averaged over points. Relative"
+            " distances are divided by the norm of SM or IG. Robust networks have smaller gradients, and therefore"
+            " smaller distances."
         ]
 
 
 def change(results: StudyResults, loss: str, name: str, of: Callable[[float], float] = float) -> Difference:
-    """How a number (or a function of it) of robust networks differs from that of standard networks."""
+    """Mean difference of a number (or a function of it) between robust and standard networks."""
     return Difference.of(robust_minus_standard(results, loss, name, of))
 
 
 def change_table(rows: Mapping[str, Sequence[Difference]]) -> dict[str, Table]:
-    """Changes by robust loss."""
+    """A table of differences, with one column per robust loss."""
     texts = {name: [difference.text(3) for difference in differences] for name, differences in rows.items()}
     return {"Robust minus standard": Table([Column(f"{loss} - standard") for loss in ROBUST], texts)}
 
@@ -327,7 +326,7 @@ def _log(distance: float) -> float:
 
 
 def over_epochs(runs: Sequence[Sequence[Numbers]], name: str) -> list[float]:
-    """The rank correlation of accuracy with a number over the epochs of each run, unless either is constant."""
+    """The rank correlation of accuracy with a number over the epochs of each run, except if either is constant."""
     return [r for run in runs if not math.isnan(r := over_nets(run, name)[0])]
 
 
@@ -347,7 +346,7 @@ def over_nets(nets: Sequence[Numbers], name: str) -> tuple[float, float]:
 
 
 def main_table(results: StudyResults, *losses: str) -> dict[str, Table]:
-    """Accuracies and locality of every network, by title."""
+    """Table of accuracies and locality of every network, by title."""
     names = [f"{method} {score}" for method in METHODS for score in SCORES]
     columns = [Column("clean, %", "high", 1), Column("PGD-20, %", "high", 1)]
     columns += [Column(f"{method} {short}", "high", 3) for method in METHODS for short in SCORES.values()]
@@ -359,36 +358,37 @@ def main_table(results: StudyResults, *losses: str) -> dict[str, Table]:
 
 
 def describe(results: StudyResults) -> str:
-    """Networks, data and points, as text."""
+    """Describe networks, data and points."""
     size = SIZES[results.scale]
     text = (
-        "The networks of a size and seed start from the same standard network and differ only in their loss. Accuracies"
-        f" on the first {size.points:,} test points; attributions at {size.explained:,} random test points that a"
-        " network classifies correctly and whose box covers at most 80 % of the image."
+        "Networks with the same size and seed start from the same standard network and differ only in their loss."
+        f" Accuracies are measured on the first {size.points:,} test points. Attributions are computed at"
+        f" {size.explained:,} random test points that a network classifies correctly and whose box covers at most 80 %"
+        " of the image."
     )
     for run in results.runs.values():
         data, shape = run.data, " x ".join(map(str, run.data.shape))
         inner = getattr(data, "data", None)
-        name = type(data).__name__ + (f" of {type(inner).__name__}" if inner is not None else "")
+        name = type(data).__name__ + (f" with {type(inner).__name__}" if inner is not None else "")
         threat = f"threat {run.threat.norm} {run.threat.eps}"
-        return f"{name}, {len(data.train):,} training images of {shape}; {threat}. {text}"
+        return f"{name}, {len(data.train):,} training images of size {shape}; {threat}. {text}"
     return text
 
 
 def describe_baseline(results: StudyResults) -> str:
-    """The numbers of meaningless maps, as text."""
+    """Describe the scores of meaningless maps."""
     nets = [*ends(results, *LOSSES).values()]
     share = Estimate.mean_of(torch.tensor([net["share of the box"] for net in nets], dtype=torch.float64)).value
     undefined = sum(net[f"{method} undefined"] for net in nets for method in METHODS)
     return (
-        f"A constant map has a precision of {share:.3f}, the box's share of the image; a map with random signs has a"
+        f"A constant map has a precision of {share:.3f}, the box's share of the image. A map with random signs has a"
         " recall of 0.5. IG is 0 at black pixels, because its baseline is black. F1 was undefined (a map of zeros)"
         f" {undefined} times."
     )
 
 
 def scatter(results: StudyResults, name: str, losses: Sequence[str]) -> Figure:
-    """F1 of every network against an accuracy, for each attribution."""
+    """F1 of every network over an accuracy, for each attribution."""
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     axes: Any = figure.subplots(1, len(METHODS))
     for axis, method in zip(axes, METHODS, strict=True):
@@ -403,7 +403,7 @@ def scatter(results: StudyResults, name: str, losses: Sequence[str]) -> Figure:
 
 
 def picture(results: StudyResults, count: int = 4) -> dict[str, Figure]:
-    """Attributions of a standard and a robust network side by side, at points that both get right if possible."""
+    """Attributions of a standard and a robust network side by side, at points that both classify correctly."""
     size = SIZES[results.scale]
     middle = size.nets[len(size.nets) // 2]
     by_name = {cell.name: run for cell, run in results.runs.items()}

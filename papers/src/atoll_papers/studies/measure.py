@@ -16,15 +16,15 @@ from atoll.runs.run import Run, Which
 from atoll.studies.base import Cell, Numbers, Scale, Study, StudyResults
 from atoll.studies.table import Column, Table
 
-# A part of MNIST that is small enough for robust overfitting.  The recipes have the same values, but another data set
-# in place of MNIST would lose them.  No test at the end of training: the studies measure what they need.
+# A part of MNIST that is small enough for robust overfitting.  The recipes have the same values, but they would be lost
+# when a user replaces MNIST.  The test at the end of training is off, because the studies measure what they need.
 SMALL_MNIST = ("data.limit=1000", "data.validation=0.01", "trainer.test_steps=0")
 # For the smallest scale.
 TINY_DIGITS = (
     *("data.limit=100", "model={class_path: MLP, init_args: {hidden: [8]}}", "attack.steps=2"),
     *("trainer.epochs=1", "trainer.validation_steps=1", "trainer.test_steps=0"),
 )
-# Settings that studies of robust accuracy, and those of certified accuracy, share at the smaller scales.
+# Settings at the smaller scales, for studies of robust accuracy and of certified accuracy.
 ROBUST: Mapping[str, Mapping[str, Any]] = {
     "smoke": {"seeds": 1, "points": 20, "attacks": "fast", "overrides": TINY_DIGITS},
     "cpu": {"points": 500, "attacks": "fast", "overrides": SMALL_MNIST},
@@ -33,7 +33,7 @@ CERTIFIED: Mapping[str, Mapping[str, Any]] = {
     "smoke": {"seeds": 1, "points": 5, "attacks": "PGD-2", "check": 1},
     "cpu": {"seeds": 2, "points": 500, "attacks": "fast", "check": 100},
 }
-# Recipes of TRADES without and with RAT, by scale.
+# Recipes for TRADES without and with RAT, by scale.
 TRADES_AND_RAT: Mapping[Scale, Mapping[str, list[str]]] = {
     "smoke": {"TRADES": ["digits-flat/trades-base"], "TRADES + RAT": ["digits-flat/trades-rat"]},
     "cpu": {"TRADES": ["mnist-flat/trades-base"], "TRADES + RAT": ["mnist-flat/trades-rat"]},
@@ -42,27 +42,27 @@ TRADES_AND_RAT: Mapping[Scale, Mapping[str, list[str]]] = {
         "TRADES + RAT": ["rat/cifar10-preact18-linf-trades-both"],
     },
 }
-# What the TrH paper trains with and Atoll does not have, by grid: keys of overrides, and what they name.
+# Files that the TrH paper uses and Atoll does not include, by grid: keys of overrides and descriptions.
 PRETRAINED = {"pretrained": "the ImageNet-21k weights of the paper"}
 NOT_INCLUDED: Mapping[str, Mapping[str, str]] = {
     "trh-imagenet": PRETRAINED,
     "trh-cifar": {**PRETRAINED, "data.extra": "the million images from a DDPM that the paper adds"},
 }
-RAT_EPS = "0.031"  # of PGD-20 and CW-20 in RAT's tables; AutoAttack has 8/255
-# A standard network and one trained by AT that differ in nothing else.
+RAT_EPS = "0.031"  # for PGD-20 and CW-20 in RAT's tables; AutoAttack uses 8/255
+# A standard network and a network trained with AT that differ in nothing else.
 NETS: Mapping[str, tuple[str, ...]] = {"standard": ("loss=Standard",), "AT": ()}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a study trains and measures at a scale; some studies add fields of their own.
+    """What a study trains and measures at a scale; some studies add fields.
 
     Args:
-        recipes: recipe of each row, followed by overrides of its own.
+        recipes: recipe of each row, followed by overrides for this row.
         seeds: number of seeds.
         overrides: overrides for every recipe.
         points: number of test points; None for all.
-        attacks: a version of AutoAttack, or other attacks as for `atoll certify`.
+        attacks: a version of AutoAttack, or other attacks in the format of `atoll certify`.
         check: number of certified points to attack at their radius.
         as_rat: attack with the PGD-20 and CW-20 of RAT's tables, if the threat is linf.
     """
@@ -78,7 +78,7 @@ class Setting:
 
 
 class Grid(Mapping[str, tuple[str]]):
-    """The variants of recipe grids whose names match a pattern, by name; the files are read when needed."""
+    """The variants of recipe grids whose names match a pattern, by name; files are read lazily."""
 
     def __init__(self, *grids: str, patterns: Sequence[str] = ("*",)) -> None:
         self.grids, self.patterns = grids, patterns
@@ -103,7 +103,7 @@ S = TypeVar("S", bound=Setting)
 
 
 class RecipeStudy(Study, Generic[S]):
-    """Base of studies that train a recipe for every row and seed.
+    """Base class of studies that train a recipe for every row and seed.
 
     Attributes:
         settings: settings by scale.
@@ -112,12 +112,12 @@ class RecipeStudy(Study, Generic[S]):
     settings: Mapping[Scale, S]
 
     def recipes(self, setting: S) -> Mapping[str, Sequence[str]]:
-        """The recipe of each row, followed by overrides of its own."""
+        """The recipe of each row, followed by overrides for this row."""
         return setting.recipes
 
     @abstractmethod
     def measure_run(self, run: Run, cell: Cell, setting: S) -> Numbers:
-        """The numbers of a finished run."""
+        """Measure a finished run."""
 
     def cells(self, scale: Scale) -> list[Cell]:
         setting = self.settings[scale]
@@ -136,7 +136,7 @@ class RecipeStudy(Study, Generic[S]):
 
 
 def standard_and_at(recipe: str) -> dict[str, tuple[str, ...]]:
-    """Both networks, from a recipe of AT.
+    """Recipes for both networks, from a recipe for AT.
 
     >>> standard_and_at("digits-at")
     {'standard': ('digits-at', 'loss=Standard'), 'AT': ('digits-at',)}
@@ -145,7 +145,7 @@ def standard_and_at(recipe: str) -> dict[str, tuple[str, ...]]:
 
 
 def mean_table(results: StudyResults, columns: Mapping[str, Column], rows: Iterable[str] | None = None) -> Table:
-    """Means over seeds of the numbers that columns are named after, for some rows or all of them."""
+    """Means over seeds of the numbers that the columns name, for some rows or all rows."""
     rows = results.rows if rows is None else rows
     return Table(list(columns.values()), {row: [results.mean(row, name) for name in columns] for row in rows})
 
@@ -166,7 +166,7 @@ def accuracies(
     autoattack: str | None = None,
     as_rat: bool = False,
 ) -> Numbers:
-    """Accuracy in % on clean inputs, under each attack, and under a version of AutoAttack."""
+    """Accuracy in % on clean inputs, under each attack and under a version of AutoAttack."""
     common: dict[str, Any] = {"split": split, "points": points}
     place: dict[str, Any] = {"checkpoint": which, "weights": weights}
     own: dict[str, Any] = {"attacks": ",".join(attacks)}
@@ -190,9 +190,10 @@ def certified(
     check: int = 500,
     which: Which = "best",
 ) -> Numbers:
-    """Accuracy in %: clean, verified (VRA) and under attack (ERA) at l2 radii, named ``VRA 0.3``.
+    """Accuracy in %: clean, verified (VRA) and under attack (ERA) at l2 radii, with names such as ``VRA 0.3``.
 
-    ``curve`` has the verified accuracy at all radii.  Raises ``UnsoundError`` if an attack breaks a certified point.
+    ``curve`` contains the verified accuracy at all radii.  Raises ``UnsoundError`` if an attack on a certified point
+    succeeds.
     """
     eps = ",".join(map(repr, radii))
     result = run.certify(eps=eps, points=points, attacks=attacks, check=check, checkpoint=which)
@@ -207,26 +208,26 @@ def certified(
 
 
 def certified_as_trained(run: Run, *, points: int | None, attacks: str, check: int = 500) -> Numbers:
-    """Accuracy in % at the radius of training: clean, verified (VRA) and under attack (ERA)."""
+    """Accuracy in % at the training radius: clean, verified (VRA) and under attack (ERA)."""
     eps = run.threat.radius
     numbers = certified(run, [eps], points=points, attacks=attacks, check=check)
     return {"clean": numbers["clean"], "VRA": numbers[f"VRA {eps:.4g}"], "ERA": numbers[f"ERA {eps:.4g}"]}
 
 
 def describe_evaluation(points: int | None, autoattack: str | None = None, *, as_rat: bool = False) -> str:
-    """How accuracies were measured, as text.
+    """Describe how accuracies were measured.
 
     >>> describe_evaluation(500)
-    'Accuracy on the first 500 test images. `select_on` of the recipe chooses the best epoch.'
+    'Accuracy on the first 500 test images. `select_on` in the recipe determines the best epoch.'
     """
     version = "" if autoattack is None else f", AutoAttack version `{autoattack}`"
     version += f", PGD-20 and CW-20 at linf {RAT_EPS} with step 0.003 (`RAT-PGD-20`, `RAT-CW-20`)" if as_rat else ""
     images = f"Accuracy on {describe_points(points)} test images{version}."
-    return f"{images} `select_on` of the recipe chooses the best epoch."
+    return f"{images} `select_on` in the recipe determines the best epoch."
 
 
 def describe_points(points: int | None) -> str:
-    """How many points, as text.
+    """Describe the number of points.
 
     >>> describe_points(None), describe_points(1000)
     ('all', 'the first 1,000')
@@ -235,6 +236,6 @@ def describe_points(points: int | None) -> str:
 
 
 def series(run: Run, *names: str) -> dict[str, list[float]]:
-    """Some metrics over the epochs that have all of them; ``epoch`` is one of the names."""
+    """Metrics over the epochs that have all of them; ``epoch`` is a valid name."""
     records = [record for record in run.metrics if record["kind"] == "epoch" and all(name in record for name in names)]
     return {name: [record[name] for record in records] for name in names}

@@ -1,4 +1,4 @@
-"""The loss around test images of networks trained with and without RAT."""
+"""The loss around test images, for networks trained with and without RAT."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ COLUMNS = {"rise": Column("rise", "low", 4), "bend": Column("bend", "low", 5)}
 
 @dataclass(frozen=True)
 class LandscapeSetting(Setting):
-    """Steps of the loss grid."""
+    """Number of grid points per direction."""
 
     steps: int = 21
 
 
 class RATLandscape(RecipeStudy[LandscapeSetting]):
-    """Loss at x + a sign(gradient) + b (random signs), for a and b within eps, image by image."""
+    """Loss at x + a sign(gradient) + b (random signs) for each image, with a and b in [-eps, eps]."""
 
     name = "rat-landscape"
     title = "The loss around test images with and without RAT"
@@ -43,7 +43,7 @@ class RATLandscape(RecipeStudy[LandscapeSetting]):
     rows = ("TRADES", "TRADES + RAT")
 
     def measure_run(self, run: Run, cell: Cell, setting: LandscapeSetting) -> Numbers:
-        """Mean rise and bend over images, and the loss on the grids of the first images."""
+        """Measure mean rise and bend over images, and the loss grids of the first images."""
         model, radius = run.model().to(default_device()), run.threat.radius
         x, y = run.data.tensors("test", setting.points)
         grids = [
@@ -63,7 +63,7 @@ class RATLandscape(RecipeStudy[LandscapeSetting]):
         return [claim_increase(f"{claim} {name}", results, [(ours, base)], name, sign=-1) for name in COLUMNS]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        """A column per image and a row per method, as in the paper; the first seed of each."""
+        """One column per image and one row per method, as in the paper, for the first seed of each."""
         first = {row: results.of(row)[0] for row in results.rows if results.of(row)}
         columns = max(len(numbers["grids"]) for numbers in first.values())
         figure = Figure(figsize=(3 * columns, 3 * len(first)), layout="constrained")
@@ -82,14 +82,14 @@ class RATLandscape(RecipeStudy[LandscapeSetting]):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            "Rise: the highest loss on the grid minus that of the image itself. Bend: mean absolute second difference"
-            " of the loss from one grid point to the next. Both are means over test images, the same for all networks."
-            " The papers only show pictures."
+            "Rise is the highest loss on the grid minus the loss of the image itself. Bend is the mean absolute second"
+            " difference of the loss between neighboring grid points. Both are means over test images, which are the"
+            " same for all networks. The papers only show pictures."
         ]
 
 
 def shape(loss: Tensor) -> dict[str, float]:
-    """How high the loss on a grid rises above its center, and how much it bends from one point to the next.
+    """How high the loss on a grid rises above its center, and how much it bends between neighboring points.
 
     >>> shape(torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]))  # a slope
     {'rise': 1.0, 'bend': 0.0}

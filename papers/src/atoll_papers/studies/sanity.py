@@ -30,11 +30,11 @@ SETTINGS: Mapping[Scale, Setting] = {
 
 
 class SanityStudy(RecipeStudy[Setting]):
-    """Rank correlations with the attributions of the trained network as layers are randomized from the top down."""
+    """Rank correlations with the attributions of the trained network as layers are randomized from the top."""
 
     name = "sanity-check"
     title = "Attributions of networks with randomized layers"
-    reference = "Thesis, figure 2.4 (a ResNet50 of ImageNet there; small networks of MNIST here, at all scales)"
+    reference = "Thesis, figure 2.4 (with small MNIST networks instead of an ImageNet ResNet50, at all scales)"
     settings = SETTINGS
 
     def measure_run(self, run: Run, cell: Cell, setting: Setting) -> Numbers:
@@ -76,9 +76,10 @@ class SanityStudy(RecipeStudy[Setting]):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            "Spearman's rank correlation of absolute attributions with those of the trained network, over the pixels"
-            " that are not zero in both, mean over points. Random parameters are normally distributed with the same"
-            f" norm. An attribution passes if the correlation is below {PASSES_BELOW:g} when all layers are random."
+            "Spearman's rank correlation of the absolute attributions before and after randomization, over the pixels"
+            " that are nonzero in at least one of them, averaged over points. Random parameters are normally"
+            " distributed with the same norm as the trained ones. An attribution passes if the correlation is below"
+            f" {PASSES_BELOW:g} when all layers are random."
         ]
 
 

@@ -1,4 +1,4 @@
-"""How sensitive a method is to its own parameter, with everything else fixed."""
+"""Sensitivity of a method to one parameter, with everything else fixed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from atoll_papers.studies.measure import (
     mean_table,
 )
 
-LITTLE = 1.0  # point of accuracy
-BATCH = 256  # points whose attack shares a draw of the noise
+LITTLE = 1.0  # percentage points of accuracy
+BATCH = 256  # points that share a sample of the noise
 LAMBDAS = (1e-5, 1e-4, 5e-4, 1e-3, 1e-2)
 PUBLISHED_LAMBDAS = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2)
 SIGMAS = (0.0, 1e-4, 1e-3, 1e-2)
@@ -38,13 +38,13 @@ ETAS = (0.05, 0.1, 0.2, 0.3, 0.4)
 
 @dataclass(frozen=True)
 class Sweep(Setting):
-    """Recipes by name of the curve, and values of the parameter."""
+    """Recipes by curve, and values of the parameter."""
 
     values: Sequence[float]
 
 
 class ParameterSweep(RecipeStudy[Sweep]):
-    """Base of studies that vary one parameter.
+    """Base class of studies that vary one parameter.
 
     Attributes:
         key: key of the parameter in recipes.
@@ -67,7 +67,7 @@ class ParameterSweep(RecipeStudy[Sweep]):
         }
 
     def measure_run(self, run: Run, cell: Cell, setting: Sweep) -> Numbers:
-        """Accuracies of the best checkpoint, as in the papers."""
+        """Measure the best checkpoint, as in the papers."""
         return accuracies(
             run, points=setting.points, attacks=self.attacks, autoattack=setting.attacks, as_rat=setting.as_rat
         )
@@ -85,7 +85,7 @@ class ParameterSweep(RecipeStudy[Sweep]):
             heights, errors = [m.value for m in known.values()], [m.standard_error for m in known.values()]
             axis.errorbar(list(known), heights, errors, marker="o", capsize=2, label=curve)
         smallest = min(value for value in sweep.values if value)
-        axis.set_xscale("symlog", linthresh=smallest)  # logarithmic, with a place for 0
+        axis.set_xscale("symlog", linthresh=smallest)  # logarithmic, but includes 0
         axis.set_xlim(left=0 if 0 in sweep.values else smallest / 2)
         axis.set_xlabel(self.symbol)
         axis.set_ylabel("accuracy under AutoAttack, %")
@@ -96,10 +96,10 @@ class ParameterSweep(RecipeStudy[Sweep]):
         sweep = self.settings[results.scale]
         recipes = ", ".join(f"`{' '.join(recipe)}` ({curve})" for curve, recipe in sweep.recipes.items())
         evaluation = describe_evaluation(sweep.points, sweep.attacks, as_rat=sweep.as_rat)
-        return [f"Recipes {recipes}, best checkpoint. {evaluation}"]
+        return [f"Best checkpoints of the recipes {recipes}. {evaluation}"]
 
     def best(self, results: StudyResults, curve: str, value: float) -> Claim:
-        """Whether one value of a curve is better than all others."""
+        """Whether one value of the parameter is better than all others."""
         others = [other for other in self.settings[results.scale].values if other != value]
         pairs = [(self.row(curve, value), self.row(curve, other)) for other in others]
         claim = f"{curve}: {self.symbol} = {value:g} has the highest accuracy under AutoAttack"
@@ -107,10 +107,10 @@ class ParameterSweep(RecipeStudy[Sweep]):
 
 
 class TrHLambda(ParameterSweep):
-    """Robust accuracy over the weight of TrH."""
+    """Robust accuracy for different weights of TrH."""
 
     name = "trh-lambda"
-    title = "How sensitive TrH is to its weight"
+    title = "Sensitivity of TrH to its weight"
     reference = "TrH, figure 3"
     key, symbol = "methods.0.lambda_", "λ"
     published, plateau = 5e-4, (1e-4, 5e-4, 1e-3)
@@ -120,7 +120,7 @@ class TrHLambda(ParameterSweep):
         "paper": Sweep(
             {"AT": ("trh-imagenet/linf-vit_l16-at-trh",), "TRADES": ("trh-imagenet/linf-vit_l16-trades-trh",)},
             PUBLISHED_LAMBDAS,
-            seeds=2,  # the paper has one seed, which cannot tell a difference from chance
+            seeds=2,  # the paper has one seed, which cannot distinguish an effect from chance
         ),
     }
 
@@ -136,10 +136,10 @@ class TrHLambda(ParameterSweep):
 
 
 class RATEta(ParameterSweep):
-    """Robust accuracy over the weight of RAT's Taylor terms."""
+    """Robust accuracy for different weights of RAT's Taylor terms."""
 
     name = "rat-eta"
-    title = "How sensitive RAT is to its weight"
+    title = "Sensitivity of RAT to its weight"
     reference = "RAT, table 1"
     key, symbol = "methods.0.eta", "η"
     attacks = ("PGD-20", "CW-20")
@@ -165,7 +165,7 @@ class RATEta(ParameterSweep):
 
 
 class RATSigma(ParameterSweep):
-    """Accuracy, and the strength of the attack of the training, over the noise that RAT adds to the weights."""
+    """Accuracy and strength of the training attack for different noise levels of RAT."""
 
     name = "rat-sigma"
     title = "How much noise RAT needs"
@@ -183,16 +183,16 @@ class RATSigma(ParameterSweep):
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         columns = {name: Column(name, "high") for name in ("clean", *self.attacks, "AutoAttack")}
-        return {"Accuracy in %": mean_table(results, columns | {"crafted": Column("attack of the training")})}
+        return {"Accuracy in %": mean_table(results, columns | {"crafted": Column("training attack")})}
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         sweep = self.settings[results.scale]
         rows = {curve: [self.row(curve, value) for value in sweep.values] for curve in sweep.recipes}
-        weaker = f"σ = {sweep.values[-1]:g} weakens the attack of the training"
+        weaker = f"σ = {sweep.values[-1]:g} weakens the training attack"
         return [
             *(
                 claim_equivalent(
-                    f"{curve}: σ does not matter for accuracy under AutoAttack (at most {LITTLE:g} point)",
+                    f"{curve}: σ does not affect accuracy under AutoAttack (within {LITTLE:g} point)",
                     results,
                     each,
                     "AutoAttack",
@@ -206,13 +206,13 @@ class RATSigma(ParameterSweep):
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
             *super().notes(results),
-            "The attack of the training is crafted with noise on the weights, as in training, and tested without it:"
-            " the lower the accuracy, the stronger it is.",
+            "The training attack crafts its inputs with noise on the weights, as in training, but is evaluated without"
+            " noise. A lower accuracy means a stronger attack.",
         ]
 
 
 def crafted_accuracy(run: Run, points: int | None) -> float:
-    """Accuracy in % of the best checkpoint at test points that the attack of its training crafts, noise included."""
+    """Accuracy in % of the best checkpoint on test points under its training attack, including the noise."""
     trainer = build_trainer(build_recipe(run.recipe))
     trainer.model.load_state_dict(run.model("best").state_dict())
     assert trainer.attack is not None

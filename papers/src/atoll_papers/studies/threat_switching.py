@@ -16,7 +16,7 @@ from atoll.studies.table import Column, Table
 from atoll_papers.studies.measure import RecipeStudy, Setting, mean_table, series
 
 DEFINITIONS = {"runner_up_switching": "second-highest logit", "threat_switching": "class that limits the radius"}
-SETTINGS: Mapping[Scale, Setting] = {  # rows with the fewest classes first
+SETTINGS: Mapping[Scale, Setting] = {  # rows in order of the number of classes
     "smoke": Setting(
         {"3 classes": ["mnist-classes/3"], "10 classes": ["mnist-classes/10"]},
         seeds=1,
@@ -38,7 +38,7 @@ SETTINGS: Mapping[Scale, Setting] = {  # rows with the fewest classes first
 
 
 class ThreatSwitching(RecipeStudy[Setting]):
-    """Share of training points whose threatening class differs from the epoch before, by two definitions."""
+    """Share of training points whose threatening class differs from the previous epoch, by two definitions."""
 
     name = "threat-switching"
     title = "How often the threatening class changes"
@@ -90,10 +90,11 @@ class ThreatSwitching(RecipeStudy[Setting]):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         text = (
-            "GloRo-TRADES of LiResNets: share of training points in % whose threatening class differs from the epoch"
-            " before; mean over epochs. The threatening class is the one with the second-highest logit in the thesis."
-            " The class that limits the certified radius can be another one, because logits change at different rates."
+            "LiResNets trained with GloRo-TRADES. Share of training points in % whose threatening class differs from"
+            " the previous epoch, averaged over epochs. In the thesis, the threatening class is the class with the"
+            " second-highest logit. The class that limits the certified radius can be a different one, because logits"
+            " change at different rates."
         )
         if results.scale == "cpu":
-            text += " Fewer classes are the first ones of MNIST, with the same number of training points."
+            text += " Rows with fewer classes use the first classes of MNIST and the same number of training points."
         return [text]

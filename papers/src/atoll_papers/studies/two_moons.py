@@ -19,7 +19,7 @@ from atoll_papers.moments import moments
 PARTS = {"": "whole network", "body.1.weight": "layer 1", "body.3.weight": "layer 2", "head.weight": "layer 3"}
 COLORS = {"standard": "C0", "top": "C1", "full": "C2"}  # as in the paper
 WHAT = {"sum": "sum of the eigenvalues (trace)", "std": "standard deviation of the eigenvalues"}
-NEARLY = 0.9  # of the full reduction
+NEARLY = 0.9  # share of the reduction by full TrH
 
 
 class TrHTwoMoons(Study):
@@ -41,7 +41,7 @@ class TrHTwoMoons(Study):
         return [Cell(row, seed, f"moons-trh/{row}", fixed) for row in COLORS for seed in seeds]
 
     def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
-        """At the training points in float64."""
+        """Measure at the training points, in float64."""
         assert run is not None
         x, y = run.data.tensors("train")
         attack = PGD(run.threat, **run.recipe["attack"]["init_args"] | {"objective": "ce"})
@@ -69,7 +69,7 @@ class TrHTwoMoons(Study):
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
         claim = (
-            "Top-layer regularization lowers the trace of the whole network nearly as much as full"
+            "Top-layer regularization reduces the trace of the whole network nearly as much as full regularization"
             f" (at least {NEARLY:.0%} of the reduction)"
         )
         last = {cell: {"trace": numbers[" sum"][-1]} for cell, numbers in results.numbers.items()}
@@ -79,7 +79,7 @@ class TrHTwoMoons(Study):
         lower = {s: (100 * (1 - top[s] / standard[s]), 100 * (1 - full[s] / standard[s])) for s in seeds}
         values = {
             "reduction by top, % of standard": [ours for ours, _ in lower.values()],
-            f"reduction by top minus {NEARLY:.0%} of that by full": [o - NEARLY * t for o, t in lower.values()],
+            f"reduction by top minus {NEARLY:.0%} of reduction by full": [o - NEARLY * t for o, t in lower.values()],
         }
         return [claim_above(claim, values)]
 
@@ -103,13 +103,14 @@ class TrHTwoMoons(Study):
 
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
-            "AT of an MLP 100-100 on 500 points (linf 0.02, one PGD step, SGD 0.1 with momentum) without TrH, with the"
-            " trace of the top layer (weight 0.5) and with that of all layers (0.05). Exact eigenvalues of the Hessian"
-            " of the loss at the training points, in float64; a layer is its weight matrix."
+            "AT of an MLP 100-100 on 500 points (linf 0.02, one PGD step, SGD with momentum and a learning rate of 0.1)"
+            " without TrH (standard), with the trace of the top layer (top, weight 0.5) and with the trace of all"
+            " layers (full, weight 0.05). The eigenvalues of the Hessian of the loss at the training points are exact,"
+            " in float64. The columns for layers refer to their weight matrices."
         ]
 
 
 def _mean(results: StudyResults, row: str, name: str, epoch: int) -> Estimate | None:
-    """Mean over seeds of one epoch of a series."""
+    """Mean over seeds of a series at one epoch."""
     values = {cell: {name: numbers[name][epoch]} for cell, numbers in results.numbers.items() if cell.row == row}
     return StudyResults(results.scale, values).mean(row, name)

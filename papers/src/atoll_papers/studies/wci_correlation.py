@@ -1,4 +1,4 @@
-"""Whether WCI and the robust gap correlate: over epochs, as in the paper, and beyond what time alone explains."""
+"""Whether WCI and the robust gap correlate, over epochs as in the paper, and beyond what time alone explains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll_papers.correlation import Fit, analyze, fit
 from atoll_papers.studies.wci_runs import GAPS, SIGNIFICANT, Array, curves, describe_setting, legend, stacked, wci_cell
 
 CHANGES, BETWEEN = "changes from one measurement to the next", "deviations of seeds from their mean at each epoch"
-LAST = "last epoch, all runs of all schedules"
+LAST = "last epoch, all runs and schedules"
 POOLED = "all seeds and epochs"
 PREDICTORS = {"wci": "WCI", "wci_weight_norm": "weight norm", "wci_root_trace": "root of the trace"}
 LARGEST = 1 - 1e-12  # Fisher's z of 1 is infinite
@@ -45,9 +45,11 @@ class WCICorrelation(Study):
         return curves(run)
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        against = {f"Gap in {title} against WCI": _table(correlations(results, gap)) for gap, title in GAPS.items()}
+        against = {f"Gap in {title} over WCI": _table(correlations(results, gap)) for gap, title in GAPS.items()}
         return against | {
-            f"Share of the variance of the gap in {title} that one number explains (R²)": self.predictors(results, gap)
+            f"Share of the variance of the gap in {title} explained by a single number (R²)": self.predictors(
+                results, gap
+            )
             for gap, title in GAPS.items()
         }
 
@@ -74,7 +76,7 @@ class WCICorrelation(Study):
         ]
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        """Gap against WCI with a line per seed; correlation across seeds and spread of WCI by epoch."""
+        """Gap over WCI with a line per seed; correlation across seeds and spread of WCI by epoch."""
         figure = Figure(figsize=(13, 6), layout="constrained")
         axes: Any = figure.subplots(2, 3)
         for place, (gap, title) in zip(axes, GAPS.items(), strict=True):
@@ -85,7 +87,7 @@ class WCICorrelation(Study):
                     line = fit(index, gaps)
                     ends = np.array([index.min(), index.max()])
                     place[0].plot(ends, line.intercept + line.slope * ends, color=f"C{number}", linewidth=1)
-            place[0].set_title(f"gap in {title} against WCI", fontsize=9)
+            place[0].set_title(f"gap in {title} over WCI", fontsize=9)
             if len(both) < 3:  # nothing to correlate
                 place[1].axis("off")
                 place[2].axis("off")
@@ -105,16 +107,16 @@ class WCICorrelation(Study):
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
             *describe_setting(results.scale),
-            "Over the epochs of the piecewise runs, as in the paper. WCI and the gap both rise during training, and"
-            " neighboring epochs are alike, so r is large and p small for any two numbers that do. Time alone cannot"
-            " explain the last three rows. Only in the last row is every pair a run of its own; all other intervals in"
-            " the tables are too narrow. Claims have intervals over seeds: by the jackknife of Fisher's z for the last"
-            " three rows, and of R² for the last epochs.",
+            "Correlations are over the epochs of the piecewise runs, as in the paper. WCI and the gap both rise during"
+            " training, and neighboring epochs are similar. Any two numbers that behave like this have a large r and a"
+            " small p. Time alone cannot explain the last three rows. Only the pairs in the last row come from separate"
+            " runs; all other intervals in the tables are too narrow. The claims use intervals over seeds, from the"
+            " jackknife of Fisher's z for the last three rows and of R² for the last epochs.",
         ]
 
 
 def correlations(results: StudyResults, gap: str) -> dict[str, Fit]:
-    """The paper's correlations over epochs and three that time alone cannot explain, as far as there is data."""
+    """The paper's correlations over epochs and three that time alone cannot explain, if there is enough data."""
     both = stacked(results, "piecewise", "wci", gap)  # (seeds, 2, epochs)
     fits: dict[str, Fit] = {}
     if len(both) and both.shape[-1] >= 3:
@@ -127,7 +129,7 @@ def correlations(results: StudyResults, gap: str) -> dict[str, Fit]:
 def last_epochs(results: StudyResults, gap: str) -> list[Array]:
     """Predictors and gap at the end of the runs of all schedules, ``(runs, [predictors, gap], 1)`` for each seed.
 
-    Runs with the same seed share everything random but the schedule, so only seeds are independent.
+    Runs with the same seed differ only in the schedule, so only seeds are independent.
     """
     by_seed: dict[int, list[list[list[float]]]] = {}
     for row in results.rows:
@@ -157,7 +159,7 @@ BEYOND_TIME: Mapping[str, Callable[[Array], Fit | None]] = {
 
 
 def tracking(results: StudyResults, gap: str, title: str) -> list[Claim]:
-    """The paper's claim by its own test, and by tests that do not profit from time."""
+    """The paper's claim, decided by the paper's test and by tests that do not benefit from time."""
     over_time = (
         f"WCI and the gap in {title} correlate over the epochs of most seeds (r > 0, p < 0.05: the paper's test)"
     )
@@ -174,7 +176,7 @@ def tracking(results: StudyResults, gap: str, title: str) -> list[Claim]:
 def better_than_factors(runs: Array, ends: Sequence[Array], title: str) -> list[Claim]:
     """Whether WCI explains more of the gap than either of its factors alone, paired by seed.
 
-    ``runs`` is ``(seeds, [predictors, gap], epochs)``, ``ends`` the last epochs of all runs of each seed.
+    ``runs`` is ``(seeds, [predictors, gap], epochs)``, and ``ends`` has the last epochs of all runs of each seed.
     """
     wci, *others = range(len(PREDICTORS))
     names = {f"WCI against {name}": k for name, k in zip(list(PREDICTORS.values())[1:], others, strict=True)}
@@ -192,7 +194,7 @@ def better_than_factors(runs: Array, ends: Sequence[Array], title: str) -> list[
 
 
 def explained(predictor: Array, gap: Array) -> float:
-    """R² of a regression of the gap; a constant explains nothing.
+    """R² of a regression of the gap on a predictor; 0 for a constant predictor.
 
     >>> round(explained(np.arange(3.0), 2 * np.arange(3.0)), 9), explained(np.ones(3), np.arange(3.0))
     (1.0, 0.0)
@@ -211,7 +213,7 @@ def explained_at_the_end(runs: Array, predictor: int) -> float:
 
 
 def _pseudo(statistic: Callable[[Array], float], seeds: Sequence[Array]) -> list[float]:
-    """The jackknife over seeds, each with all of its runs; it takes four seeds, so that three always remain."""
+    """The jackknife over seeds, each with all of its runs; it needs four seeds, so that three always remain."""
     return pseudo_values(lambda some: statistic(np.concatenate(some)), seeds) if len(seeds) >= 4 else []
 
 

@@ -1,4 +1,4 @@
-"""The Weight-Curvature Index over epochs: together with the robust gap, and factor by factor."""
+"""The Weight-Curvature Index over epochs, compared with the robust gap and split into its factors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CUTOUT = "data.augment=[Cutout]"
 CUTOUT_16 = "data.augment=[RandomCrop, HorizontalFlip, {class_path: Cutout, init_args: {size: 16}}]"
 MIXUP = "methods=[{class_path: MeasureWCI, init_args: {interval: 2, points: 256, gap: true}}, Mixup]"
 PAPER_MIXUP = "methods=[{class_path: MeasureWCI, init_args: {gap: true}}, Mixup]"
-DECAY = "optimizer.weight_decay=5e-3"  # ten times that of the others
+DECAY = "optimizer.weight_decay=5e-3"  # ten times the weight decay of the others
 TIMES = ("before", "after")
 FACTORS = {"weight_norm": "norm", "root_trace": "root of the trace"}
 
@@ -85,8 +85,9 @@ class WCICurves(Study):
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
             *describe_setting(results.scale),
-            "r is the correlation over the epochs of a run. Both numbers rise during training, and any two numbers that"
-            " do have a large correlation. Study `wci-correlation` tests what time alone cannot explain.",
+            "r is the correlation over the epochs of a run. Both WCI and the gap rise during training, and any two"
+            " numbers that rise together have a large correlation. The study `wci-correlation` tests for correlations"
+            " that time alone cannot explain.",
         ]
 
 
@@ -96,18 +97,18 @@ def fits_of(series: Array, gap: int) -> list[Fit]:
 
 
 def trend(results: StudyResults, gap: int, title: str) -> Claim:
-    """The paper's test in most runs: a positive correlation with p below 0.05."""
+    """Whether most runs pass the paper's test: a positive correlation with p below 0.05."""
     claim = f"WCI and the gap in {title} correlate over the epochs of most runs (the paper's test)"
     fits = {row: fits_of(stacked(results, row, "wci", *GAPS), gap) for row in results.rows}
     if min(map(len, fits.values())) < 2:
-        return Claim(claim, "not testable", f"{TOO_FEW}, and three epochs")
+        return Claim(claim, "not testable", f"{TOO_FEW}, and at least three epochs")
     counts = {row: sum(one.r > 0 and one.p < SIGNIFICANT for one in each) for row, each in fits.items()}
     message = "; ".join(f"{row}: {counts[row]} of {len(fits[row])}" for row in fits)
     return claim_share(claim, sum(counts.values()), sum(map(len, fits.values())), message)
 
 
 class WCIParts(Study):
-    """Both factors of the bound on WCI over epochs: Frobenius norm of all weights, root of the total trace."""
+    """Both factors of the bound on WCI over epochs: Frobenius norm of all weights and root of the total trace."""
 
     name = "wci-parts"
     title = "What changes WCI: the weights or the curvature"
@@ -162,9 +163,9 @@ class WCIParts(Study):
     def notes(self, results: StudyResults) -> Sequence[str]:
         return [
             *describe_setting(results.scale),
-            "WCI is at most the Frobenius norm of all weights times the root of the trace of all layers (Eq. 6)."
-            " Numbers are logarithms of the change of each factor, from the first measurement to the first drop of the"
-            " learning rate and from there to the end. The two factors add up to the change of the bound.",
+            "WCI is at most the Frobenius norm of all weights times the root of the trace of all layers (Eq. 6). The"
+            " table shows the logarithm of the change of each factor, from the first measurement to the first drop of"
+            " the learning rate, and from there to the end. The two factors add up to the change of the bound.",
         ]
 
 
@@ -172,11 +173,11 @@ def _larger_change(results: StudyResults, claim: str, sign: int, when: str) -> C
     differences = [
         abs(numbers[f"weight_norm {when}"]) - abs(numbers[f"root_trace {when}"]) for numbers in results.of("piecewise")
     ]
-    return claim_above(claim, {"absolute change of the norm minus that of the trace": differences}, sign=sign)
+    return claim_above(claim, {"absolute change of the norm minus the trace": differences}, sign=sign)
 
 
 def log_changes(values: list[float], before: int) -> dict[str, float]:
-    """Logarithms of the change up to a measurement (the ``before``-th), and from it to the end.
+    """Logarithms of the change up to the ``before``-th measurement, and from there to the end.
 
     >>> log_changes([1.0, np.e, np.e**3], 2)
     {'before': 1.0, 'after': 2.0}

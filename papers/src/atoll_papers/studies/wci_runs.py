@@ -30,25 +30,26 @@ TINY = (
     *("trainer.test_steps=0",),
 )
 SETTING = (
-    "AT (PGD-10, linf 0.2) of a small ConvNet on 1,000 images of MNIST, 32 epochs; recipe grid `mnist-wci`. WCI and the"
-    " gap (test minus training, 256 points each, under the attack of the training) are measured every other epoch."
+    "AT (PGD-10, linf 0.2) of a small ConvNet on 1,000 MNIST images for 32 epochs, with recipes from the grid"
+    " `mnist-wci`. WCI and the gap (test minus training, 256 points each, under the training attack) are measured every"
+    " other epoch."
 )
 
 Array = NDArray[np.float64]
 
 
 def wci_cell(row: str, seed: int, scale: Scale, variant: str, *overrides: str, data: str = "cifar10") -> Cell:
-    """A variant of ``mnist-wci``, or of ``wci`` for ``data`` at the scale of the paper."""
+    """A variant of ``mnist-wci``, or at the paper's scale of ``wci`` for the given data set."""
     if scale == "paper":
         return Cell(row, seed, f"wci/{data}-{variant}", overrides)
     fixed = TINY if scale == "smoke" else SMALL_MNIST
-    # Overrides of the method come last, because a row may have other methods.
+    # Overrides of the method come last, because a row may change the methods.
     first = [override for override in fixed if override.startswith("data")]
     return Cell(row, seed, f"mnist-wci/{variant}", (*first, *overrides, *(o for o in fixed if o not in first)))
 
 
 def curves(run: Run) -> Numbers:
-    """The metrics of all epochs that have them, as series."""
+    """Metrics as series over the epochs that have all of them."""
     return {"curves": series(run, *METRICS)}
 
 
@@ -61,7 +62,7 @@ def stacked(results: StudyResults, row: str, *names: str) -> Array:
 
 
 def describe_setting(scale: Scale) -> Sequence[str]:
-    """What is trained, as text."""
+    """Describe the training setup."""
     return [SETTING] if scale == "cpu" else []
 
 
