@@ -141,8 +141,8 @@ class SampledAccuracy:
 
     .. math:: \frac{M - \hat K}{n}, \; \hat K = k_\mathrm{pilot} + (M - \mathrm{pilot}) \frac{k}{\mathrm{sampled}}
 
-    of n = ``total`` points is unbiased.  The exact interval contains every K that neither of two one-sided tests rejects
-    at 2.5 %.  It describes these points, not the distribution that they come from.
+    of n = ``total`` points is unbiased.  The exact interval contains every K that neither one-sided test rejects at
+    2.5 %.  It describes these points, not the distribution that they come from.
 
     Args:
         total: number of points.
