@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from atoll.attacks import suite
 from atoll.attacks.evaluate import Evaluation, evaluate
+from atoll.attacks.suites import sampling_for, suite
 from atoll.data import MemorySplit
 from atoll.data.base import Split, SubSplit
 from atoll.threat import ThreatModel
