@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.attacks import AutoAttack, Square
-from atoll.attacks.suites import suite
+from atoll.attacks import APGD, AutoAttack, Square
+from atoll.attacks.suites import SUITES, suite
 from atoll.errors import CheckpointError, InputError
 from atoll.threat import ThreatModel
 from attack_cases import linear, plane
@@ -114,8 +114,12 @@ def test_a_state_folder_belongs_to_one_question(tmp_path):
     assert torch.equal(adversary.run_standard_evaluation(x, y, state_path=state), first)  # still intact
 
 
-def test_fast_is_an_estimate_that_covers_standard(capsys):
-    model, x, y = square_points(12)
+def test_fast_is_an_estimate_that_covers_standard(capsys, monkeypatch):
+    def short(threat):
+        return {"APGD-T": APGD(threat, targets=3), "Square": Square(threat, queries=100)}
+
+    monkeypatch.setitem(SUITES, "standard", short)
+    model, x, y = square_points()
     fast = AutoAttack(model, eps=0.08, version="fast")
     fast.run_standard_evaluation(x, y)
     standard = AutoAttack(model, eps=0.08, verbose=False)
