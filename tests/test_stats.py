@@ -1,6 +1,7 @@
 """Intervals against SciPy."""
 
 import math
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from atoll.errors import InputError
-from atoll.stats import Accuracy, Estimate
+from atoll.stats import Accuracy, Estimate, SampledAccuracy, hypergeometric_interval
 
 
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -39,3 +40,59 @@ def test_no_points_give_no_number():
 def test_estimates_without_an_error_are_exact():
     assert Estimate(2.0).interval == (2.0, 2.0)
     assert Estimate(2.0).relative_error == 0
+
+
+def chance(count, drawn, marked, population):
+    """The hypergeometric distribution, exactly."""
+    ways = math.comb(marked, count) * math.comb(population - marked, drawn - count) if count <= drawn else 0
+    return Fraction(ways, math.comb(population, drawn))
+
+
+@pytest.mark.parametrize(("population", "drawn"), [(1, 1), (7, 3), (12, 12), (30, 10), (41, 1), (60, 45)])
+def test_the_exact_interval_covers_every_number_of_marked_items(population, drawn):
+    intervals = [hypergeometric_interval(count, drawn, population) for count in range(drawn + 1)]
+    for marked in range(population + 1):
+        inside = [count for count, (low, high) in enumerate(intervals) if low <= marked <= high]
+        assert sum(chance(count, drawn, marked, population) for count in inside) >= Fraction(95, 100)
+        for count, (low, high) in enumerate(intervals):
+            if count <= marked <= population - (drawn - count):  # otherwise this count cannot occur
+                least = sum(chance(k, drawn, marked, population) for k in range(count, drawn + 1))
+                most = sum(chance(k, drawn, marked, population) for k in range(count + 1))
+                assert (low <= marked <= high) == (min(least, most) > Fraction(1, 40))
+
+
+@pytest.mark.parametrize("pilot", [0, 3])
+def test_sampled_accuracies_are_unbiased(pilot):
+    remaining, marked, sampled, total = 12, 5, 4, 20
+    expected = Fraction(0)
+    for first in range(pilot + 1):
+        unknown, rest = remaining - pilot, marked - first
+        for count in range(sampled + 1):
+            value = SampledAccuracy(total, remaining, sampled, count, pilot, first).value
+            weight = chance(first, pilot, marked, remaining) * chance(count, sampled, rest, unknown)
+            expected += weight * Fraction(value)
+    assert float(expected) == pytest.approx((remaining - marked) / total, abs=1e-12)
+
+
+def test_a_complete_sample_is_exact():
+    whole = SampledAccuracy(100, 60, 50, 7, 10, 2)
+    assert whole.value == whole.at_most.value == 0.51
+    assert whole.interval == (0.51, 0.51)
+    nothing = SampledAccuracy(100, 0, 0, 0)
+    assert (nothing.value, nothing.interval) == (0.0, (0.0, 0.0))
+    assert nothing.p_value(0.01) == 1
+
+
+def test_p_values_are_tails_of_the_hypergeometric_distribution():
+    sample = SampledAccuracy(100, 50, 20, 3)
+    assert sample.p_value(0.04) == pytest.approx(0)  # two marked items cannot give three
+    tail = float(sum(chance(k, 20, 5, 50) for k in range(3, 6)))
+    assert sample.p_value(0.1) == pytest.approx(tail, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(10, 11, 1, 0), (10, 5, 0, 0), (10, 5, 2, 3), (10, 5, 4, 1, 2, 0), (10, 5, 2, 1, 1, 2)]
+)
+def test_samples_that_do_not_fit_together_are_refused(numbers):
+    with pytest.raises(InputError, match="expected numbers that fit together"):
+        SampledAccuracy(*numbers)

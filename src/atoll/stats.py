@@ -1,8 +1,9 @@
-"""Numbers with their uncertainty: accuracies and estimates, both with a 95 % interval."""
+"""Numbers with their uncertainty: accuracies, estimates and samples of them, all with a 95 % interval."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,12 +55,12 @@ class Accuracy:
         return {"value": self.value, "interval": list(self.interval), "correct": self.correct, "total": self.total}
 
 
-def percent(accuracy: Accuracy) -> str:
+def percent(accuracy: Accuracy | SampledAccuracy) -> str:
     """``87.50``, an accuracy in percent."""
     return f"{100 * accuracy.value:.2f}"
 
 
-def percent_interval(accuracy: Accuracy) -> list[str]:
+def percent_interval(accuracy: Accuracy | SampledAccuracy) -> list[str]:
     """The same, and its 95 % interval: ``84.2-90.3``."""
     low, high = accuracy.interval
     return [percent(accuracy), f"{100 * low:.1f}-{100 * high:.1f}"]
@@ -144,3 +145,107 @@ class Estimate:
         plain = {name: None if math.isnan(number) else number for name, number in numbers.items()}
         interval = [None if math.isnan(end) else end for end in self.interval]
         return plain | {"freedom": self.freedom, "interval": interval}
+
+
+@dataclass(frozen=True)
+class SampledAccuracy:
+    r"""An accuracy from a cheap check of all points and an expensive check of a random sample.
+
+    The cheap check leaves M = ``remaining`` of ``total`` points.  The expensive check would reject K of these.  It ran
+    on ``pilot`` points, which only decide how many more to draw, and on ``sampled`` others.  Both are drawn without
+    replacement, so the number k of rejected points in the sample is hypergeometric, whatever the model.  The estimate
+
+    .. math:: \frac{M - \hat K}{n}, \; \hat K = k_\mathrm{pilot} + (M - \mathrm{pilot}) \frac{k}{\mathrm{sampled}}
+
+    of n = ``total`` points is unbiased.  The exact interval contains every K that neither one-sided test rejects at
+    2.5 %.  It describes these points, not the distribution that they come from.
+
+    Args:
+        total: number of points.
+        remaining: points that the cheap check left.
+        sampled: points of the sample.
+        rejected: points of the sample that the expensive check rejected.
+        pilot: points of the pilot sample.
+        pilot_rejected: points of the pilot sample that the expensive check rejected.
+
+    >>> SampledAccuracy(total=10_000, remaining=5_500, sampled=400, rejected=4)
+    54.45 % [53.6, 54.8]
+    """
+
+    total: int
+    remaining: int
+    sampled: int
+    rejected: int
+    pilot: int = 0
+    pilot_rejected: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = self.remaining - self.pilot
+        fits = 0 <= self.pilot_rejected <= self.pilot and 0 <= self.rejected <= self.sampled <= unknown <= self.total
+        if not fits or (unknown and not self.sampled):
+            raise InputError(f"sampled accuracy: expected numbers that fit together, got {vars(self)}")
+
+    @property
+    def at_most(self) -> Accuracy:
+        """The accuracy if the expensive check rejected no other points: an upper bound."""
+        return Accuracy(self.remaining - self.pilot_rejected - self.rejected, self.total)
+
+    @property
+    def value(self) -> float:
+        share = self.rejected / self.sampled if self.sampled else 0.0
+        return (self.remaining - self.pilot_rejected - (self.remaining - self.pilot) * share) / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Exact 95 % interval."""
+        fewest, most = hypergeometric_interval(self.rejected, self.sampled, self.remaining - self.pilot)
+        rest = self.remaining - self.pilot_rejected
+        return (rest - most) / self.total, (rest - fewest) / self.total
+
+    def p_value(self, share: float) -> float:
+        """Probability of a sample like this or worse if the expensive check rejected at most this share of points.
+
+        >>> round(SampledAccuracy(1000, 500, 50, 4).p_value(0.01), 5)
+        0.00041
+        """
+        unknown = self.remaining - self.pilot
+        if not unknown:
+            return 1.0
+        return _at_least(self.rejected, self.sampled, math.floor(share * unknown), unknown)
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        return f"{100 * self.value:.2f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"value": self.value, "interval": list(self.interval), **vars(self)}
+
+
+def hypergeometric_interval(count: int, drawn: int, population: int, alpha: float = 0.05) -> tuple[int, int]:
+    r"""Exact confidence interval for the number of marked items in a finite population.
+
+    It contains all K with :math:`P_K(X \ge \mathrm{count}) > \alpha / 2` and :math:`P_K(X \le \mathrm{count}) >
+    \alpha / 2`, where X counts the marked items in a sample without replacement.
+
+    >>> hypergeometric_interval(0, 10, 20), hypergeometric_interval(3, 20, 20)
+    ((0, 4), (3, 3))
+    """
+    inside = range(count, population - (drawn - count) + 1)  # every K that is possible at all
+    if len(inside) == 1:
+        return count, count
+    low = bisect_left(inside, True, key=lambda marked: _at_least(count, drawn, marked, population) > alpha / 2)
+    above = bisect_left(inside, True, key=lambda marked: _at_most(count, drawn, marked, population) <= alpha / 2)
+    return inside[low], inside[above - 1]
+
+
+def _at_least(count: int, drawn: int, marked: int, population: int) -> float:
+    """Probability that a sample without replacement has at least this many marked items."""
+    from scipy.stats import hypergeom  # slow to import
+
+    return float(hypergeom.sf(count - 1, population, marked, drawn))
+
+
+def _at_most(count: int, drawn: int, marked: int, population: int) -> float:
+    from scipy.stats import hypergeom
+
+    return float(hypergeom.cdf(count, population, marked, drawn))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.attacks import AutoAttack, Square
-from atoll.attacks.suites import suite
+from atoll.attacks import APGD, AutoAttack, Square
+from atoll.attacks.suites import SUITES, suite
 from atoll.errors import CheckpointError, InputError
 from atoll.threat import ThreatModel
 from attack_cases import linear, plane
@@ -17,9 +17,12 @@ def square_points(count=40):
     return nn.Sequential(nn.Flatten(), model), x[:count].view(-1, 1, 1, 2), y[:count]
 
 
+QUICK = {"version": "custom", "attacks_to_run": ["APGD-CE", "APGD-T"], "verbose": False}
+
+
 def run(version="standard", *, norm="Linf", eps=0.08, **options):
     model, x, y = square_points()
-    adversary = AutoAttack(model, norm=norm, eps=eps, version=version, verbose=False, **options)
+    adversary = AutoAttack(model, norm=norm, eps=eps, version=version, **{"verbose": False, **options})
     return adversary, model, x, y
 
 
@@ -56,7 +59,7 @@ def test_what_the_versions_are_made_of():
 
 
 def test_the_calls_of_existing_scripts():
-    adversary, model, x, y = run("fast")
+    adversary, model, x, y = run(**QUICK)
     x_adv, labels = adversary.run_standard_evaluation(x, y, bs=16, return_labels=True)
     assert x_adv.shape == x.shape
     assert (x_adv - x).abs().max() <= 0.08 * (1 + 1e-5)
@@ -83,7 +86,7 @@ def test_custom_attacks_and_what_is_printed(capsys, tmp_path):
 
 def test_a_state_folder_belongs_to_one_question(tmp_path):
     """It resumes the same evaluation; with other inputs, weights, radius, seed or attacks it is refused."""
-    adversary, model, x, y = run("fast")
+    adversary, model, x, y = run(**QUICK)
     x, y = x[:8], y[:8]
     state = tmp_path / "state"
     first = adversary.run_standard_evaluation(x, y, bs=16, state_path=state)
@@ -97,10 +100,10 @@ def test_a_state_folder_belongs_to_one_question(tmp_path):
     cases = {
         "inputs": (adversary, x2, y),  # with equal labels
         "labels": (adversary, x, flipped),
-        "weights": (AutoAttack(other_model, eps=0.08, version="fast", verbose=False), x, y),
-        "eps": (AutoAttack(model, eps=0.07, version="fast", verbose=False), x, y),
-        "norm": (AutoAttack(model, norm="L2", eps=0.08, version="fast", verbose=False), x, y),
-        "seed": (AutoAttack(model, eps=0.08, seed=1, version="fast", verbose=False), x, y),
+        "weights": (AutoAttack(other_model, eps=0.08, **QUICK), x, y),
+        "eps": (AutoAttack(model, eps=0.07, **QUICK), x, y),
+        "norm": (AutoAttack(model, norm="L2", eps=0.08, **QUICK), x, y),
+        "seed": (AutoAttack(model, eps=0.08, seed=1, **QUICK), x, y),
         "attacks": (AutoAttack(model, eps=0.08, version="custom", attacks_to_run=["FGSM"], verbose=False), x, y),
     }
     for what, (other, points, labels) in cases.items():
@@ -109,6 +112,21 @@ def test_a_state_folder_belongs_to_one_question(tmp_path):
         fresh = other.run_standard_evaluation(points, labels, state_path=tmp_path / what)
         assert (other.threat.distance(fresh, points) <= other.threat.radius * (1 + 1e-5)).all()
     assert torch.equal(adversary.run_standard_evaluation(x, y, state_path=state), first)  # still intact
+
+
+def test_fast_is_an_estimate_that_covers_standard(capsys, monkeypatch):
+    def short(threat):
+        return {"APGD-T": APGD(threat, targets=3), "Square": Square(threat, queries=100)}
+
+    monkeypatch.setitem(SUITES, "standard", short)
+    model, x, y = square_points()
+    fast = AutoAttack(model, eps=0.08, version="fast")
+    fast.run_standard_evaluation(x, y)
+    standard = AutoAttack(model, eps=0.08, verbose=False)
+    standard.run_standard_evaluation(x, y)
+    low, high = fast.evaluation.estimate.interval
+    assert low <= standard.evaluation.robust.value <= high == fast.evaluation.robust.value
+    assert capsys.readouterr().out.splitlines()[-1] == f"estimate: {fast.evaluation.estimate}"
 
 
 def test_a_randomized_model_is_attacked_on_average():
@@ -125,7 +143,7 @@ def test_a_randomized_model_is_attacked_on_average():
     _, x, y = square_points()
     noisy = AutoAttack(Noisy(), eps=0.08, version="rand", verbose=False)
     noisy.run_standard_evaluation(x, y)
-    plain = AutoAttack(Noisy().inner, eps=0.08, version="fast", verbose=False)
+    plain = AutoAttack(Noisy().inner, eps=0.08, **QUICK)
     plain.run_standard_evaluation(x, y)
     assert "randomized" in [warning.kind for warning in noisy.evaluation.warnings]
     assert noisy.evaluation.robust.correct == pytest.approx(plain.evaluation.robust.correct, abs=4)

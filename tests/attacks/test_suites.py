@@ -62,7 +62,10 @@ def test_a_listed_name_is_an_attack_whatever_the_case(name):
 def test_a_listed_name_trains_or_is_refused_by_the_dry_run(name, loss):
     """A recipe that is built can be trained: what does not fit is an error of the recipe."""
     if loss == "TRADES" and name in ("APGD", "FGSM"):
-        sentence = {"APGD": "expected ce or dlr, got 'kl'", "FGSM": "kl has no gradient at the clean point"}[name]
+        sentence = {
+            "APGD": "expected ce, dlr, margin or pm, got 'kl'",
+            "FGSM": "kl has no gradient at the clean point",
+        }[name]
         with pytest.raises(RecipeError, match=rf"attack: objective: {sentence}.*\(what TRADES maximizes\)"):
             recipe(name, loss)
         return

@@ -86,7 +86,9 @@ def test_measured_attacks(norm: str, expected: tuple[str, str | None]) -> None:
         def measure(self, settings: AttackSettings, **place: str) -> SimpleNamespace:
             asked.append((settings.attacks, settings.eps))
             accuracy = dict.fromkeys(("clean", *settings.attacks.split(",")), SimpleNamespace(value=0.5))
-            return SimpleNamespace(accuracy=accuracy, robust=SimpleNamespace(value=0.4), warnings=[])
+            return SimpleNamespace(
+                accuracy=accuracy, robust=SimpleNamespace(value=0.5), estimate=SimpleNamespace(value=0.4), warnings=[]
+            )
 
     asked: list[tuple[str, str | None]] = []
     numbers = accuracies(Recorder(), attacks=("PGD-20", "CW-20"), autoattack="fast", as_rat=True)  # type: ignore[arg-type]

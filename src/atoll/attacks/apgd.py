@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from atoll.attacks.base import ATTACKS
 from atoll.attacks.iterative import AttackState, IterativeAttack, Points, assign_rows, current_target, ranked_targets
 from atoll.errors import InputError
-from atoll.losses.objectives import OBJECTIVES, dlr_targeted
+from atoll.losses.objectives import OBJECTIVES, TARGETED, dlr_targeted
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
 
@@ -39,7 +39,8 @@ class APGD(IterativeAttack):
 
     Args:
         threat: linf, l2 or l1.
-        objective: ``ce`` or ``dlr``; with targets it is always the targeted DLR.
+        objective: ``ce``, ``dlr``, ``margin`` or ``pm`` (probability margin).  With targets, the last two compare with
+            the target's logit or probability, and the others mean the targeted DLR.
         steps: gradient steps per run.
         targets: 0 for the untargeted attack; otherwise the number of classes to try, those with the largest clean
             logits first.
@@ -60,7 +61,7 @@ class APGD(IterativeAttack):
     def __init__(
         self,
         threat: ThreatModel,
-        objective: Literal["ce", "dlr"] = "ce",
+        objective: Literal["ce", "dlr", "margin", "pm"] = "ce",
         *,
         steps: int = 100,
         targets: int = 0,
@@ -69,8 +70,8 @@ class APGD(IterativeAttack):
         eot: int = 1,
     ) -> None:
         super().__init__(threat)
-        if objective not in ("ce", "dlr"):
-            raise InputError(f"objective: expected ce or dlr, got {objective!r}")
+        if objective not in ("ce", "dlr", "margin", "pm"):
+            raise InputError(f"objective: expected ce, dlr, margin or pm, got {objective!r}")
         if min(steps, restarts, eot) < 1 or targets < 0:
             raise InputError(
                 "steps, restarts, eot, targets: expected at least 1 (targets: 0),"
@@ -128,7 +129,7 @@ class APGD(IterativeAttack):
             logits = model(candidates)
             if self.targets:
                 target = current_target(rows, self.rule.looks * self.restarts)
-                value = dlr_targeted(logits, rows.y, target.squeeze(1))
+                value = TARGETED.get(self.objective, dlr_targeted)(logits, rows.y, target.squeeze(1))
             else:
                 value = OBJECTIVES[self.objective](logits, rows.y, None)
             (gradient,) = torch.autograd.grad(value.sum(), candidates)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import Attack
-from atoll.attacks.evaluate import Evaluation, evaluate
-from atoll.attacks.suites import get_attack, suite
+from atoll.attacks.diagnostics import is_randomized
+from atoll.attacks.evaluate import PROBE, Evaluation, evaluate
+from atoll.attacks.sampling import Sampling
+from atoll.attacks.suites import get_attack, sampling_for, suite
 from atoll.data.base import MemorySplit
 from atoll.errors import InputError
 from atoll.modules import evaluation_mode
@@ -66,6 +68,7 @@ class AutoAttack:
         self.threat = ThreatModel(NORMS[norm], eps)
         self.seed = seed or 0
         self.verbose = verbose
+        self.version = version
         custom = {name: get_attack(name, self.threat) for name in attacks_to_run}
         self.attacks = custom if version == "custom" else suite(version, self.threat)
         if not self.attacks:
@@ -113,7 +116,10 @@ class AutoAttack:
         Returns:
             Adversarial inputs of the points that an attack broke, clean inputs of the others.
         """
-        self.evaluation = self._evaluate(self.attacks, x_orig, y_orig, bs, Path(state_path) if state_path else None)
+        folder = Path(state_path) if state_path else None
+        randomized = self.version == "fast" and is_randomized(self.model, x_orig[:PROBE].to(self.device))
+        sampling = sampling_for(self.version, self.threat, randomized=randomized)
+        self.evaluation = self._evaluate(self.attacks, x_orig, y_orig, bs, folder, sampling)
         self._log(f"initial accuracy: {100 * self.evaluation.clean.value:.2f}%")
         seconds = 0.0
         for result in self.evaluation.attacks:
@@ -123,6 +129,8 @@ class AutoAttack:
         for warning in self.evaluation.warnings:
             self._log(f"{warning.kind}: {warning.message}")
         self._log(f"robust accuracy: {100 * self.evaluation.robust.value:.2f}%")
+        if self.evaluation.estimate is not None:
+            self._log(f"estimate: {self.evaluation.estimate}")
         return self._adversarial(x_orig, bs, return_labels)
 
     def run_standard_evaluation_individual(
@@ -141,7 +149,13 @@ class AutoAttack:
         return self._evaluate({}, x_orig, y_orig, bs).clean.value
 
     def _evaluate(
-        self, attacks: dict[str, Attack], x: Tensor, y: Tensor, bs: int | None, folder: Path | None = None
+        self,
+        attacks: dict[str, Attack],
+        x: Tensor,
+        y: Tensor,
+        bs: int | None,
+        folder: Path | None = None,
+        sampling: Sampling | None = None,
     ) -> Evaluation:
         split = MemorySplit(x.detach().cpu(), y.detach().cpu().long())
         return evaluate(
@@ -149,6 +163,7 @@ class AutoAttack:
             split,
             attacks,
             cascade=True,
+            sampling=sampling,
             batch_size=bs,
             seed=self.seed,
             device=self.device,

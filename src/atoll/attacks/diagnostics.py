@@ -68,6 +68,19 @@ def _softmax(logits: Tensor) -> Iterator[EvaluationWarning]:
         yield EvaluationWarning("softmax", f"{message}, because gradients vanish in it")
 
 
+@torch.no_grad()
+def is_randomized(model: nn.Module, x: Tensor) -> bool:
+    """Whether two passes over the same inputs differ by more than rounding.
+
+    >>> is_randomized(nn.Linear(2, 2), torch.rand(3, 2))
+    False
+    """
+    with evaluation_mode(model):
+        logits, again = model(x), model(x)
+    gap = float((logits - again).abs().max())
+    return gap > NOISE * _spread(logits) or not torch.equal(logits.argmax(1), again.argmax(1))
+
+
 def _randomized(logits: Tensor, again: Tensor) -> Iterator[EvaluationWarning]:
     gap = float((logits - again).abs().max())
     message = f"two passes over the same inputs differ by up to {gap:.2g}: the model is"

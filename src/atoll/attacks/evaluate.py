@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -22,6 +22,7 @@ from atoll.attacks.base import Attack, check_labels
 from atoll.attacks.diagnostics import EvaluationWarning, diagnose_model, diagnose_results
 from atoll.attacks.iterative import AttackLoop, AttackState, IterativeAttack, OneShot, Points
 from atoll.attacks.progress import AttackCounts, Progress, TensorFile
+from atoll.attacks.sampling import Sampling, diagnose_sample
 from atoll.config import fields_to_plain
 from atoll.data.base import Split, batches, to_float
 from atoll.display import Displayed, TextTable
@@ -30,14 +31,14 @@ from atoll.errors import InputError, check_range
 from atoll.graph import tensors_digest
 from atoll.measure import OnProgress, split_digest
 from atoll.modules import count_passes, evaluation_mode
-from atoll.stats import Accuracy, percent_interval
+from atoll.stats import Accuracy, SampledAccuracy, percent_interval
 
 if TYPE_CHECKING:
     from atoll.attacks.measure import AttackResult
 
 ROBUST, MISCLASSIFIED = -1, -2  # in ``broken_by``: no attack broke the point; no attack was needed
 PROBE = 32  # points that the diagnostics use
-FORMAT = 2  # of the progress; older progress is refused
+FORMAT = 3  # of the progress; older progress is refused
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,11 @@ def attack_table(title: str, result: Evaluation | AttackResult, notes: Sequence[
     for attack in result.attacks:
         broken, passes = f"{attack.broken:,} of {attack.attacked:,}", f"{attack.forward + attack.backward:,}"
         rows.append([attack.name, *percent_interval(attack.accuracy), broken, passes, f"{attack.seconds:.1f}"])
-    rows.append(["worst case", *percent_interval(result.robust), "-", "-", "-"])
+    sample = result.estimate
+    rows.append(["at most" if sample else "worst case", *percent_interval(result.robust), "-", "-", "-"])
+    if sample is not None:
+        broken = f"{sample.rejected:,} of {sample.sampled:,} sampled"
+        rows.append(["estimate", *percent_interval(sample), broken, "-", "-"])
     warnings = [f"{warning.kind}: {warning.message}" for warning in result.warnings]
     columns = ["attack", "accuracy %", "95 %", "broken", "passes", "seconds"]
     return TextTable(title, columns, rows, [*notes, *warnings])
@@ -83,6 +88,7 @@ class Evaluation(Displayed):
         batch_size: attack batch size.
         adversarial: adversarial inputs of the points that were broken, clean inputs of the others; None unless asked
             for.
+        estimate: the accuracy under all attacks, if some ran only on a sample; ``robust`` is an upper bound then.
     """
 
     clean: Accuracy
@@ -92,6 +98,7 @@ class Evaluation(Displayed):
     broken_by: Tensor = field(metadata={"stored": False})
     batch_size: int
     adversarial: Tensor | None = field(default=None, metadata={"stored": False})
+    estimate: SampledAccuracy | None = None
 
     @property
     def accuracy(self) -> dict[str, Accuracy]:
@@ -112,6 +119,7 @@ def evaluate(
     attacks: Mapping[str, Attack],
     *,
     cascade: bool = False,
+    sampling: Sampling | None = None,
     batch_size: int | None = None,
     seed: object = 0,
     device: torch.device | str = "cpu",
@@ -134,6 +142,7 @@ def evaluate(
         attacks: by the name to report them under (not ``clean`` or ``worst``).
         cascade: run each attack only on the points that are still robust, as in AutoAttack; otherwise on all points
             that are classified correctly.
+        sampling: further attacks for a random sample of the points that a cascade leaves; they give an estimate.
         batch_size: attack batch size; None to choose one that fits memory.  A resumed evaluation keeps its own.
         seed: seed of the random streams.
         device: where to compute.
@@ -155,11 +164,15 @@ def evaluate(
     """
     if clash := {"clean", "worst"} & attacks.keys():
         raise InputError(f"attacks: the names clean and worst are reserved, got {', '.join(sorted(clash))}")
+    if sampling is not None and not cascade:
+        raise InputError("sampling: expected a cascade, whose remaining points can be sampled")
+    if sampling is not None and (clash := attacks.keys() & sampling.verify.keys()):
+        raise InputError(f"sampling: expected other names than those of the cascade, got {', '.join(sorted(clash))}")
     check_range("[1, inf)", batch_size=batch_size)
     if not len(split):
         raise InputError("split: expected at least one point, got none")
     return Evaluator(
-        model, split, attacks, cascade, batch_size, seed, device, check, keep, folder, save_every, on_progress
+        model, split, attacks, cascade, sampling, batch_size, seed, device, check, keep, folder, save_every, on_progress
     ).run()
 
 
@@ -171,6 +184,7 @@ class Evaluator:
     split: Split
     attacks: Mapping[str, Attack]
     cascade: bool
+    sampling: Sampling | None
     batch_size: int | None
     seed: object
     device: torch.device | str
@@ -180,8 +194,14 @@ class Evaluator:
     save_every: float
     on_progress: OnProgress | None
 
+    def __post_init__(self) -> None:
+        self.cheap = len(self.attacks)  # attacks that run on all points
+        if self.sampling is not None:
+            self.attacks = {**self.attacks, **self.sampling.verify}
+        self.stage = 0
+
     def run(self) -> Evaluation:
-        warnings = []
+        warnings: list[EvaluationWarning] = []
         if self.check:
             probe = self._fetch(torch.arange(min(PROBE, len(self.split))))
             warnings += diagnose_model(self.model, probe, self.split.labels[:PROBE].to(self.device), self.attacks)
@@ -199,10 +219,38 @@ class Evaluator:
                 self._save()
             else:
                 self.tensors = self._open()
-            for number, (name, attack) in enumerate(self.attacks.items()):
-                if number >= self.progress.number:
-                    self._attack(number, name, attack)
-        return self._result(warnings)
+            self._stage(torch.ones(len(self.split), dtype=torch.bool), range(self.cheap))
+            estimate = None if self.sampling is None else self._sample(self.sampling, warnings)
+        return self._result(warnings, estimate)
+
+    def _stage(self, points: Tensor, attacks: Iterable[int]) -> None:
+        """Run some attacks on some points, unless this process did so before it was interrupted."""
+        for number in attacks:
+            if self.stage >= self.progress.stage:
+                self._attack(number, points)
+            self.stage += 1
+
+    def _sample(self, sampling: Sampling, warnings: list[EvaluationWarning]) -> SampledAccuracy:
+        """Check a random sample of the points that the cascade left, or all of them if it misses many."""
+        p, verify, total = self.progress, range(self.cheap, len(self.attacks)), len(self.split)
+        own = p.correct & ~p.broken[:, : self.cheap].any(1)
+        order = sampling.order(all_sum(own.long()).nonzero().squeeze(1), self.seed)
+
+        def check(points: Tensor) -> int:
+            """How many points the verifying attacks break."""
+            self._stage(torch.zeros(total, dtype=torch.bool).index_fill(0, points, True), verify)
+            return int(all_sum(p.broken[points, self.cheap :].any(1).long()).sum())
+
+        remaining, pilot = len(order), sampling.pilot(len(order))
+        pilot_rejected = check(order[:pilot])
+        end = pilot + sampling.size(total, remaining, pilot, pilot_rejected)
+        rejected = check(order[pilot:end])
+        estimate = SampledAccuracy(total, remaining, end - pilot, rejected, pilot, pilot_rejected)
+        warnings += diagnose_sample(estimate, sampling.escalate)
+        if sampling.escalate and any(diagnose_sample(estimate)):
+            rejected += check(order[end:])
+            estimate = SampledAccuracy(total, remaining, remaining - pilot, rejected, pilot, pilot_rejected)
+        return estimate
 
     def _clean(self) -> None:
         """Logits of all points, once: which points to attack, and which targets are close."""
@@ -225,17 +273,20 @@ class Evaluator:
             done += len(index)
             self._report("clean", done, len(self.indices))
 
-    def _attack(self, number: int, name: str, attack: Attack) -> None:
+    def _attack(self, number: int, points: Tensor) -> None:
+        name, attack = list(self.attacks.items())[number]
         p = self.progress
         counts = p.counts[number]
         iterative = attack if isinstance(attack, IterativeAttack) else OneShot(attack)
-        eligible = p.correct & ~p.broken[:, :number].any(1) if self.cascade else p.correct
+        eligible = points & p.correct
+        if self.cascade:
+            eligible &= ~p.broken[:, :number].any(1)
         todo = self.indices[eligible[self.indices]]
-        counts.attacked = len(todo)
 
         def next_batch(count: int) -> Points | None:
             index = todo[p.position : p.position + count]
             p.position += len(index)
+            counts.attacked += len(index)
             if not len(index):
                 return None
             x, y, logits = self._fetch(index), self.split.labels[index], self.tensors["logits"][index]
@@ -257,7 +308,7 @@ class Evaluator:
                 if time.monotonic() - self.saved >= self.save_every:
                     self._save()
                 self._report(name, finished, len(todo), loop)
-        p.number, p.position, p.exhausted, p.rows = number + 1, 0, False, None
+        p.stage, p.position, p.exhausted, p.rows = self.stage + 1, 0, False, None
         self._save()
 
     def _record(self, rows: AttackState, attack: Attack, number: int) -> None:
@@ -281,7 +332,7 @@ class Evaluator:
             first = ~self.progress.broken[index, :number].any(1)
             self.tensors["adversarial"][index[first]] = x_adv[holds].cpu()[first]
 
-    def _result(self, warnings: list[EvaluationWarning]) -> Evaluation:
+    def _result(self, warnings: list[EvaluationWarning], estimate: SampledAccuracy | None) -> Evaluation:
         p, total = self.progress, len(self.split)
         correct, broken = all_sum(p.correct.long()).bool(), all_sum(p.broken.long()).bool()
         own = [(c.attacked, c.claimed, c.confirmed, c.forward, c.backward) for c in p.counts]
@@ -314,6 +365,7 @@ class Evaluator:
             broken_by,
             p.batch_size,
             self.tensors["adversarial"] if self.keeps_inputs else None,
+            estimate,
         )
 
     @property
@@ -330,6 +382,7 @@ class Evaluator:
         """A digest of everything that the result depends on: no evaluation resumes from another one's progress."""
         models = [self.model, *(model for attack in self.attacks.values() for model in _models(attack))]
         parts = [FORMAT, repr(self.model), repr(self.attacks), self.cascade, self.seed, split_digest(self.split)]
+        parts.append(repr(self.sampling))
         parts.append(tensors_digest(*(model.state_dict() for model in models)))
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 

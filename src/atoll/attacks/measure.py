@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from torch import nn
 
-from atoll.attacks.diagnostics import EvaluationWarning
-from atoll.attacks.evaluate import MISCLASSIFIED, AttackSummary, Evaluation, attack_table, evaluate
+from atoll.attacks.base import Attack
+from atoll.attacks.diagnostics import EvaluationWarning, is_randomized
+from atoll.attacks.evaluate import MISCLASSIFIED, PROBE, AttackSummary, Evaluation, attack_table, evaluate
 from atoll.attacks.rays import boundary_distance
-from atoll.attacks.suites import SUITES, parse_attacks
+from atoll.attacks.suites import SUITES, parse_attacks, sampling_for
 from atoll.attacks.transfer import Transfer
 from atoll.data.base import Split, to_float
 from atoll.display import TextTable
@@ -30,7 +33,7 @@ from atoll.measure import (
     select,
 )
 from atoll.plots import plot_adversarial
-from atoll.stats import Accuracy, Estimate
+from atoll.stats import Accuracy, Estimate, SampledAccuracy
 from atoll.subject import Subject, SubjectRecord
 from atoll.threat import Norm, ThreatModel
 
@@ -40,7 +43,10 @@ class AttackSettings(Settings):
     """Which attacks, on which points, within which threat.
 
     Args:
-        attacks: standard, plus, rand, fast, or names such as FGSM,PGD-20,CW-20,APGD-T.
+        attacks: standard, plus, rand, fast (an estimate), or names such as FGSM,PGD-20,CW-20,APGD-T.
+        width: full width of the interval that fast aims for, in percentage points (default: as the budget allows).
+        budget: passes of fast, as a share of those of standard.
+        escalate: with fast, run standard on all points if the sample shows that the quick attacks miss many.
         individual: run every attack on all points instead of only on those that are still robust.
         surrogate: craft the attacks on the model of this run.
         adbd: also measure the mean distance to the boundary with RayS, from labels alone (linf).
@@ -51,6 +57,9 @@ class AttackSettings(Settings):
 
     kind: ClassVar[str] = "attack"
     attacks: str = "standard"
+    width: float | None = None
+    budget: float = 0.1
+    escalate: bool = False
     individual: bool = False
     surrogate: str | None = None
     adbd: bool = False
@@ -60,11 +69,22 @@ class AttackSettings(Settings):
 
     def __post_init__(self) -> None:
         self.at_least(points=1, batch_size=1)
+        sampling_for("fast", ThreatModel(), **self.sampling_options)
+        if self.attacks == "fast" and self.individual:
+            raise InputError("individual: fast is a cascade and cannot run its attacks individually; use standard")
 
     def resolve(self, subject: Subject) -> Self:
         threat = resolve_threat(subject, self.norm, self.eps)
         parse_attacks(self.attacks, threat)  # a wrong name is an error before any work
-        return dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps))
+        resolved = dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps))
+        if self.attacks == "fast":
+            return resolved
+        return dataclasses.replace(resolved, width=None, budget=0.1, escalate=False)  # other attacks do not sample
+
+    @property
+    def sampling_options(self) -> dict[str, Any]:
+        """How ``fast`` samples."""
+        return {"width": self.width, "budget": self.budget, "escalate": self.escalate}
 
     @property
     def cascade(self) -> bool:
@@ -83,7 +103,8 @@ class AttackResult(Result):
 
     Args:
         clean: accuracy without attack.
-        robust: the pointwise worst case of all attacks.
+        robust: the pointwise worst case of all attacks; an upper bound of the accuracy under stronger ones.
+        estimate: the accuracy under the attacks of ``fast`` and of ``standard``, from a sample; None for other attacks.
         attacks: one entry per attack, in order.
         warnings: reasons not to trust the numbers.
         batch_size: rows attacked at a time.
@@ -98,6 +119,7 @@ class AttackResult(Result):
     attacks: tuple[AttackSummary, ...]
     warnings: tuple[EvaluationWarning, ...] = ()
     batch_size: int = 0
+    estimate: SampledAccuracy | None = None
     adbd: Estimate | None = None
     surrogate: SubjectRecord | None = None
 
@@ -129,18 +151,25 @@ class MeasureAttack(Measurement):
     def measure(self, subject: Subject, settings: AttackSettings, context: Context) -> dict[str, Any]:
         threat = resolve_threat(subject, settings.norm, settings.eps)
         attacks = parse_attacks(settings.attacks, threat)
+        split = select(subject.data, settings.split, settings.points)
+        sampling = None
+        if settings.attacks == "fast":
+            probe = to_float(split.fetch(torch.arange(min(PROBE, len(split)))).to(context.device))
+            randomized = is_randomized(subject.model, probe)
+            sampling = sampling_for("fast", threat, randomized=randomized, **settings.sampling_options)
         surrogate = None
         if settings.surrogate is not None:
             other = _open_surrogate(settings.surrogate, context)
-            model = other.model.to(context.device)
-            attacks = {f"{name} (transfer)": Transfer(attack, model) for name, attack in attacks.items()}
+            attacks = _transfer(attacks, other.model.to(context.device))
+            if sampling is not None:
+                sampling = dataclasses.replace(sampling, verify=_transfer(sampling.verify, other.model))
             surrogate = other.record
-        split = select(subject.data, settings.split, settings.points)
         evaluation = evaluate(
             subject.model,
             split,
             attacks,
             cascade=settings.cascade,
+            sampling=sampling,
             batch_size=settings.batch_size,
             seed=settings.seed,
             device=context.device,
@@ -150,8 +179,12 @@ class MeasureAttack(Measurement):
         adbd = _boundary_distance(subject, split, threat, evaluation, context) if settings.adbd else None
         if context.folder is not None and is_main():
             _plot(subject, split, evaluation, context.folder)
-        names = ("clean", "robust", "attacks", "warnings", "batch_size")
+        names = ("clean", "robust", "estimate", "attacks", "warnings", "batch_size")
         return {name: getattr(evaluation, name) for name in names} | {"adbd": adbd, "surrogate": surrogate}
+
+
+def _transfer(attacks: Mapping[str, Attack], surrogate: nn.Module) -> dict[str, Attack]:
+    return {f"{name} (transfer)": Transfer(attack, surrogate) for name, attack in attacks.items()}
 
 
 def _open_surrogate(path: str, context: Context) -> Subject:

@@ -31,7 +31,7 @@ from atoll.errors import CheckpointError
 from atoll.files import write_atomic
 from atoll.modules import PassCounts
 
-_POSITION = ("batch_size", "number", "position", "exhausted")  # fields of ``Progress``, as they are stored
+_POSITION = ("batch_size", "stage", "position", "exhausted")  # fields of ``Progress``, as they are stored
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 
 
@@ -53,7 +53,7 @@ class Progress:
     broken: Tensor  # by which attack, (points, attacks)
     counts: list[AttackCounts]
     batch_size: int
-    number: int = 0  # the attack under way
+    stage: int = 0  # attack under way; one that runs on several sets of points counts once for each
     position: int = 0  # next point to attack
     exhausted: bool = False
     rows: AttackState | None = field(default=None, repr=False)

@@ -21,7 +21,7 @@ from functools import partial
 from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import print_lines, print_table
-from atoll.stats import percent
+from atoll.stats import percent, percent_interval
 
 
 def show(results: Mapping[str, AttackResult]) -> None:
@@ -33,7 +33,14 @@ def show(results: Mapping[str, AttackResult]) -> None:
             print_lines(f"mean distance to the boundary (ADBD): {result.adbd}")
         print_lines(*(f"{warning.kind}: {warning.message}" for warning in result.warnings), style="yellow")
         print_lines(f"adversarial inputs and results: {result.folder}")
-    if len(results) > 1:
+    if len(results) > 1 and all(result.estimate for result in results.values()):
+        rows = [
+            [folder, percent(result.clean), percent(result.robust), *percent_interval(result.estimate)]
+            for folder, result in results.items()
+            if result.estimate
+        ]
+        print_table("Estimates", ["run", "clean %", "at most %", "estimate %", "95 %"], rows)
+    elif len(results) > 1:
         rows = [[folder, percent(result.clean), percent(result.robust)] for folder, result in results.items()]
         print_table("Worst case", ["run", "clean %", "robust %"], rows)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Objective = Literal["ce", "kl", "margin", "dlr"]
+Objective = Literal["ce", "kl", "margin", "pm", "dlr"]
 
 
 def cross_entropy(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
@@ -37,6 +37,17 @@ def margin(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
     return logits.scatter(1, y[:, None], -torch.inf).amax(1) - own
 
 
+def probability_margin(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
+    """Largest probability of another class minus that of ``y``; positive where the point is misclassified.
+
+    Unlike that of cross-entropy, its gradient fades once the point is misclassified with confidence.
+
+    >>> round(probability_margin(torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([0])).item(), 4)
+    -0.4205
+    """
+    return margin(logits.softmax(1), y)
+
+
 def dlr(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
     """Margin divided by the gap of the largest to the third largest logit.
 
@@ -48,13 +59,23 @@ def dlr(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
     return margin(logits, y) / (top[:, 0] - top[:, 2]).clamp_min(1e-12)
 
 
+def margin_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The target's logit minus the logit of ``y``."""
+    return logits.gather(1, target[:, None]).squeeze(1) - logits.gather(1, y[:, None]).squeeze(1)
+
+
+def probability_margin_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The target's probability minus that of ``y``."""
+    return margin_targeted(logits.softmax(1), y, target)
+
+
 def dlr_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """How far the target's logit is above the true one's, relative to the spread of the four largest logits.
 
     With fewer classes the difference itself is used: there are no four logits, and with the spread of three the ratio
     would be -1 wherever the target is last, so that no gradient leads there.
     """
-    difference = logits.gather(1, target[:, None]).squeeze(1) - logits.gather(1, y[:, None]).squeeze(1)
+    difference = margin_targeted(logits, y, target)
     if logits.shape[1] < 4:
         return difference
     top = logits.topk(4, dim=1).values
@@ -65,5 +86,12 @@ OBJECTIVES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "ce": cross_entropy,
     "kl": kl,
     "margin": margin,
+    "pm": probability_margin,
     "dlr": dlr,
+}
+
+TARGETED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "margin": margin_targeted,
+    "pm": probability_margin_targeted,
+    "dlr": dlr_targeted,
 }

@@ -12,7 +12,7 @@ from atoll.curvature.measure import CurvatureResult
 from atoll.errors import AtollError, InputError
 from atoll.measure import Result
 from atoll.runs.run import Run, open_run
-from atoll.stats import Accuracy, Estimate
+from atoll.stats import Accuracy, Estimate, SampledAccuracy
 
 if TYPE_CHECKING:
     import pandas
@@ -78,7 +78,7 @@ def _is_scalar(value: object) -> bool:
 
 def _flat(name: str, value: object) -> dict[str, Any]:
     """A number with its interval, the accuracies of a sequence by their names, or nothing."""
-    if isinstance(value, Accuracy | Estimate):
+    if isinstance(value, Accuracy | Estimate | SampledAccuracy):
         low, high = value.interval
         return {name: value.value, f"{name}.low": low, f"{name}.high": high}
     if _is_scalar(value):
@@ -105,7 +105,8 @@ def main_numbers(run: Run) -> dict[str, str]:
             continue
         if isinstance(result, AttackResult) and result.settings.split == "test":
             numbers["clean"] = f"{100 * result.clean.value:.2f}"
-            numbers["robust"] = f"{100 * result.robust.value:.2f} ({result.settings.attacks})"
+            robust = result.robust if result.estimate is None else result.estimate
+            numbers["robust"] = f"{100 * robust.value:.2f} ({result.settings.attacks})"
         elif isinstance(result, CertifyResult) and result.settings.split == "test":
             verified = result.verified[0]
             numbers["verified"] = f"{100 * verified.accuracy.value:.2f} (l2 {verified.eps:.3g})"

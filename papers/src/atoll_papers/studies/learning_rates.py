@@ -21,7 +21,7 @@ POINTS: Mapping[Scale, int | None] = {"smoke": 20, "cpu": 4000, "paper": None}  
 PGD: Mapping[Scale, str] = {"smoke": "PGD-20", "cpu": "PGD-20", "paper": "PGD-10"}  # the paper uses 10 steps of 2/255
 # Points for AutoAttack, and its version.
 AUTOATTACK: Mapping[Scale, tuple[int | None, str]] = {
-    "smoke": (20, "fast"),
+    "smoke": (20, "APGD-CE"),
     "cpu": (500, "fast"),
     "paper": (None, "standard"),
 }
