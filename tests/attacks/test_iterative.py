@@ -433,7 +433,7 @@ def test_labels_are_checked(name):
 
 def test_wrong_arguments_are_refused():
     for build, sentence in (
-        (lambda: APGD(ThreatModel(), "kl"), "objective: expected ce or dlr"),
+        (lambda: APGD(ThreatModel(), "kl"), "objective: expected ce, dlr, margin or pm"),
         (lambda: APGD(ThreatModel(), steps=0), "expected at least 1"),
         (lambda: APGD(ThreatModel(), restarts=0), "expected at least 1"),
         (lambda: APGD(ThreatModel(), eot=0), "expected at least 1"),
