@@ -1,4 +1,4 @@
-"""Sets of attacks that make an evaluation: the versions of AutoAttack."""
+"""Attack suites: the versions of AutoAttack, and lists of attacks given by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.threat import ThreatModel
 
 
 def get_attack(name: str, threat: ThreatModel) -> Attack:
-    """An attack by name: ``PGD-20``, ``APGD-T``, a dotted path, or ``my_attack.py:Mine``.
+    """Build an attack by name: ``PGD-20``, ``APGD-T``, a dotted path, or ``my_attack.py:Mine``.
 
     >>> get_attack("CW-20", ThreatModel("linf", "8/255")).objective
     'margin'
@@ -39,9 +39,9 @@ def standard(threat: ThreatModel) -> dict[str, Attack]:
 
 
 def plus(threat: ThreatModel) -> dict[str, Attack]:
-    """AutoAttack with restarts and with the untargeted attacks."""
+    """AutoAttack with restarts and untargeted attacks."""
     if threat.norm == "l1":
-        raise InputError("version: expected linf or l2 for plus, got l1")
+        raise InputError("norm: expected linf or l2 for plus, got l1")
     return {
         "APGD-CE": APGD(threat, restarts=5),
         "APGD-DLR": APGD(threat, "dlr", restarts=5),
@@ -58,13 +58,13 @@ def rand(threat: ThreatModel) -> dict[str, Attack]:
 
 
 def fast(threat: ThreatModel) -> dict[str, Attack]:
-    """At most a tenth of the passes of ``standard`` on robust models, and a warning if gradients look masked.
+    """APGD-T with early stopping and a short run of Square: at most a tenth of the passes of ``standard``.
 
-    Targeted APGD breaks nearly everything that ``standard`` breaks, most of it within a few steps toward some target.
-    So every target gets eleven steps, and only those that come near the boundary continue.  A short run of Square
-    detects masked gradients: if it breaks points that APGD could not, run ``standard``.
+    Targeted APGD breaks nearly all points that ``standard`` breaks, most of them within a few steps toward some target.
+    Every target therefore gets eleven steps, and only targets that come near the boundary continue.  A short run of
+    Square detects masked gradients: if it breaks points that APGD could not, run ``standard``.
     """
-    # Early steps for l1 are outside the ball and tell little.
+    # No early stopping for l1, where early steps are outside the ball and not informative.
     steps, patience = (30, None) if threat.norm == "l1" else (50, 0.5)
     first = APGD(threat, targets=9, steps=steps, patience=patience)
     return {"APGD-T": first, "Square": Square(threat, queries=500, horizon=None)}
@@ -76,7 +76,7 @@ SUITES: dict[str, Callable[[ThreatModel], dict[str, Attack]]] = {
 
 
 def suite(version: str, threat: ThreatModel) -> dict[str, Attack]:
-    """The attacks of a version of AutoAttack, in order; each is meant for the points that are still robust.
+    """Return the attacks of a version of AutoAttack, in order; each runs on the points that are still robust.
 
     >>> list(suite("standard", ThreatModel("linf", "8/255")))
     ['APGD-CE', 'APGD-T', 'FAB-T', 'Square']
@@ -87,7 +87,7 @@ def suite(version: str, threat: ThreatModel) -> dict[str, Attack]:
 
 
 def parse_attacks(text: str, threat: ThreatModel) -> dict[str, Attack]:
-    """A version of AutoAttack, names of attacks separated by commas, or ``none`` for clean accuracy alone.
+    """Parse a version of AutoAttack, a comma-separated list of attacks, or ``none`` for clean accuracy only.
 
     >>> [list(parse_attacks(text, ThreatModel("linf", "8/255"))) for text in ("rand", "FGSM,PGD-20")]
     [['APGD-CE', 'APGD-DLR'], ['FGSM', 'PGD-20']]

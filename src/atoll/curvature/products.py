@@ -105,7 +105,7 @@ def hessian(
         raise InputError(f"model: a dense Hessian is for at most {LIMIT:,} parameters, this net has {risk.size:,}")
     rows = torch.arange(risk.size) if rows is None else torch.as_tensor(rows)
     if rows.dtype != torch.int64 or rows.dim() != 1 or ((rows < 0) | (rows >= risk.size)).any():
-        raise InputError(f"rows: expected whole numbers in [0, {risk.size - 1}], got {rows.tolist()}")
+        raise InputError(f"rows: expected integers in [0, {risk.size - 1}], got {rows.tolist()}")
     products = products or HessianProducts(risk)
     with preserve_buffers(risk.model):
         return _rows(risk, rows, products)
