@@ -235,7 +235,7 @@ def test_names_of_losses_resolve_again(loss):
         ({"loss": "TRADES(lambda_t=open('x'))"}, "loss: expected a name or a call such as TRADES"),
         ({"loss": "TRADES(weight=1)"}, "loss.weight: TRADES has no such argument"),
         ({"loss": "TRADES(lambda_t=-1)"}, "lambda_t: expected at least 0"),
-        ({"loss": "GloRoCE"}, "needs Lipschitz constants"),
+        ({"loss": "GloRoCE"}, "requires Lipschitz constants"),
         ({"eps": "much"}, "expected"),
     ],
 )

@@ -84,7 +84,7 @@ def test_extreme_logits_stay_finite(name):
 @pytest.mark.parametrize("name", CERTIFIED)
 def test_constants_belong_to_the_training_pass_and_labels_are_classes(name):
     out, y = outputs(2, 3, 1.0, 0)
-    with pytest.raises(InputError, match="needs Lipschitz constants"):
+    with pytest.raises(InputError, match="requires Lipschitz constants"):
         CERTIFIED[name]().values(Outputs(logits=out.logits), y)
     if name != "gloro-trades":  # its cross-entropy takes mixed labels, and the other term none
         with pytest.raises(InputError, match="mixed labels"):

@@ -155,7 +155,7 @@ def test_what_does_not_go_together_is_refused():
     trainer = Trainer(
         MLP((1, 8, 8), 3), data, CentroidMargin(), ThreatModel("l2", 0.1), settings=TrainerSettings(epochs=1)
     )
-    with pytest.raises(InputError, match="needs the centroids of a CentroidNet"):
+    with pytest.raises(InputError, match="CentroidMargin requires a CentroidNet"):
         trainer.train_step(first_batch(trainer))
     with pytest.raises(InputError, match="CentroidsFromData: expected a CentroidNet, got SmallConvNet"):
         CentroidsFromData().setup(tiny_trainer())

@@ -803,7 +803,7 @@ def test_every_method_trains_with_every_robust_loss(loss, method):
     if loss == "mart" and method in ("mixup", "cutmix"):
         trainer = tiny_trainer(loss, methods=[method])
         batch = first_batch(trainer)
-        with pytest.raises(InputError, match="mixup and cutmix do not apply"):
+        with pytest.raises(InputError, match="disable mixup and cutmix"):
             trainer.train_step(batch)
         return
     trainer = tiny_trainer(loss, methods=[method], batch_norm=True)

@@ -14,7 +14,7 @@ import yaml
 
 from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifySettings
-from atoll.distributed import barrier, is_main, lost_worker_stops_the_run, process_group
+from atoll.distributed import barrier, is_main, raise_on_lost_worker, process_group
 from atoll.errors import AtollError, RecipeError
 from atoll.files import write_atomic, write_json
 from atoll.measure import Environment, OnProgress
@@ -124,7 +124,7 @@ def train(
         trainer.fit(resume=resume)
         barrier()
         run = Run(folder, trust=trust)
-        with lost_worker_stops_the_run(f"resume in {folder}"):
+        with raise_on_lost_worker(f"resume in {folder}"):
             final_test(run, on_progress)
         del trainer  # it refers to the process group
     return run

@@ -22,7 +22,7 @@ from atoll.data.base import Batch, Data, Split, batches, shuffled
 from atoll.distributed import (
     all_sum,
     default_device,
-    lost_worker_stops_the_run,
+    raise_on_lost_worker,
     rank,
     synchronize_batch_norm,
     world_size,
@@ -182,7 +182,7 @@ class Trainer:
         """
         where = f"resume from the checkpoints in {self.folder}" if self.folder else "there was no folder to resume from"
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), lost_worker_stops_the_run(where):
+        with torch.random.fork_rng(devices), raise_on_lost_worker(where):
             for method in self.methods:
                 method.setup(self)
             self.best = {weights: Best() for weights in self.weight_sets}
