@@ -14,7 +14,7 @@ import yaml
 
 from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifySettings
-from atoll.distributed import barrier, is_main, raise_on_lost_worker, process_group
+from atoll.distributed import barrier, is_main, process_group, raise_on_lost_worker
 from atoll.errors import AtollError, RecipeError
 from atoll.files import write_atomic, write_json
 from atoll.measure import Environment, OnProgress
