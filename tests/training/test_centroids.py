@@ -160,7 +160,7 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(InputError, match="CentroidsFromData: expected a CentroidNet, got SmallConvNet"):
         CentroidsFromData().setup(tiny_trainer())
     trainer = Trainer(CentroidNet((1, 8, 8), 3, per_class=50), data, CentroidMargin(), ThreatModel("l2", 0.1))
-    with pytest.raises(InputError, match=r"per_class: expected at most the \d+ training points of class 0, got 50"):
+    with pytest.raises(InputError, match=r"per_class: expected at most \d+, the training points of class 0, got 50"):
         CentroidsFromData().setup(trainer)
     with pytest.raises(InputError, match="tau: expected a number > 0, got 0"):
         CentroidMargin(tau=0)
