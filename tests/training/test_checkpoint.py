@@ -173,7 +173,9 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
 def test_another_architecture_is_refused_whole():
     model, other = nn.Linear(2, 3), nn.Sequential(nn.Linear(2, 3))
     before = model.weight.clone()
-    with pytest.raises(CheckpointError, match=r"does not fit the architecture of this Linear \(missing: bias, weight; unexp"):
+    with pytest.raises(
+        CheckpointError, match=r"not fit the architecture of this Linear \(missing: bias, weight; unexp"
+    ):
         load_weights(model, other.state_dict())
     with pytest.raises(CheckpointError, match=r"different shapes: bias \(4,\) instead of \(3,\), weight"):
         load_weights(model, nn.Linear(2, 4).state_dict())
