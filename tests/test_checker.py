@@ -213,7 +213,7 @@ def test_other_operations_are_refused_by_name(tmp_path):
     proof = check(graph.write(tmp_path / "f", [[1.0, 0.0]], [0], [0.0]))
     assert (proof.proven.tolist(), proof.problems) == (
         [False],
-        ["aten.sigmoid.default is not covered (net.py, line 1)"],
+        ["aten.sigmoid.default is not supported (net.py, line 1)"],
     )
 
 
@@ -318,7 +318,7 @@ def test_multipliers_belong_to_centroids_of_the_claimed_class(tmp_path):
     with pytest.raises(ProofError, match="expected centroids of the class"):
         check(tmp_path / "f")
     graph.write(tmp_path / "f", z[None], [0], [9.0], **dual, **{"dual.multiplier": np.array([[-9.0]])})
-    with pytest.raises(ProofError, match="not negative"):
+    with pytest.raises(ProofError, match="non-negative"):
         check(tmp_path / "f")
 
 
@@ -361,7 +361,7 @@ def test_a_head_with_other_centroids_than_it_selects_is_refused(tmp_path):
     proof = check(graph.write(tmp_path / "f", z[None], [0], [0.0]))
     assert (proof.proven.tolist(), proof.problems) == (
         [False],
-        ["the head compares with other centroids than it selects"],
+        ["the head computes distances to other centroids than it selects"],
     )
 
 
@@ -399,7 +399,7 @@ EDITS = {
     "precision: expected float32 or float64, got 'int8'": lambda h, a: h.update(precision="int8"),
     "input: expected float32, got float64": lambda h, a: h.update(precision="float32"),
     "expected a class and a radius for each input": lambda h, a: a.update({"radius": a["radius"][:2]}),
-    "not negative": lambda h, a: a.update({"radius": -a["radius"]}),
+    "non-negative": lambda h, a: a.update({"radius": -a["radius"]}),
     "radius: expected finite numbers": lambda h, a: a.update({"radius": a["radius"] * np.nan}),
     "constant_0: expected finite numbers": lambda h, a: a.update({"constant_0": a["constant_0"] * np.inf}),
     "inputs: the digests do not match": lambda h, a: a.update({"input": a["input"] + 1}),
@@ -410,7 +410,7 @@ EDITS = {
     "malformed": lambda h, a: h.update(output=99),
     "malformed \\(IndexError": lambda h, a: a.update({"class": a["class"] + 7}),
     "malformed \\(ValueError": lambda h, a: a.update({"constant_1": a["constant_1"][:, :5]}),
-    "wrong padding or stride": lambda h, a: h["nodes"][1]["args"].update(padding=[10**9, 0]),
+    "invalid padding or stride": lambda h, a: h["nodes"][1]["args"].update(padding=[10**9, 0]),
 }
 
 

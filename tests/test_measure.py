@@ -173,5 +173,5 @@ def test_results_are_json(subject, tmp_path):
 def test_settings_are_checked():
     with pytest.raises(InputError, match="points: expected at least 1, got 0"):
         CountSettings(points=0)
-    with pytest.raises(InputError, match="holds out no validation points"):
+    with pytest.raises(InputError, match="has no validation points"):
         select(TinyData(validation=0), "validation", None)

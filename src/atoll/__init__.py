@@ -2,8 +2,7 @@
 
     from atoll import PGD, ThreatModel, train
 
-These names live in the packages of their kind (``atoll.data``, ``atoll.models``, ``atoll.attacks``,
-``atoll.training``) and are imported on first use, so ``import atoll`` is fast.
+The names below are imported from their subpackages on first use, so ``import atoll`` is fast.
 """
 
 from __future__ import annotations

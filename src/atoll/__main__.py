@@ -1,4 +1,4 @@
-"""``python -m atoll`` is the command; torchrun needs it in this form."""
+"""Run the command line as ``python -m atoll``, as torchrun requires."""
 
 import sys
 

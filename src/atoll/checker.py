@@ -1,12 +1,12 @@
-r"""Check the proof files of ``atoll certify --proof`` with NumPy and SciPy alone.
+r"""Check the proof files of ``atoll certify --proof`` using only NumPy and SciPy.
 
 A file claims that the stored network, computed in its precision, predicts one class for all inputs (within the bounds,
-if there are any) at l2 distance up to r from x.  Nothing of Atoll is imported, nothing in the file is trusted or run.
-The network is evaluated at x in float64.  The norm s of a linear layer A (witness) is proven by a Cholesky factor R of
-:math:`s^2 I - A^T A`, shifted for rounding: :math:`R^T R` is exact up to :math:`\gamma_{w+2} |R^T| |R|` for a band of
-width w (Higham, 2002, theorem 10.3).  The deployed network's rounding error at distance d from x follows from the size
-:math:`\|v\| + L d` of its values and :math:`|fl(Av) - Av| \le \gamma_k |A| |v|`, true for any order of summation (not
-for Winograd or TF32).  A linear head keeps its class if margins exceed :math:`\|w_j - w_i\| L r` and the errors.
+if there are any) at l2 distance up to r from x.  The checker imports nothing from Atoll and trusts nothing in the file.
+It evaluates the network at x in float64.  It proves the norm s of a linear layer A (a witness) with a Cholesky factor
+R of :math:`s^2 I - A^T A`, shifted for rounding: :math:`R^T R` is exact up to :math:`\gamma_{w+2} |R^T| |R|` for a band
+of width w (Higham, 2002, theorem 10.3).  The rounding error of the network at distance d from x follows from the size
+:math:`\|v\| + L d` of its values and :math:`|fl(Av) - Av| \le \gamma_k |A| |v|` for any order of summation (not for
+Winograd or TF32).  A linear head keeps its class if the margins exceed :math:`\|w_j - w_i\| L r` plus the errors.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ UNIT = 2.0**-53  # unit roundoff of float64
 PRECISIONS = {"float32": (2.0**-24, 2.0**-126, 2.0**126), "float64": (UNIT, 2.0**-1022, 2.0**1022)}
 DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
 DUAL = ("point", "other", "own", "multiplier")  # a point, another centroid, own centroids and their multipliers
-FILE_LIMIT, LIMIT = 2**32, 2**27  # bytes of a file, numbers of a value or a matrix
-CHUNK, PLANES = 64, 4  # points that are evaluated together, nearest own centroids that a plane is drawn for
-UP, SAFETY = 1 + 1e-11, 1 + 1e-6  # for rounding in constants, and in bounds of errors
+FILE_LIMIT, LIMIT = 2**32, 2**27  # largest file in bytes, largest number of elements of a value or matrix
+CHUNK, PLANES = 64, 4  # points to evaluate together, nearest own centroids to use for separating planes
+UP, SAFETY = 1 + 1e-11, 1 + 1e-6  # factors that cover rounding in constants and in error bounds
 CONSTANT, SLOPE = np.array([[1.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [0.0]])  # see _Value
 
 
@@ -50,18 +50,18 @@ def expect(condition: Any, message: str) -> None:
 
 
 class Checked(NamedTuple):
-    """The validated content of a file, and what is proven of it."""
+    """The validated content of a file, and the proven claims."""
 
     header: dict[str, Any]
     arrays: dict[str, Array]
-    nodes: list[dict[str, Any]]  # arguments refer to earlier nodes, {"node": place}, or {"constant": name}
+    nodes: list[dict[str, Any]]  # arguments refer to earlier nodes, {"node": index}, or {"constant": name}
     output: int
     proven: Array  # whether each claim is proven
-    problems: list[str]  # reasons why claims are not
+    problems: list[str]  # reasons why claims are not proven
 
 
 def read(path: Path) -> Checked:
-    """Read a file in the safetensors format, check its digest, and validate its content."""
+    """Read a safetensors file, check its digest, and validate its content."""
     expect(path.stat().st_size <= FILE_LIMIT, f"expected at most {FILE_LIMIT:,} bytes")
     raw = path.read_bytes()
     end = 8 + int.from_bytes(raw[:8], "little")
@@ -90,7 +90,7 @@ def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Checked:
     expect(str(x.dtype) == header["precision"], f"input: expected {header['precision']}, got {x.dtype}")
     expect(classes.shape == radius.shape == x.shape[:1], "expected a class and a radius for each input")
     expect(classes.dtype == np.int64 and radius.dtype == np.float64, "expected classes in int64, radii in float64")
-    expect(min(classes.min(), radius.min()) >= 0, "expected classes and radii that are not negative")
+    expect(min(classes.min(), radius.min()) >= 0, "expected non-negative classes and radii")
     digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in x]
     expect(header["inputs"] == digests, "inputs: the digests do not match the stored inputs")
     expect(bounds is None or -math.inf < bounds[0] < bounds[1] < math.inf, "bounds: expected null or low < high")
@@ -98,9 +98,9 @@ def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Checked:
         valid = 1e-100 <= norm <= 1e100 and method in ("exact", "strip", "torus")
         expect(valid, f"{name}: expected a norm in [1e-100, 1e100] and a method, got {norm} and {method!r}")
     if "dual.point" in arrays:
-        expect(arrays["dual.multiplier"].min() >= 0, "dual: expected multipliers that are not negative")
+        expect(arrays["dual.multiplier"].min() >= 0, "dual: expected non-negative multipliers")
     nodes: list[dict[str, Any]] = []
-    places: list[int] = []  # of the entries among the nodes, which have no copies and no repetitions
+    places: list[int] = []  # index in ``nodes`` of each entry; nodes contain no copies and no duplicates
     known: dict[str, int] = {}
 
     def refer(value: Any) -> Any:
@@ -123,13 +123,13 @@ def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Checked:
 
 @dataclass(frozen=True)
 class _Value:
-    """A node at the inputs, its Lipschitz constant (infinite if not proven), and a bound of the rounding error."""
+    """The value of a node, its Lipschitz constant (infinite if not proven), and a bound of the rounding error."""
 
     array: Array
     lipschitz: float
-    error: Array  # (3, points): at distance 0, slope in the distance, and that of this program
+    error: Array  # (3, points): at distance 0, slope with the distance, and error of the checker itself
     linear: _Linear | None = None
-    scale: float = 1.0  # a factor of all entries that the witness of a following layer contains
+    scale: float = 1.0  # a factor of all entries that is included in the witness of a following layer
 
     @property
     def reach(self) -> Array:
@@ -138,7 +138,7 @@ class _Value:
 
 
 class Moved:
-    """Entries of a value, moved: entry i, or the smaller (kind 1) or larger (kind 2) of the entries i and j."""
+    """Rearranged entries of a value: entry i, or the smaller (kind 1) or larger (kind 2) of the entries i and j."""
 
     def __init__(self, base: _Value, entries: Array | None = None) -> None:
         index = np.arange(base.array[0].size).reshape(base.array.shape[1:])
@@ -147,7 +147,7 @@ class Moved:
 
     @cached_property
     def value(self) -> _Value:
-        """Sorted pairs and single entries, each used once, are 1-Lipschitz together."""
+        """The rearranged value; sorted pairs and single entries, each used once, are jointly 1-Lipschitz."""
         if not self.is_moved:
             return self.base
         flat = self.base.array.reshape(len(self.base.array), -1)
@@ -163,7 +163,7 @@ class Moved:
 
 
 class Axis(NamedTuple):
-    """One direction of a convolution."""
+    """One axis of a convolution."""
 
     size: int = 1
     taps: int = 1
@@ -175,21 +175,21 @@ class Axis(NamedTuple):
         return (self.size + 2 * self.padding - self.taps) // self.stride + 1
 
     def shift(self, tap: int) -> csr_array:
-        """Which inputs the outputs read with a tap."""
+        """Return the matrix of the inputs that outputs read with a tap."""
         source = self.stride * np.arange(self.out) + tap - self.padding
         target = np.flatnonzero((source >= 0) & (source < self.size))
         return csr_array((np.ones(len(target)), (target, source[target])), (self.out, self.size))
 
     def closed(self, parts: Array, dim: int) -> Array:
-        """Close the direction to a ring that has the layer as a part: a direct sum over frequencies."""
-        # Inputs stride * J + phase - padding are channels of J, and meet output j in the tap stride * q + phase if
-        # J = j + q.  On a ring of this size that has no further solutions.
+        """Close the axis to a ring that contains the layer, which is a direct sum over frequencies."""
+        # Inputs stride * J + phase - padding are channels of J, and the tap stride * q + phase connects them to output
+        # j if J = j + q.  On a ring of this size, there are no further solutions.
         count, first = -(-self.taps // self.stride), self.padding // self.stride
         ring = max((self.size - 1 + self.padding) // self.stride + 1, self.out + count - 1 - first)
         if ring * self.stride * parts.size > LIMIT:
             raise NotCovered("a layer is too large")
         kernel = np.pad(np.moveaxis(parts, dim, -1), [*[(0, 0)] * 4, (0, count * self.stride - self.taps)])
-        frequency = np.arange(ring if np.iscomplexobj(parts) else ring // 2 + 1)  # the others are complex conjugates
+        frequency = np.arange(ring if np.iscomplexobj(parts) else ring // 2 + 1)  # others are complex conjugates
         waves = np.exp(2j * math.pi / ring * (np.outer(frequency, np.arange(count)) % ring))
         waves = np.tensordot(waves, kernel.reshape(*kernel.shape[:4], count, self.stride), (1, 4))
         return np.expand_dims(waves.reshape(-1, *waves.shape[2:4], waves.shape[4] * waves.shape[5]), dim)
@@ -202,12 +202,12 @@ class _Linear:
     base: _Value
     kernel: Array  # (out, in, height, width); 1 x 1 if dense
     axes: list[Axis]
-    spread: float  # bound of the norm of the layer with all parts of its kernel replaced by absolute values
-    offset: float  # norm of the absolute values of all constants that are added
-    terms: int  # roundings of one output
+    spread: float  # bound of the norm of the layer with the absolute values of its kernel
+    offset: float  # norm of the absolute values of all added constants
+    terms: int  # number of roundings of one output
 
     def has_norm(self, claim: float, method: str) -> bool:
-        """Whether the norm is at most the claimed one; the kernel may have been merged, and is transformed, here."""
+        """Whether the norm is at most the claim; covers rounding in merging and transforming the kernel here."""
         norm = claim - 64 * (self.kernel[0, 0].size + 8) * UNIT * self.spread
         parts, (y, x) = self.kernel.transpose(2, 3, 0, 1)[None], self.axes  # frequencies, height, width, out, in
         if method != "exact":
@@ -224,7 +224,7 @@ def _is_below(part: Array, y: Axis, x: Axis, norm: float, spread: float) -> bool
     order, block = min((outputs, out), (inputs, channels))
     band = block * (min(height, y.size) * x.size + min(width, x.size))  # an upper bound
     if max(order * min(order, band), outputs * part[:, :, 0].size) > LIMIT:
-        raise NotCovered("a layer is too large to prove its exact norm; certify it with the bound strip or torus")
+        raise NotCovered("a layer is too large to prove its exact norm; certify it with the method strip or torus")
     layer: Any = part[0, 0] if y == x == Axis() else csr_array((outputs, inputs), dtype=part.dtype)
     for i, j in np.ndindex(height, width) if y != Axis() or x != Axis() else ():
         places = csr_array(kron(y.shift(i), x.shift(j)))
@@ -237,12 +237,12 @@ def _is_below(part: Array, y: Axis, x: Axis, norm: float, spread: float) -> bool
     matrix[(row - column)[lower], column[lower]] = -gram.data[lower]
     size = (height * width * max(out, channels) + 8) * spread**2 + (band + 8) * min(order, 2 * band + 1) * norm**2
     matrix[0] += norm**2 - 8 * UNIT * size
-    factorize = get_lapack_funcs("pbtrf", (matrix,))  # that of cholesky_banded
+    factorize = get_lapack_funcs("pbtrf", (matrix,))  # as in cholesky_banded
     return bool(factorize(matrix, lower=True, overwrite_ab=True)[1] == 0)
 
 
 class _Evaluation:
-    """Evaluates nodes at some inputs; ``proven`` has the layers whose norms were looked at so far."""
+    """Evaluates nodes for a chunk of inputs; ``proven`` says which of the layers so far have a proven norm."""
 
     def __init__(self, proof: Checked, start: int, proven: dict[str, bool]) -> None:
         self.proof, self.start, self.proven, self.norms = proof, start, proven, proof.header["norms"]
@@ -251,22 +251,22 @@ class _Evaluation:
         self.results: dict[int, Moved] = {}
         unit, tiny, self.largest = PRECISIONS[proof.header["precision"]]
         self.unit, self.tiny = np.array([[unit], [unit], [UNIT]]), np.array([[tiny], [tiny], [2.0**-1022]])
-        self.peaks: list[Array] = []  # bounds of all numbers that could overflow
+        self.peaks: list[Array] = []  # bounds of all numbers that may overflow
 
     def total(self, bound: Array) -> Array:
-        return np.asarray(bound[0] + bound[1] * self.radius + bound[2])  # at the radius, and of this program
+        return np.asarray(bound[0] + bound[1] * self.radius + bound[2])  # at the radius, plus that of the checker
 
     def gamma(self, terms: int) -> Array:
         return np.where((product := terms * self.unit) < 0.5, product / (1 - product), np.inf)
 
     def rounding(self, bound: Array, terms: int, reach: Array, weight: float, outputs: int) -> Array:
-        """The error of sums with this many roundings and a bound of their absolute terms, and of underflow."""
+        """Return the error of sums, given the number of roundings and a bound of absolute terms, plus underflow."""
         self.peaks.append(bound)
         under = (reach + CONSTANT * (2 + weight)) * self.tiny * (terms * math.sqrt(outputs))
         return np.asarray(bound * self.gamma(terms) + under)
 
     def run(self, target: int) -> Moved:
-        """Evaluate a node and those before it that it needs."""
+        """Evaluate a node and the nodes it depends on."""
 
         def resolve(value: Any) -> Any:
             if not isinstance(value, dict):
@@ -275,7 +275,7 @@ class _Evaluation:
 
         node = self.proof.nodes[target]
         if node["operation"] not in OPERATIONS:
-            raise NotCovered(f"{node['operation']} is not covered ({node['line']})")
+            raise NotCovered(f"{node['operation']} is not supported ({node['line']})")
         if target not in self.results:
             args = {name: resolve(value) for name, value in node["args"].items()}
             result = OPERATIONS[node["operation"]](self, node["name"], args)
@@ -283,7 +283,7 @@ class _Evaluation:
         return self.results[target]
 
     def layer(self, name: str, linear: _Linear, array: Array) -> _Value:
-        """The value of a linear layer; without a witness it has no Lipschitz constant, but may be part of a layer."""
+        """Return the value of a linear layer; without a witness it has no constant, but may be part of a layer."""
         base, (norm, method) = linear.base, self.norms.get(name, (math.inf, ""))
         if name in self.norms and name not in self.proven:
             self.proven[name] = linear.has_norm(norm / base.scale, method)
@@ -293,7 +293,7 @@ class _Evaluation:
         return _Value(array, norm * base.lipschitz, base.error * norm + error, linear)
 
     def scaled(self, name: str, value: _Value, array: Array, factor: Array, offset: float, terms: int) -> _Value:
-        """``array = factor * value + constants``, with constants of norm ``offset``."""
+        """Return ``array = factor * value + constants``, with constants of norm ``offset``."""
         gain, rows = float(np.abs(factor).max()), factor.reshape(len(factor), -1)
         linear, bound = value.linear if (rows == rows[:, :1]).all() else None, value.reach * gain + CONSTANT * offset
         if linear:
@@ -312,12 +312,12 @@ class _Evaluation:
     def convolution(self, name: str, a: Any) -> _Value:
         base = a["input"].value
         if a.get("transposed") or a.get("groups", 1) != 1 or {1, *a.get("dilation", ())} != {1}:
-            raise NotCovered(f"{name}: transposed, grouped and dilated convolutions are not covered")
+            raise NotCovered(f"{name}: transposed, grouped and dilated convolutions are not supported")
         image, kernel = (v[:, :, None, None] if base.array.ndim == 2 else v for v in (base.array, a["weight"]))
         geometry = (image.shape[2:], kernel.shape[2:], a.get("stride", (1, 1)), a.get("padding", (0, 0)))
         y, x = (Axis(*side) for side in zip(*geometry, strict=True))
         valid = all(0 <= v.padding < v.taps and v.stride > 0 and v.out > 0 for v in (y, x))
-        expect(valid and len(kernel) * y.out * x.out <= LIMIT, f"{name}: wrong padding or stride, or too large")
+        expect(valid and len(kernel) * y.out * x.out <= LIMIT, f"{name}: invalid padding or stride, or too large")
         padded = np.pad(image, [(0, 0), (0, 0), (y.padding, y.padding), (x.padding, x.padding)])
         windows = sliding_window_view(padded, kernel.shape[2:], (2, 3))[:, :, :: y.stride, :: x.stride]
         bias = np.zeros(len(kernel)) if a["bias"] is None else a["bias"]
@@ -338,7 +338,7 @@ class _Evaluation:
         array = value.array + sign * other.array
         for base, linear in ((value, other.linear), (other, value.linear)):
             if linear and linear.base is base and sign == 1 and name in self.norms:
-                kernel = linear.kernel.copy()  # the input itself is one of its taps
+                kernel = linear.kernel.copy()  # the identity adds one to a tap
                 np.einsum("iihw->ihw", kernel)[:, linear.axes[0].padding, linear.axes[1].padding] += 1
                 linear = replace(linear, kernel=kernel, spread=linear.spread + 1, terms=linear.terms + 1)
                 return self.layer(name, linear, array)
@@ -352,10 +352,10 @@ class _Evaluation:
         return self.scaled(name, value, value.array * factor, factor, 0.0, 4)
 
     def move(self, name: str, a: Any, change: Callable[[list[Array]], Any]) -> Moved:
-        """Change the layout of entries; the first axis, that of points, stays in its place."""
+        """Rearrange entries; the first axis, which is the batch, must not change."""
         parts = a.get("tensors") or [a[key] for key in ("self", "other") if key in a]
         if a.get("dim", 1) < 1 or a.get("size", [-1])[0] != -1 or any(part.base is not parts[0].base for part in parts):
-            raise NotCovered(f"{name}: expected parts of one value, and points along the first axis")
+            raise NotCovered(f"{name}: expected parts of one value, and the batch as the first axis")
         return Moved(parts[0].base, np.asarray(change([part.entries for part in parts])))
 
 
@@ -378,7 +378,7 @@ OPERATIONS: dict[str, Callable[[_Evaluation, str, Any], _Value | Moved]] = {
     "aten.maximum.default": lambda e, n, a: e.move(n, a, lambda v: [v[0][0], v[1][0], 2 + 3 * (v[0][2] + v[1][2])]),
 }
 
-# The head of a Centroid Net as operations with arguments; names with a question mark stand for anything.
+# The head of a Centroid Net as operations with arguments; names with a question mark match anything.
 SCORES = ("addmm.default", {"self": "?squares", "mat1": "?u", "mat2": "?flat", "alpha": -2, "beta": 1})
 NEAREST = ("argmin.default", {"self": ("view.default", {"self": SCORES, "size": "?size"}), "dim": 2, "keepdim": False})
 CENTER = ("index.Tensor", {"self": "?centers", "indices": ["?classes", NEAREST]})
@@ -390,7 +390,7 @@ STRETCH = ("clamp.default", {"self": SLOPED, "min": 0, "max": 1})
 
 
 def matches(pattern: Any, value: Any, proof: Checked, names: dict[str, Any]) -> bool:
-    """Whether an argument has a pattern; ``names`` is filled with what the names stand for."""
+    """Whether an argument matches a pattern; adds the values of the pattern's names to ``names``."""
     if isinstance(pattern, tuple):
         node = proof.nodes[value["node"]] if isinstance(value, dict) and "node" in value else {"operation": ""}
         same = node["operation"] == f"aten.{pattern[0]}"
@@ -401,11 +401,11 @@ def matches(pattern: Any, value: Any, proof: Checked, names: dict[str, Any]) -> 
 
 
 class _Centroids:
-    r"""The head of a Centroid Net: minus the distance to the nearest centroid of each class, which products select.
+    r"""The head of a Centroid Net: the negative distance to the nearest centroid of each class, selected by products.
 
-    It keeps its class if features within :math:`\rho = L r + e` are closer to an own centroid p than to c, for each
-    other centroid c: by the plane between c and one p, or by multipliers :math:`\lambda \ge 0` of several p (witness):
-    a move :math:`\delta` to where c is closest has :math:`\tfrac12 \|\delta\|^2 \ge q(\lambda)`, the dual function.
+    The class does not change if, for each other centroid c, features within :math:`\rho = L r + e` are closer to an own
+    centroid p than to c.  The proof is the plane between c and one p, or multipliers :math:`\lambda \ge 0` of several p
+    (witness): a move :math:`\delta` to the region of c has :math:`\tfrac12 \|\delta\|^2 \ge q(\lambda)`, the dual.
     """
 
     def __init__(self, proof: Checked, names: dict[str, Any]) -> None:
@@ -414,25 +414,25 @@ class _Centroids:
         self.per_class, self.flat, self.squares = centers.shape[1], flat.T.copy(), (flat**2).sum(0)
         same = np.array_equal(centers.reshape(self.flat.shape), flat.T) and names["?size"] == [-1, *centers.shape[:2]]
         if not same or not np.array_equal(classes, np.arange(len(centers))):
-            raise NotCovered("the head compares with other centroids than it selects")
+            raise NotCovered("the head computes distances to other centroids than it selects")
         self.deviation = float(np.abs(squares - self.squares).max())
         self.is_stretched = matches(STRETCH, names["?u"], proof, names) and names["?low"] >= 0 < names["?gain"]
         self.features: int = names["?z" if self.is_stretched else "?u"]["node"]
         self.low, self.gain = [names[key] if self.is_stretched else v for key, v in (("?low", 0.0), ("?gain", 1.0))]
 
     def keeps(self, e: _Evaluation) -> Array:
-        """Whether the class stays the same within the radius."""
+        """Whether the class does not change within the radius."""
         source, bounds, classes = e.run(self.features), e.proof.header["bounds"], e.classes
         flat, squares, gain, largest = self.flat, self.squares, self.gain, math.sqrt(self.squares.max()) * UP
         x, count = source.value.array, source.value.array.shape[1]
         rho = UP * source.value.lipschitz * e.radius + SAFETY * e.total(source.value.error)
         u, low, high, off = x, np.full_like(x, -np.inf), np.full_like(x, np.inf), 0.0
-        if self.is_stretched:  # moves below ``low`` and above ``high`` change nothing more
+        if self.is_stretched:  # moves below ``low`` and above ``high`` have no further effect
             u, low, high = np.clip((x - self.low) * gain, 0, 1), self.low - x, self.low + 1 / gain - x
             off = 1.1 * float(e.unit.sum()) * (3 + gain * self.low) * math.sqrt(count)
         elif bounds and source.base.array is e.x and not source.entries[2].any():
             low, high = np.minimum(bounds[0] - x - 1e-12, 0), np.maximum(bounds[1] - x + 1e-12, 0)
-        # The computed index has almost the smallest score, and the computed distance is almost that to its centroid.
+        # The selected centroid has almost the smallest score, and its computed distance is almost exact.
         reach = (np.linalg.norm(u, axis=1) + gain * rho + off + largest) * UP
         gamma, own_gamma = e.gamma(count + 8)[[0, 2], 0]
         slack = 2 * self.deviation + 4.1 * (gamma + own_gamma) * reach**2 + 4 * largest * off

@@ -1,7 +1,8 @@
-"""Second derivatives that are right: fused operations written out where PyTorch's own derivatives are not.
+"""Correct second derivatives of fused operations.
 
-Several operations have wrong second derivatives, or none, in forward-over-forward, nested reverse or double backward
-mode: fused normalizations, norms, determinants, attention (``tests/test_derivatives.py`` lists them).
+In PyTorch, several operations have wrong second derivatives, or none, in forward-over-forward, nested reverse or double
+backward mode: fused normalizations, norms, determinants and attention.  ``tests/test_derivatives.py`` lists them.  This
+module replaces them with elementary operations.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from torch.overrides import TorchFunctionMode
 
 
 def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The output of a model with other parameters and buffers, which does not change the model.
+    """Call a model with other parameters and buffers, without changing the model.
 
-    Unlike ``torch.func.functional_call``, it may contain a module twice; that leaves such modules with other weights.
+    Unlike ``torch.func.functional_call``, it supports models that contain a module twice; ``functional_call`` would
+    leave the other weights in this module.
 
     Args:
         model: a module with one input.
-        tensors: parameters and buffers by name; shared ones need one of their names.
+        tensors: parameters and buffers by name; one name is enough for shared tensors.
         x: the input.
 
     >>> layer = nn.Linear(1, 1, bias=False)
@@ -44,9 +46,9 @@ def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Ten
 
 @contextmanager
 def elementary_operations() -> Iterator[None]:
-    """Inside, fused normalizations and attention consist of operations with right derivatives of every order.
+    """Replace fused operations with elementary ones, which have correct derivatives of every order.
 
-    Values agree to rounding.  Passes are slower and take more memory, so use it only for second derivatives.
+    Values agree up to rounding.  Passes are slower and take more memory, so use this only for second derivatives.
 
     >>> norm = torch.nn.LayerNorm(3).double()
     >>> direction = torch.eye(3, dtype=torch.float64)
@@ -64,7 +66,7 @@ def elementary_operations() -> Iterator[None]:
 
 
 class _Elementary(TorchFunctionMode):
-    """Replaces calls of fused operations."""
+    """Replaces calls to fused operations."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -118,7 +120,7 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    if not use_input_stats:  # linear, so nothing can be wrong
+    if not use_input_stats:  # linear, so the second derivatives are correct
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     return _group_norm(input, input.shape[1], weight, bias, eps)
 
@@ -145,7 +147,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 
 def _root(squares: Tensor) -> Tensor:
-    """The square root, with derivatives of zero at zero."""
+    """Return the square root, with zero derivatives at zero."""
     positive = squares > 0
     return torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
 
@@ -198,7 +200,7 @@ def _normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, 
 
 
 def _given(options: Mapping[str, Any]) -> bool:
-    """Whether there are options that only the operation itself knows."""
+    """Whether there are options that only the original operation supports."""
     return any(value is not None for value in options.values())
 
 
@@ -229,7 +231,7 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def _triangle(A: Tensor) -> tuple[Tensor, Tensor]:
-    """The sign of a permutation of the rows, and the diagonal of the triangular matrix that elimination leaves."""
+    """Return the sign of the row permutation and the diagonal of the upper factor of the LU decomposition."""
     permutation, _, upper = torch.linalg.lu(A)
     return torch.linalg.det(permutation.detach()).round(), upper.diagonal(dim1=-2, dim2=-1)
 

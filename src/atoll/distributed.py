@@ -1,6 +1,6 @@
-"""Several processes: torchrun starts them, torch.distributed carries the data.
+"""Training and evaluation on several processes, with torchrun and torch.distributed.
 
-Without a process group, all functions describe a world of one process.
+Without a process group, all functions behave as in a world of one process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from atoll.errors import InputError, TrainingError
 _requested: ContextVar[str] = ContextVar("device", default="auto")
 
 
-def started() -> int:
-    """How many processes torchrun started, also before they join; 1 without it."""
+def torchrun_world_size() -> int:
+    """Return the number of processes that torchrun started, even before they join; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -84,13 +84,15 @@ def parse_device(name: str) -> torch.device:
     if kind == "mps":
         if not torch.backends.mps.is_available():
             raise InputError("device: mps is not available on this machine; use cpu or auto")
-        if started() > 1:
-            raise InputError(f"device: mps is for one process, but torchrun started {started()}; use cpu or auto")
+        if torchrun_world_size() > 1:
+            raise InputError(
+                f"device: mps is for one process, but torchrun started {torchrun_world_size()}; use cpu or auto"
+            )
         return torch.device("mps")
     if not torch.cuda.is_available():
         raise InputError(f"device: {name} is not available because PyTorch finds no CUDA GPU; use cpu or auto")
-    if colon and started() > 1:
-        raise InputError(f"device: {name} is one GPU, but torchrun started {started()} processes; use cuda")
+    if colon and torchrun_world_size() > 1:
+        raise InputError(f"device: {name} is one GPU, but torchrun started {torchrun_world_size()} processes; use cuda")
     index, count = int(number or os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if index >= count:
         known = ", ".join(f"cuda:{i}" for i in range(count))
@@ -100,15 +102,15 @@ def parse_device(name: str) -> torch.device:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Join the processes torchrun started (gloo on CPUs, NCCL on GPUs); nothing to do without torchrun.
+    """Join the processes that torchrun started (gloo on CPUs, NCCL on GPUs); does nothing without torchrun.
 
-    Gloo's threads end when nothing refers to the group anymore.  A thread that still frees a tensor of Python while the
-    interpreter exits aborts the process (pytorch/pytorch#190489), so let go of trainers inside the group.
+    Gloo's threads stop when the last reference to the group is gone.  A thread that frees a Python tensor while the
+    interpreter exits aborts the process (pytorch/pytorch#190489), so delete trainers inside the group.
     """
-    if started() == 1 or dist.is_initialized():
+    if torchrun_world_size() == 1 or dist.is_initialized():
         yield
         return
-    # Imported later, by DistributedDataParallel, it would hold the group as a default argument for good.
+    # If DistributedDataParallel imported this later, its default arguments would keep a reference to the group.
     import torch.distributed.nn
 
     device = default_device()
@@ -122,28 +124,28 @@ def process_group() -> Iterator[None]:
     finally:
         dist.destroy_process_group()
         gc.collect()
-        # Last, because only this waits for the threads without holding the interpreter lock, which they may need.
+        # Last, because this waits for the threads without holding the interpreter lock, which they may need.
         del backend
 
 
 def launch(processes: int, call: Callable[[], object]) -> None:
-    """Call a function in processes of this machine, started by torchrun's launcher, and wait for them.
+    """Call a function in several processes on this machine, started by torchrun's launcher, and wait for them.
 
-    They compute on the device of ``use_device``.  If one fails, the others end and its error is raised.  They also end
-    if this process dies, on Linux even by SIGKILL.
+    They compute on the device of ``use_device``.  If one fails, the others are stopped and its error is raised.  If
+    this process dies, they stop as well (on Linux, even after SIGKILL).
 
     Args:
         processes: number of processes.
-        call: a function that can be pickled and joins the others with ``process_group``.
+        call: a picklable function that joins the others with ``process_group``.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # In the main thread, the launcher takes these signals for itself and does not give them back.
-    ours = threading.current_thread() is threading.main_thread()
-    taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    handlers = {number: signal.getsignal(number) for number in taken if ours}
+    # In the main thread, the launcher replaces the handlers of these signals and does not restore them.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in signals if in_main_thread}
     with tempfile.TemporaryDirectory() as logs:
         config = LaunchConfig(
             *(1, 1, processes),
@@ -158,10 +160,10 @@ def launch(processes: int, call: Callable[[], object]) -> None:
         try:
             elastic_launch(config, _launched)(call, requested_device())
         except ChildFailedError as error:
-            which, failure = error.get_first_failure()
-            message = failure.message  # what it raised, or how it ended
+            number, failure = error.get_first_failure()
+            message = failure.message  # the exception or the exit status
             message = message["message"] if isinstance(message, dict) else message
-            raise TrainingError(f"process {which} of {processes} failed: {message}") from error
+            raise TrainingError(f"process {number} of {processes} failed: {message}") from error
         except SignalException as error:
             raise KeyboardInterrupt from error
         finally:
@@ -170,58 +172,58 @@ def launch(processes: int, call: Callable[[], object]) -> None:
 
 
 def _launched(call: Callable[[], object], device: str) -> None:
-    # Sent when the process that launched this one is gone: nothing is to be tidied up then.
+    # SIGINT arrives when the launching process is gone; exit at once, because there is nothing to clean up.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if "OMP_NUM_THREADS" not in os.environ:  # as torchrun does: processes share the cores
+    if "OMP_NUM_THREADS" not in os.environ:  # as torchrun does, because processes share the cores
         torch.set_num_threads(1)
     with use_device(device):
         call()
 
 
 @contextmanager
-def lost_worker_stops_the_run(where: str) -> Iterator[None]:
-    """Turn a broken collective into one sentence: torch reports a dead peer as a RuntimeError."""
+def raise_on_lost_worker(hint: str) -> Iterator[None]:
+    """Raise a TrainingError with a hint when a collective fails because another process died."""
     try:
         yield
     except RuntimeError as error:
-        # Gloo and NCCL have no exception type of their own that holds across versions.
+        # torch raises a RuntimeError: Gloo and NCCL have no exception type that is stable across versions.
         signs = ("Connection closed", "Connection reset", "gloo", "NCCL", "ProcessGroup", "Broken pipe", "Socket")
         if world_size() > 1 and any(sign in str(error) for sign in signs):
-            raise TrainingError(f"another process of this run was lost; {where}") from error
+            raise TrainingError(f"another process of this run died; {hint}") from error
         raise
 
 
 def is_main() -> bool:
-    """Whether this process is the one that writes and prints; also right before and after the process group."""
+    """Whether this process writes and prints; also valid before and after the process group exists."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def barrier() -> None:
-    """Wait until all processes are here."""
+    """Wait until all processes reach this point."""
     if world_size() > 1:
         dist.barrier()
 
 
 def all_sum(values: Tensor) -> Tensor:
-    """The sum of ``values`` over all processes, in place."""
+    """Sum ``values`` over all processes, in place."""
     if world_size() > 1:
         dist.all_reduce(values)
     return values
 
 
 class _Sum(torch.autograd.Function):
-    # torch's own (torch.distributed.nn) is deprecated, and what is to replace it is private.
+    # The version in torch.distributed.nn is deprecated, and its replacement is private.
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         return all_sum(values.clone(memory_format=torch.contiguous_format))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return differentiable_sum(gradient)  # so that it has a gradient as well
+        return differentiable_sum(gradient)  # so that the gradient is differentiable as well
 
 
 def differentiable_sum(values: Tensor) -> Tensor:
-    """The sum over all processes, with gradients of any order."""
+    """Return the sum over all processes, with gradients of any order."""
     total: Tensor = _Sum.apply(values)  # type: ignore[no-untyped-call]
     return total
 
@@ -229,14 +231,13 @@ def differentiable_sum(values: Tensor) -> Tensor:
 class SyncBatchNorm(nn.BatchNorm2d):
     """Batch normalization over the batches of all processes.
 
-    ``torch.nn.SyncBatchNorm`` runs on GPUs only; this one runs anywhere.  Statistics are sums over the processes, and
-    gradients flow back through them.
+    Unlike ``torch.nn.SyncBatchNorm``, it also runs on CPUs.  Gradients flow through the shared statistics.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or world_size() == 1:
             return super().forward(x)
-        count = x.numel() // x.shape[1] * world_size()  # every process has the same share of the batch
+        count = x.numel() // x.shape[1] * world_size()  # every process has an equal share of the batch
         mean = differentiable_sum(x.sum((0, 2, 3))) / count
         centered = x - mean[:, None, None]
         variance = differentiable_sum(centered.square().sum((0, 2, 3))) / count
@@ -252,7 +253,7 @@ class SyncBatchNorm(nn.BatchNorm2d):
 
 
 def synchronize_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
-    """Batch norm layers that share their statistics over the processes: torch's own on GPUs, ours elsewhere."""
+    """Make batch norm layers share statistics across processes: ``nn.SyncBatchNorm`` on GPUs, ours on CPUs."""
     if world_size() == 1:
         return model
     if device.type == "cuda":
@@ -260,5 +261,5 @@ def synchronize_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
         return converted
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
-            module.__class__ = SyncBatchNorm  # same parameters and buffers, another forward
+            module.__class__ = SyncBatchNorm  # same parameters and buffers, different forward
     return model

@@ -1,11 +1,11 @@
-"""Errors that the user can fix: one clear sentence, no traceback needed."""
+"""Errors that the user can fix.  Each message is one clear sentence and needs no traceback."""
 
 import math
 import operator
 
 
 class AtollError(Exception):
-    """Base of all errors for the user; the command line prints the message and exits with a non-zero status."""
+    """Base class of all user errors; the command line prints the message and exits with a non-zero status."""
 
 
 class InputError(AtollError, ValueError):
@@ -13,11 +13,11 @@ class InputError(AtollError, ValueError):
 
 
 class RecipeError(AtollError):
-    """A recipe is wrong; the message lists all errors."""
+    """A recipe is invalid; the message lists all errors."""
 
 
 class DataError(AtollError):
-    """A data file is missing, broken, truncated or has the wrong checksum."""
+    """A data file is missing, corrupt or truncated, or has the wrong checksum."""
 
 
 class CheckpointError(AtollError):
@@ -25,11 +25,11 @@ class CheckpointError(AtollError):
 
 
 class CaptureError(AtollError):
-    """A model cannot be captured as a graph: it draws random numbers, branches on data or changes itself."""
+    """A model cannot be captured as a graph: it draws random numbers, branches on data or modifies itself."""
 
 
 class UnsoundError(AtollError):
-    """An attack broke a certificate, which is a bug in Atoll; the point is saved."""
+    """An attack broke a certificate, which is a bug in Atoll; the offending point is saved."""
 
 
 class TrainingError(AtollError):
@@ -37,7 +37,7 @@ class TrainingError(AtollError):
 
 
 class Interrupted(TrainingError):
-    """Training was stopped on request (Ctrl-C, SIGTERM); everything is saved."""
+    """Training was stopped on request (Ctrl-C or SIGTERM) after saving a checkpoint."""
 
 
 class ResultError(AtollError):
@@ -45,7 +45,7 @@ class ResultError(AtollError):
 
 
 def check_range(interval: str, /, **values: float | None) -> None:
-    """Refuse numbers outside an interval such as ``[0, 1)`` or ``(0, inf)``; None is allowed.
+    """Raise an InputError for numbers outside an interval such as ``[0, 1)`` or ``(0, inf)``; None is allowed.
 
     >>> check_range("[0, 1)", dropout=1.5)
     Traceback (most recent call last):
@@ -62,11 +62,11 @@ def check_range(interval: str, /, **values: float | None) -> None:
 
 
 def check_count(least: int, /, **values: object) -> None:
-    """Refuse what is not a whole number from ``least`` on; None is allowed.
+    """Raise an InputError for values that are not integers >= ``least``; None is allowed.
 
     >>> check_count(1, draws=2.5)
     Traceback (most recent call last):
-    atoll.errors.InputError: draws: expected a whole number of at least 1, got 2.5
+    atoll.errors.InputError: draws: expected an integer >= 1, got 2.5
     """
     for name, value in values.items():
         try:
@@ -74,4 +74,4 @@ def check_count(least: int, /, **values: object) -> None:
         except TypeError:
             valid = False
         if not valid:
-            raise InputError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+            raise InputError(f"{name}: expected an integer >= {least}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Atomic writes: a file is complete or absent."""
+"""Atomic file writes (a file is complete or absent) and digests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.errors import InputError
 
 
 def sync(path: Path) -> None:
-    """Make a written file, or a folder's list of names, survive a power cut."""
+    """Flush a written file, or the entries of a folder, to disk so that it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -29,7 +29,7 @@ def check_writable(folder: Path) -> None:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write, fsync, rename: a reader sees the old file or the new one, never a part."""
+    """Write to a temporary file, fsync and rename, so that a reader never sees a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -51,12 +51,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_digest(value: Any) -> str:
-    """SHA-256 of plain data, whatever the order of their keys."""
+    """Return the SHA-256 of plain data, independent of the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have, by null.
+    """Replace NaN and infinity, which JSON cannot represent, with None.
 
     >>> finite({"a": [1.0, float("nan")]})
     {'a': [1.0, None]}
@@ -69,6 +69,6 @@ def finite(value: Any) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,11 +1,11 @@
-"""A measurement: a subject and typed settings in, a typed result out, stored under the digest of all it depends on.
+"""Measurements: a subject and typed settings give a typed result, stored under a digest of everything it depends on.
 
-``measure`` is the one path for commands, training, studies and Python.  Results live in::
+Commands, training, studies and Python code all use ``measure``.  Results are stored in::
 
-    results/KIND/DIGEST/result.json    and the files that belong to it
+    results/KIND/DIGEST/result.json    and further files of the result
 
 The digest covers the subject (graph, weights, precision), the inputs, the settings and the version of the measurement.
-So a result is loaded only for exactly the question that it answers, and results never overwrite each other.
+A stored result is therefore reused only for exactly the same question, and results never overwrite each other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from atoll.threat import Norm, ThreatModel
 
 SplitName = Literal["train", "validation", "test"]
 Device = torch.device  # `torch` is a field of Environment
-OnProgress = Callable[[str, float, int], None]  # what is under way, how much of it is done, of how much
+OnProgress = Callable[[str, float, int], None]  # name of the current task, units done, total units
 
 MEASUREMENTS = Registry(
     "measurement",
@@ -60,13 +60,13 @@ MEASUREMENTS = Registry(
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What every measurement asks for.
+    """Base class of the settings of measurements.
 
     Fields marked with ``execution`` say how to compute, not what.  They do not change the result beyond rounding and
     are not part of its digest.
 
     Args:
-        split: points to use: train, validation or test.
+        split: which points to use: train, validation or test.
         points: use the first N points (default: all).
         seed: seed of all random numbers.
     """
@@ -80,12 +80,12 @@ class Settings:
         self.at_least(points=1)
 
     def at_least(self, **least: float) -> None:
-        """Refuse values below a limit; None is allowed."""
+        """Raise an InputError for values below a limit; None is allowed."""
         for name, limit in least.items():
             check_range(f"[{limit}, inf]", **{name: getattr(self, name)})
 
     def resolve(self, subject: Subject) -> Self:
-        """The same with everything filled in that the subject decides, so that equal questions have equal settings."""
+        """Return a copy with the subject's defaults filled in, so that equal questions have equal settings."""
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -93,13 +93,13 @@ class Settings:
 
 
 def execution(default: Any) -> Any:
-    """A field of settings that says how to compute, not what."""
+    """Declare a field of settings that says how to compute, not what."""
     return field(default=default, metadata={"execution": True, "stored": False})
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What a result was computed with; enough to explain a difference."""
+    """The software and hardware that computed a result, to explain differences between results."""
 
     atoll: str
     torch: str
@@ -127,17 +127,18 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Displayed):
-    """What every result knows about itself.  ``print`` and notebooks show its ``table``.
+    """Base class of the results of measurements.  ``print`` and notebooks show its ``table``.
 
     Args:
-        subject: what was measured.
+        subject: the measured model.
         inputs: digest of the points.
-        points: how many.
-        settings: what was asked, resolved.
-        environment: what it was computed with.
-        seconds: how long it took.
-        folder: where its files are; not stored.
-        stale: why the result no longer describes its run's current weights; empty if it does, or not known; not stored.
+        points: number of points.
+        settings: the resolved settings.
+        environment: the software and hardware that computed the result.
+        seconds: duration of the measurement.
+        folder: folder of the result's files; not stored.
+        stale: why the result no longer describes the current weights of its run; empty if it does or if this is not
+            known; not stored.
     """
 
     kind: ClassVar[str]
@@ -168,12 +169,12 @@ class Result(Displayed):
         return TextTable(f"{self._title}, {self.kind}", ["", "value"], rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; ``from_json`` reads it back."""
+        """Return plain data; ``from_json`` reads it back."""
         return {"kind": self.kind, "version": self.version, **fields_to_plain(self)}
 
     @classmethod
     def from_json(cls, tree: Any) -> Self:
-        """Read a stored result; fields that an older version did not have get their defaults."""
+        """Read a stored result; fields that did not exist in an older version get their defaults."""
         if isinstance(tree, dict) and isinstance(tree.get("version"), int) and tree["version"] > cls.version:
             raise ResultError(f"this result was written by a newer version of Atoll ({tree['version']})")
         return from_plain(cls, tree)
@@ -181,11 +182,11 @@ class Result(Displayed):
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """How a measurement computes and where it puts its files.
+    """How a measurement computes and where it stores its files.
 
     Args:
-        folder: for files that belong to the result and for progress; None to store nothing.
-        on_progress: called with what is under way, how much is done, and of how much.
+        folder: folder for progress and for files of the result; None to store nothing.
+        on_progress: called with the name of the current task, the units done, and the total.
         open_subject: opens the subject of another run, for measurements that involve two.
         device: where to compute.
     """
@@ -197,27 +198,27 @@ class Context:
 
 
 class Measurement(ABC):
-    """Base of all measurements; a subclass names its settings and result and implements ``measure``."""
+    """Base class of all measurements; subclasses set ``settings`` and ``result`` and implement ``measure``."""
 
     registry: ClassVar[Registry] = MEASUREMENTS
     settings: ClassVar[type[Settings]]
     result: ClassVar[type[Result]]
 
     def inputs(self, subject: Subject, settings: Any) -> Split:
-        """The points that the result depends on."""
+        """Return the points that the result depends on."""
         return select(subject.data, settings.split, settings.points)
 
     def depends_on(self, subject: Subject, settings: Any, context: Context) -> tuple[str, ...]:
-        """Digests of whatever else the result depends on, such as another subject."""
+        """Return digests of other things the result depends on, such as another subject."""
         return ()
 
     @abstractmethod
     def measure(self, subject: Subject, settings: Any, context: Context) -> dict[str, Any]:
-        """The fields of the result beyond those that every result has."""
+        """Return the fields of the result that ``Result`` does not already have."""
 
 
 def measurement(kind: str) -> Measurement:
-    """A measurement by name.
+    """Return a measurement by name.
 
     >>> measurement("attack").result.kind
     'attack'
@@ -236,14 +237,16 @@ def measure(
     open_subject: Callable[[str], Subject] | None = None,
     device: torch.device | None = None,
 ) -> Any:
-    """Load the result that answers this question, or measure it (resuming what was interrupted) and store it.
+    """Load the stored result for this subject and these settings, or measure it and store the result.
+
+    An interrupted measurement resumes from its saved progress.
 
     Args:
-        subject: what to measure.
-        settings: what to ask.
+        subject: the model to measure, with its data.
+        settings: the settings of the measurement.
         results: folder of results; None to store nothing.
         restart: discard saved progress and a finished result.
-        on_progress: called with what is under way, how much is done, and of how much.
+        on_progress: called with the name of the current task, the units done, and the total.
         open_subject: opens the subject of another run.
         device: where to compute (default: ``default_device``).
     """
@@ -287,7 +290,7 @@ def measure(
 def result_digest(
     result: type[Result], subject: Subject, inputs: str, settings: Settings, others: tuple[str, ...] = ()
 ) -> str:
-    """What a result is stored under."""
+    """Return the digest under which a result is stored."""
     parts = [result.kind, result.version, subject.digest.value, inputs, settings.to_json(), list(others)]
     return json_digest(parts)[:16]
 
@@ -299,16 +302,16 @@ def save_result(result: Result, folder: Path) -> None:
 
 
 def load_result(folder: Path) -> Result:
-    """The result in a folder; a ResultError if it is damaged or not readable."""
+    """Load the result in a folder; raises a ResultError if it is damaged or not readable."""
     path = folder / "result.json"
     try:
         if not path.is_file() or path.stat().st_size > 64 * 2**20:  # reading a pipe would never end
-            raise ResultError("not a file that Atoll writes")
+            raise ResultError("not a file written by Atoll")
         tree = json.loads(path.read_text())
         if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
             raise ResultError("expected the result of a measurement")
         if tree.pop("checksum", None) != json_digest(tree):
-            raise ResultError("damaged: its checksum does not match")
+            raise ResultError("damaged: the checksum does not match")
         member = MEASUREMENTS.resolve(tree["kind"], trust=False)  # a file must not choose what is imported
         result: Result = member.cls().result.from_json(tree)
     except (AtollError, OSError, ValueError, RecursionError) as error:
@@ -317,7 +320,7 @@ def load_result(folder: Path) -> Result:
 
 
 def _load_if_finished(folder: Path, kind: type[Result]) -> Result | None:
-    """A finished result; None if there is none, or if it is damaged and has to be measured again."""
+    """Load a finished result; returns None if there is none, or if it is damaged and must be measured again."""
     try:
         result = load_result(folder)
     except ResultError:
@@ -326,22 +329,22 @@ def _load_if_finished(folder: Path, kind: type[Result]) -> Result | None:
 
 
 def select(data: Data, split: str, points: int | None) -> Split:
-    """The first points of a split, or all; an error if there are none."""
-    whole = data.split(split)
-    if not len(whole):
-        raise InputError(f"split: the run holds out no {split} points")
-    return whole if points is None else SubSplit(whole, torch.arange(min(points, len(whole))))
+    """Return the first points of a split, or all of them; raises an InputError if there are none."""
+    selected = data.split(split)
+    if not len(selected):
+        raise InputError(f"split: the run has no {split} points")
+    return selected if points is None else SubSplit(selected, torch.arange(min(points, len(selected))))
 
 
 def split_digest(split: Split) -> str:
-    """A digest of the labels and images of a split, read in batches."""
+    """Return a digest of the labels and images of a split, which are read in batches."""
     indices = torch.split(torch.arange(len(split)), 1024)
     parts = [tensors_digest(split.labels), *(tensors_digest(split.fetch(index)) for index in indices)]
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:32]
 
 
 def foreign_code(classes: Iterable[type]) -> tuple[str, ...]:
-    """Digests of the files that define classes from outside Atoll: their numbers change with their code.
+    """Return digests of the files that define classes from outside Atoll, whose results change with their code.
 
     >>> foreign_code([Settings])
     ()
@@ -351,5 +354,5 @@ def foreign_code(classes: Iterable[type]) -> tuple[str, ...]:
 
 
 def resolve_threat(subject: Subject, norm: Norm | None, eps: str | None) -> ThreatModel:
-    """The threat that settings name, with what they leave open as trained."""
+    """Return the threat model of the settings; norm and eps default to those of training."""
     return ThreatModel(norm or subject.threat.norm, eps or subject.threat.eps, subject.data.bounds)

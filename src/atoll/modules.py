@@ -1,4 +1,4 @@
-"""Context managers for modules: evaluation mode, unchanged parameters and buffers, pass counts."""
+"""Context managers for modules: evaluation mode, preserved parameters and buffers, pass counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; then restore the mode of every module, even if the modes were mixed."""
+    """Switch to evaluation mode, then restore the mode of every submodule, even if the modes were mixed."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
@@ -24,15 +24,15 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def weight_matrices(module: nn.Module) -> list[nn.Parameter]:
-    """Trainable parameters with more than one dimension: not biases, not the scales of normalization."""
+    """Return the trainable parameters with more than one dimension, which excludes biases and normalization scales."""
     return [p for p in module.parameters() if p.dim() > 1 and p.requires_grad]
 
 
 @contextmanager
 def preserve_parameters(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Restore the parameters bit by bit afterwards.
+    """Restore bit-identical parameters on exit.
 
-    They are copied back: adding and subtracting the same number would drift in floating point.
+    They are copied back, because adding and then subtracting a perturbation would leave rounding errors.
     """
     saved = [(p, p.detach().clone()) for p in parameters]
     try:
@@ -45,19 +45,19 @@ def preserve_parameters(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def preserve_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore buffers afterwards, such as batch-norm statistics after a pass that is not a training step."""
+    """Restore buffers on exit, such as batch-norm statistics after a pass that is not a training step."""
     places = [(part, name, b) for part in module.modules() for name, b in part.named_buffers(recurse=False)]
     with preserve_parameters(buffer for _, _, buffer in places):
         try:
             yield
         finally:
-            for part, name, buffer in places:  # a pass may also have put another tensor in its place
+            for part, name, buffer in places:  # a pass may have replaced the tensor itself
                 setattr(part, name, buffer)
 
 
 @contextmanager
 def move_parameters(parameters: Sequence[nn.Parameter], moves: Iterable[Tensor]) -> Iterator[None]:
-    """Parameters plus ``moves`` inside, which are taken one at a time; then the parameters as they were."""
+    """Add ``moves`` to the parameters, one at a time to save memory, and restore the parameters on exit."""
     with preserve_parameters(parameters):
         with torch.no_grad():
             for parameter, move in zip(parameters, moves, strict=True):
@@ -67,7 +67,7 @@ def move_parameters(parameters: Sequence[nn.Parameter], moves: Iterable[Tensor])
 
 @dataclass
 class PassCounts:
-    """Rows that went through a model, forward and backward; independent of the batch size."""
+    """Forward and backward passes, counted in rows so that the batch size does not matter."""
 
     forward: int = 0
     backward: int = 0
@@ -75,7 +75,7 @@ class PassCounts:
 
 @contextmanager
 def count_passes(model: nn.Module, counts: PassCounts) -> Iterator[None]:
-    """Add the rows that go through a model inside the context to ``counts``.
+    """Add the passes of a model inside the context to ``counts``.
 
     >>> counts = PassCounts()
     >>> with count_passes(model := nn.Linear(2, 2), counts):

@@ -1,4 +1,4 @@
-"""Numbers with their uncertainty: accuracies, estimates and samples of them, all with a 95 % interval."""
+"""Numbers with uncertainty: accuracies, estimates and sampled accuracies, all with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NORMAL_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
 @dataclass(frozen=True)
 class Accuracy:
-    r"""A share of points with its 95 % Wilson interval.
+    r"""A proportion of points with its 95 % Wilson interval.
 
     .. math:: \frac{p + z^2 / 2n \pm z \sqrt{p (1 - p) / n + z^2 / 4n^2}}{1 + z^2 / n}
 
@@ -68,10 +68,10 @@ def percent_interval(accuracy: Accuracy | SampledAccuracy) -> list[str]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number that was estimated, or an exact one with standard error 0.
+    """An estimated number with its standard error, which is 0 for exact numbers.
 
-    A mean of squares is ``skewed``: where it comes out too small, so does its standard error, and an interval of the
-    same length on both sides would miss the truth above it too often.  Its upper end is taken on a logarithmic scale.
+    A mean of squares is ``skewed``: when it is too small, so is its standard error, and a symmetric interval would lie
+    below the true value too often.  The upper end of its interval is therefore computed on a logarithmic scale.
     ``freedom`` is the number of degrees of freedom of the standard error, for Student's t; None if it is large.
 
     >>> [round(end, 3) for end in Estimate(2.0, 0.1).interval]
@@ -89,7 +89,7 @@ class Estimate:
 
     @staticmethod
     def mean_of(values: Tensor) -> Estimate:
-        """The mean of independent values; those that are NaN are left out.
+        """Return the mean of independent values, ignoring NaN.
 
         >>> import torch
         >>> str(Estimate.mean_of(torch.tensor([1.0, 2.0, 3.0, math.nan])))
@@ -119,13 +119,13 @@ class Estimate:
 
     @property
     def relative_error(self) -> float:
-        """Standard error in units of the value."""
+        """Standard error divided by the absolute value."""
         if not self.standard_error:
             return 0.0
         return self.standard_error / abs(self.value) if self.value else math.inf
 
     def __str__(self) -> str:
-        """Two digits of the error, and as many of the value as it leaves.
+        """Format with two digits of the standard error, and the value to the same decimal place.
 
         >>> print(Estimate(346.6, 163.2), Estimate(0.0027058, 0.00051), Estimate(2.0), sep="; ")
         347 ± 163; 0.00271 ± 0.00051; 2

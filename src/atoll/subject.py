@@ -1,4 +1,4 @@
-"""What is measured: a model with its weights, its data and its threat, identified by a digest."""
+"""The subject of a measurement: a model with its weights, data and threat model, identified by a digest."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Origin:
 
     Args:
         run: folder of its run, empty if it has none.
-        step: of the checkpoint.
-        epoch: of the checkpoint.
+        step: training step of the checkpoint.
+        epoch: epoch of the checkpoint.
         weights: ``raw``, or the name of an average such as ``swa``.
-        file: digest of the file that holds the weights.
+        file: digest of the weights file.
     """
 
     run: str = ""
@@ -35,12 +35,12 @@ class Origin:
 
 @dataclass(frozen=True)
 class SubjectRecord:
-    """What a result stores of its subject.
+    """The part of a subject that is stored with a result.
 
     Args:
-        digest: identifies the function: graph, weights, buffers, precision.
+        digest: identifies the function: graph, weights, buffers and precision.
         method: ``graph`` if the model could be captured, ``code`` if code and weights were digested instead.
-        torch: version of PyTorch that captured the graph.
+        torch: PyTorch version that captured the graph.
         model: class of the model.
         origin: where the model comes from.
     """
@@ -54,16 +54,16 @@ class SubjectRecord:
 
 @dataclass(eq=False)
 class Subject:
-    """A model in evaluation mode with everything that its measurements need to know.
+    """A model in evaluation mode with everything its measurements need.
 
     Args:
         model: maps inputs in the bounds of the data to logits.
-        data: where points come from.
-        threat: what the model was trained against.
-        loss: what it was trained with, if known.
-        origin: where it comes from.
-        trust: whether classes from outside Atoll may be imported for it.
-        digests: known digests by file of weights; subjects of a run share them, because capturing takes a second.
+        data: the data set.
+        threat: the threat model of training.
+        loss: the training loss, if known.
+        origin: where the model comes from.
+        trust: whether measurements may import classes from outside Atoll.
+        digests: cache of digests by weights file, shared by the subjects of a run because capturing takes a second.
     """
 
     model: nn.Module
@@ -76,12 +76,12 @@ class Subject:
 
     @property
     def precision(self) -> torch.dtype:
-        """Of the weights."""
+        """Data type of the weights."""
         return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
 
     @cached_property
     def digest(self) -> Digest:
-        """Of the function that runs; computed when it is first needed."""
+        """Digest of the function, computed on first use."""
         key = f"{self.origin.file} {self.precision}"
         digest = self.digests.get(key) or function_digest(self.model, self.data.shape, self.precision)
         if self.origin.file:
@@ -90,6 +90,6 @@ class Subject:
 
     @cached_property
     def record(self) -> SubjectRecord:
-        """What a result stores of this subject."""
+        """The record of this subject that results store."""
         digest = self.digest
         return SubjectRecord(digest.value, digest.method, digest.torch, type(self.model).__name__, self.origin)

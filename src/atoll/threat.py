@@ -1,7 +1,7 @@
 """The threat model: what an attacker may do to an input.
 
-One object knows the norm, the radius and the valid range of inputs, and with them projection, random start,
-steepest step, distance and rounding.  Attacks, training and evaluation never handle a norm themselves.
+One object knows the norm, the radius and the valid range of inputs, and implements projection, random start,
+steepest step, distance and rounding for them.  Attacks, training and evaluation never handle a norm themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Bounds = tuple[float, float]
 
 
 def number(value: float | str, name: str = "value") -> float:
-    """A number, or a fraction such as ``"8/255"``, the way perturbation sizes are written in the field.
+    """Parse a number or a fraction such as ``"8/255"``.
 
     >>> number("8/255") == 8 / 255
     True
@@ -34,12 +34,12 @@ def number(value: float | str, name: str = "value") -> float:
 
 
 def per_point(values: Tensor, like: Tensor) -> Tensor:
-    """Shape ``(batch,)`` to ``(batch, 1, ..., 1)``, so that it broadcasts against a batch of inputs."""
+    """Reshape ``(batch,)`` to ``(batch, 1, ..., 1)`` so that it broadcasts against a batch of inputs."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """The dot product of each point of ``a`` with its counterpart.
+    """Return the dot product of each row of ``a`` with the same row of ``b``.
 
     >>> dot(torch.ones(2, 3), torch.arange(6.0).view(2, 3))
     tensor([ 3., 12.])
@@ -54,7 +54,7 @@ class ThreatModel:
     Args:
         norm: ``"linf"``, ``"l2"`` or ``"l1"``.
         eps: radius in input units (pixels in [0, 1]); a number or a fraction such as ``"8/255"``.
-        bounds: valid range of inputs, or None for inputs without one (Two Moons).
+        bounds: valid range of inputs; None for unbounded inputs (Two Moons).
 
     >>> threat = ThreatModel("linf", "8/255")
     >>> x = torch.tensor([[0.0, 0.5]])
@@ -80,22 +80,22 @@ class ThreatModel:
         return number(self.eps, "eps")
 
     def check(self, x: Tensor) -> None:
-        """Refuse inputs that are not finite or lie outside the bounds."""
+        """Raise an InputError unless all inputs are finite and inside the bounds."""
         low, high = torch.aminmax(x) if x.numel() else (torch.zeros(()), torch.zeros(()))
         if not (math.isfinite(low) and math.isfinite(high)):
             raise InputError("inputs: expected finite numbers, got NaN or infinity")
         if self.bounds is not None and (low < self.bounds[0] or high > self.bounds[1]):
             raise InputError(
                 f"inputs: expected values in [{self.bounds[0]:g}, {self.bounds[1]:g}], got [{low:g}, {high:g}]"
-                " (normalization belongs inside the model)"
+                "; move normalization inside the model"
             )
 
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
-        """The norm of ``a - b`` for each point."""
+        """Return the norm of ``a - b`` for each point."""
         return self.size(a - b)
 
     def size(self, delta: Tensor) -> Tensor:
-        """The norm of each perturbation."""
+        """Return the norm of each perturbation."""
         flat = delta.flatten(1)
         if self.norm == "linf":
             return torch.maximum(flat.amax(1), -flat.amin(1))  # several times faster than vector_norm
@@ -107,12 +107,12 @@ class ThreatModel:
         return x if self.bounds is None else x.clamp_(*self.bounds)
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """The closest point of the ball for linf and l1 within the bounds; for l2, ball first, then bounds.
+        """Project onto the ball and the bounds: exactly for linf and l1; for l2, first the ball, then the bounds.
 
-        Clipping to bounds that contain ``x`` moves every coordinate towards ``x``, so the ball is never left.
+        Clipping to bounds that contain ``x`` moves every coordinate toward ``x``, so the result stays in the ball.
         """
         if self.norm == "linf":
-            # One new tensor, the rest in place: fresh memory costs more than the arithmetic.
+            # Allocate one tensor and do the rest in place: allocating costs more than the arithmetic.
             return self.clamp((x_adv - x).clamp_(-self.radius, self.radius).add_(x))
         if self.norm == "l2":
             delta = x_adv - x
@@ -122,14 +122,14 @@ class ThreatModel:
         return self._project_l1(x_adv, x)
 
     def _project_l1(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Exact projection onto the intersection of l1 ball and box.
+        """Project exactly onto the intersection of l1 ball and box.
 
-        The solution moves coordinate i by ``clip(|v_i| - t, 0, room_i)`` with one threshold ``t >= 0``; the total
-        is piecewise linear and decreasing in t, with kinks at ``|v_i|`` and ``|v_i| - room_i``, so t is found by
-        sorting the kinks and interpolating (Croce & Hein, 2021).
+        The solution moves coordinate i by ``clip(|v_i| - t, 0, room_i)`` with one threshold ``t >= 0``.  The sum over
+        all coordinates is piecewise linear and decreasing in t, with kinks at ``|v_i|`` and ``|v_i| - room_i``, so we
+        sort the kinks and interpolate (Croce & Hein, 2021).
         """
         change = (x_adv - x).flatten(1)
-        # Coordinates that do not move do not matter, and a sparse perturbation has few others: sort only those.
+        # Sort only the coordinates that move; a sparse perturbation has few.
         moving = max(1, int(change.count_nonzero(1).max()))
         place = change.abs().topk(moving, dim=1).indices
         v, flat = change.gather(1, place).double(), x.flatten(1).gather(1, place).double()
@@ -139,12 +139,12 @@ class ThreatModel:
         else:
             room = torch.where(v > 0, self.bounds[1] - flat, flat - self.bounds[0])
         radius = self.radius * (1 - 1e-6)
-        inner = (size - room).clamp_min_(0)  # below this threshold the coordinate sits on the bound
+        inner = (size - room).clamp_min_(0)  # below this threshold the coordinate is at the bound
         kinks, order = torch.cat([size, inner], dim=1).sort(dim=1)
         # Slope of the total: each coordinate contributes -1 between its inner and its outer kink.
         step = torch.cat([torch.ones_like(size), -torch.ones_like(inner)], dim=1).gather(1, order)
-        active = -step.cumsum(1)  # how many coordinates are between their kinks right after each kink
-        drop = active[:, :-1] * kinks.diff(dim=1)  # loss of total from one kink to the next
+        active = -step.cumsum(1)  # number of coordinates between their two kinks, right after each kink
+        drop = active[:, :-1] * kinks.diff(dim=1)  # decrease of the total from one kink to the next
         total = torch.minimum(size, room).sum(1, keepdim=True)
         after = torch.cat([total, total - drop.cumsum(1)], dim=1)
         # The last kink whose total still exceeds the radius; interpolate from there.
@@ -157,7 +157,7 @@ class ThreatModel:
         return self.clamp(x.flatten(1).scatter(1, place, moved)).view_as(x)
 
     def random_start(self, x: Tensor, streams: PointRNG) -> Tensor:
-        """A uniform draw from the ball around each point, moved into the bounds."""
+        """Draw a uniform point from the ball around each input and clip it to the bounds."""
         shape = x.shape[1:]
         if self.norm == "linf":
             return self.clamp(streams.uniform(*shape, dtype=x.dtype).mul_(2).sub_(1).mul_(self.radius).add_(x))
@@ -171,11 +171,11 @@ class ThreatModel:
         return self.clamp(x + direction * per_point(length / norm, x))
 
     def steepest(self, gradient: Tensor, sparsity: float = 0.99) -> Tensor:
-        """The direction of unit norm in which a linear loss rises fastest, per point.
+        """Return the direction of unit norm in which a linear loss rises fastest, per point.
 
-        For l1 that is a single coordinate; following SLIDE (Tramer & Boneh, 2019) the step is spread evenly over
-        the largest ``1 - sparsity`` share of the coordinates, which gets there in far fewer steps.
-        A zero gradient gives a zero step.
+        For l1 that is a single coordinate.  As in SLIDE (Tramer & Boneh, 2019), the step is instead spread evenly over
+        the largest ``1 - sparsity`` share of the coordinates, which needs far fewer steps.  A zero gradient gives a
+        zero step.
         """
         if self.norm == "linf":
             return gradient.sign()
@@ -188,23 +188,23 @@ class ThreatModel:
         return torch.zeros_like(flat).scatter_(1, top, flat.gather(1, top).sign() / keep).view_as(gradient)
 
     def to_hyperplane(self, x: Tensor, w: Tensor, rise: Tensor) -> Tensor:
-        r"""The smallest change d, in the norm, with :math:`w \cdot d =` ``rise`` and x + d within the bounds.
+        r"""Return the change d of smallest norm with :math:`w \cdot d =` ``rise`` and x + d within the bounds.
 
-        If the bounds do not allow it, the change that comes closest.  All three norms fill up coordinates: linf
-        moves all by the same amount until they reach their bound, l2 by amounts proportional to :math:`|w_i|`, l1 the
-        one with the largest :math:`|w_i|` first (Croce & Hein, 2020, section 2.2).
+        If the bounds do not allow it, return the change that comes closest.  linf moves all coordinates by the same
+        amount until they reach their bounds, l2 by amounts proportional to :math:`|w_i|`, and l1 moves one coordinate
+        after the other, largest :math:`|w_i|` first (Croce & Hein, 2020, section 2.2).
 
         Args:
             x: points, ``(batch, ...)``.
             w: normals of the hyperplanes, of the same shape.
-            rise: by how much w . x has to change, ``(batch,)``.
+            rise: required change of w . x, ``(batch,)``.
         """
         flat, goal = w.flatten(1), rise.abs()[:, None]
         size, direction = flat.abs(), flat.sign().mul_(rise.sign()[:, None])
         if self.bounds is None:
             room = torch.full_like(size, math.inf)
         else:
-            # The distance to the bound ahead, by few passes over memory, which are what this costs.
+            # The distance to the bound ahead, in few passes over memory, which dominate the cost.
             low, high = self.bounds
             room = torch.sub((low + high) / 2, x.flatten(1)).add_(direction, alpha=(high - low) / 2).abs_()
         if self.norm == "l1":
@@ -216,33 +216,36 @@ class ThreatModel:
         return direction.mul_(move).view_as(x)
 
     def round(self, x_adv: Tensor, x: Tensor, levels: int = 255) -> Tensor:
-        """The nearest 8-bit image that is still inside the ball around ``x``.
+        """Round to an 8-bit image that is still inside the ball around ``x``.
 
-        Rounds each pixel to the nearest level, or towards ``x`` if that would leave the ball (linf: those pixels only;
+        Rounds each pixel to the nearest level, or toward ``x`` if that would leave the ball (linf: those pixels only;
         l2 and l1: the whole image).
         """
-        towards = torch.where(x_adv > x, torch.floor(x_adv * levels), torch.ceil(x_adv * levels))
-        # Rounding towards x may overshoot x itself where x is not an 8-bit image; then x's own pixel stays.
-        towards = torch.where((towards / levels - x) * (x_adv - x) <= 0, x * levels, towards) / levels
+        toward = torch.where(x_adv > x, torch.floor(x_adv * levels), torch.ceil(x_adv * levels))
+        # If x is not an 8-bit image, rounding toward x may overshoot it; such a pixel becomes the pixel of x.
+        toward = torch.where((toward / levels - x) * (x_adv - x) <= 0, x * levels, toward) / levels
         nearest = (x_adv * levels).round() / levels
         if self.norm == "linf":
             inside = (nearest - x).abs() <= self.radius
         else:
             inside = per_point(self.distance(nearest, x) <= self.radius, x)
-        return self.clamp(torch.where(inside, nearest, towards))
+        return self.clamp(torch.where(inside, nearest, toward))
 
 
 def _fill_together(speed: Tensor, full: Tensor, goal: Tensor) -> Tensor:
-    """Lowers ``full`` to the level at which sum(speed * min(level, full)) = goal; leaves it if there is none."""
-    scratch = torch.empty_like(full)  # one for all: fresh memory costs more than the arithmetic
+    """Clip ``full`` to the level at which sum(speed * min(level, full)) = goal, if there is one; in place."""
+    scratch = torch.empty_like(full)  # reused, because allocating costs more than the arithmetic
     level = goal / torch.sign(full, out=scratch).mul_(speed).sum(1, keepdim=True).clamp_min_(1e-20)
     _raise_level(level, speed, full, goal, scratch)
     return torch.minimum(full, level, out=full)
 
 
 def _raise_level(level: Tensor, speed: Tensor, full: Tensor, goal: Tensor, scratch: Tensor) -> None:
-    """The sum is concave and piecewise linear in the level, so Newton's method comes from below and ends on the right
-    piece after a few steps, without sorting."""
+    """Solve for the level with Newton's method, in place.
+
+    The sum is concave and piecewise linear in the level, so the iterates rise and reach the right piece after a few
+    steps, without sorting.
+    """
     precision = 8 * torch.finfo(goal.dtype).eps
     while True:
         short = goal - torch.minimum(full, level, out=scratch).mul_(speed).sum(1, keepdim=True)
@@ -250,22 +253,22 @@ def _raise_level(level: Tensor, speed: Tensor, full: Tensor, goal: Tensor, scrat
         left = behind.squeeze(1).nonzero().squeeze(1)
         if not len(left):
             return
-        if 2 * len(left) < len(goal):  # few are left: go on with those alone
+        if 2 * len(left) < len(goal):  # continue with the remaining rows only
             part = level[left]
             _raise_level(part, speed[left], full[left], goal[left], scratch[: len(left)])
             level[left] = part
             return
         rate = torch.sub(full, level, out=scratch).gt_(0).mul_(speed).sum(1, keepdim=True)
-        behind &= rate > 0  # otherwise all is full
+        behind &= rate > 0  # otherwise all coordinates are at their bounds
         if not behind.any():
             return
         level += torch.where(behind, short / rate, 0.0)
 
 
 def _fill_in_turn(size: Tensor, room: Tensor, goal: Tensor) -> Tensor:
-    """Moves with sum(size * move) = goal that use all room of the largest sizes before they touch a smaller one."""
+    """Return moves with sum(size * move) = goal that use up the room of larger sizes before smaller ones."""
     move, left = torch.zeros_like(size), torch.arange(len(goal), device=goal.device)
-    count = 64  # mostly enough, and much faster than sorting all coordinates
+    count = 64  # usually enough, and much faster than sorting all coordinates
     while len(left):
         weight, order = size[left].topk(min(count, size.shape[1]), dim=1)
         space = room[left].gather(1, order)

@@ -155,7 +155,7 @@ def test_a_randomized_model_is_attacked_on_average():
         ({"norm": "L7"}, "norm: expected Linf, L2 or L1, got 'L7'"),
         ({"version": "best"}, "version: got 'best'; expected one of fast, plus, rand, standard"),
         ({"version": "custom"}, "attacks_to_run: expected at least one"),
-        ({"attacks_to_run": ["apgd-ce"]}, "with version='custom' only"),
+        ({"attacks_to_run": ["apgd-ce"]}, "attacks_to_run: expected version='custom', got version='standard'"),
         ({"version": "custom", "attacks_to_run": ["magic"]}, "attacks: expected an attack, got 'magic'"),
         ({"eps": -1}, "eps: expected a finite number"),
     ],

@@ -86,22 +86,22 @@ def test_saturation_differs_from_quantization():
 def test_inputs_and_radii_of_the_wrong_range():
     model = Wrapped(lambda body, x: body(x))
     x = torch.rand(16, 1, 6, 6)
-    with pytest.raises(InputError, match="normalization belongs inside the model"):
+    with pytest.raises(InputError, match="move normalization inside the model"):
         look(model, x * 2 - 1)
     with pytest.raises(InputError, match=r"expected values in \[0, 1\], got \[.*25"):
         look(model, (x * 255).round())
-    assert "divided twice" in look(model, x / 255)["range"]
+    assert "divided by 255 twice" in look(model, x / 255)["range"]
     assert "8/255" in look(model, x, {"PGD": PGD(ThreatModel("linf", 8))})["eps"]
 
 
 def test_more_targets_than_classes():
     model = Wrapped(lambda body, x: body(x))  # five classes
-    assert "4 of 9" in look(model, attacks={"APGD-T": APGD(THREAT, targets=9)})["classes"]
+    assert "4 targets per point instead of 9" in look(model, attacks={"APGD-T": APGD(THREAT, targets=9)})["classes"]
 
 
 def test_no_gradient_at_all_is_an_error_unless_nobody_needs_one():
     model = Wrapped(lambda body, x: body(x.detach()).detach())
-    with pytest.raises(InputError, match="attack it with Square or RayS"):
+    with pytest.raises(InputError, match="use Square or RayS"):
         look(model)
     assert look(model, attacks={"Square": Square(THREAT)}) == {}
 

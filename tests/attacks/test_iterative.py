@@ -439,7 +439,7 @@ def test_wrong_arguments_are_refused():
         (lambda: APGD(ThreatModel(), eot=0), "expected at least 1"),
         (lambda: APGD(ThreatModel(), targets=-1), "expected at least 1"),
         (lambda: APGD(ThreatModel(), "dlr", patience=-1), "patience: expected"),
-        (lambda: APGD(ThreatModel(), patience=3), "patience: expected a number >= 0, and linf or l2, and dlr or"),
+        (lambda: APGD(ThreatModel(), patience=3), "patience: expected a number >= 0, linf or l2, and dlr or"),
         (lambda: APGD(ThreatModel("l1", 1.0), "dlr", patience=3), "patience: expected"),
         (lambda: FAB(ThreatModel(), targets=-1), "expected at least 1"),
         (lambda: FAB(ThreatModel(), restarts=0), "expected at least 1"),

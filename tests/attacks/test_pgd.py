@@ -194,7 +194,7 @@ def test_zero_gradients_do_not_move_points_out_of_the_ball():
         (torch.full((2, 4), 255.0), torch.zeros(2, dtype=torch.long), "expected values in"),
         (torch.rand(2, 4), torch.tensor([0, 3]), r"labels: expected classes in \[0, 2\], got \[0, 3\]"),
         (torch.rand(2, 4), torch.tensor([-1, 0]), "labels: expected classes"),
-        (torch.rand(2, 4), torch.tensor([0]), "expected one label per input, got 2 inputs and 1 labels"),
+        (torch.rand(2, 4), torch.tensor([0]), "labels: expected one per input, got 2 inputs and 1 labels"),
     ],
 )
 def test_bad_input_is_one_sentence(x, y, sentence):
@@ -207,7 +207,7 @@ def test_bad_arguments_are_one_sentence():
     for build, sentence in (
         (lambda: PGD(threat, "mse"), "objective: expected one of ce, kl, margin, dlr, got 'mse'"),
         (lambda: PGD(threat, steps=0), "steps, restarts: expected at least 1"),
-        (lambda: PGD(threat, "kl", targeted=True), "no target"),
+        (lambda: PGD(threat, "kl", targeted=True), "not supported with the kl objective"),
         (lambda: PGD(threat, step_size="x"), "step_size: expected a number or a fraction"),
     ):
         with pytest.raises(InputError, match=sentence):

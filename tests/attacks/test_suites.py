@@ -64,7 +64,7 @@ def test_a_listed_name_trains_or_is_refused_by_the_dry_run(name, loss):
     if loss == "TRADES" and name in ("APGD", "FGSM"):
         sentence = {
             "APGD": "expected ce, dlr, margin or pm, got 'kl'",
-            "FGSM": "kl has no gradient at the clean point",
+            "FGSM": "kl has zero gradient at the clean point",
         }[name]
         with pytest.raises(RecipeError, match=rf"attack: objective: {sentence}.*\(what TRADES maximizes\)"):
             recipe(name, loss)
@@ -94,7 +94,7 @@ def test_the_dry_run_of_the_command_refuses_in_one_sentence(capsys):
 
 def test_attacks_on_class_indices_refuse_probabilities():
     model, x = torch.nn.Linear(4, 3), torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(InputError, match="FAB expects class indices, got probabilities"):
+    with pytest.raises(InputError, match="expected class indices for FAB, got probabilities"):
         get_attack("FAB", ThreatModel())(model, x, torch.full((2, 3), 1 / 3))
 
 

@@ -158,7 +158,7 @@ def test_resolved_settings_hold_what_the_subject_decides_and_no_more():
     )
     smoothed = CertifySettings(smooth=0.5, samples=5, budget=1.0, check=3).resolve(here)
     assert smoothed == CertifySettings(smooth=0.5, samples=5, eps="36/255", precision="float32", attack=False)
-    with pytest.raises(InputError, match="eps: the model was trained against linf; give an l2 radius"):
+    with pytest.raises(InputError, match="eps: the model was trained against linf; specify an l2 radius"):
         CertifySettings().resolve(subject(norm="linf"))
     with pytest.raises(InputError, match="attack"):
         CertifySettings(attacks="magic").resolve(here)

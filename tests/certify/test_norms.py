@@ -157,5 +157,5 @@ def test_zero_and_nonsense():
     assert conv_norm(torch.zeros(2, 2, 3, 3), (5, 5)).value == 0
     with pytest.raises(InputError, match="expected finite numbers"):
         dense_norm(torch.full((2, 2), math.nan))
-    with pytest.raises(InputError, match=r"size: expected at least that of the kernel, \(5, 5\), got \(4, 9\)"):
+    with pytest.raises(InputError, match=r"size: expected at least the kernel size \(5, 5\), got \(4, 9\)"):
         conv_norm(torch.zeros(1, 1, 5, 5), (4, 9))

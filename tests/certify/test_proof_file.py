@@ -76,7 +76,7 @@ def test_operations_without_a_rule_are_refused_by_the_checker(tmp_path):
     write_proof(tmp_path / "f", certifier, x, certifier(x))
     result = check(tmp_path / "f")
     assert not result.proven.any()
-    assert result.problems[0].startswith("aten.gelu.default is not covered (")
+    assert result.problems[0].startswith("aten.gelu.default is not supported (")
 
 
 def test_nothing_to_prove_and_estimates_are_refused(tmp_path):

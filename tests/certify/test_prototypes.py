@@ -5,7 +5,7 @@ import torch
 
 from atoll.certify import GloRo, NearestCentroid
 from atoll.certify.evaluate import noise, rejected
-from atoll.certify.prototypes import explained, nearest_examples, prototypes
+from atoll.certify.prototypes import nearest_examples, prototypes, prototypes_with_examples
 from atoll.data import Digits, MemorySplit
 from atoll.errors import InputError
 from atoll.models import MLP, CentroidNet
@@ -38,7 +38,7 @@ def test_examples_and_picture():
     x, _ = data.tensors("train")
     model = CentroidNet((1, 8, 8), 10, per_class=3)
     model.head.centroids.data = x[:30].view(10, 3, 64)
-    result, examples = explained(model, x[:4], data.train, 3)
+    result, examples = prototypes_with_examples(model, x[:4], data.train, 3)
     torch.testing.assert_close(result.inputs[:, None], examples[:, :1])  # the centroids are training points
     assert torch.equal(result.inputs, x[:4])
     rows = nearest_examples(model, result.centroid, data.train, 2)

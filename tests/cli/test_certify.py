@@ -181,7 +181,7 @@ def test_wrong_arguments_are_refused(gloro_run, capsys, words, message):
 
 
 def test_models_that_cannot_be_certified_are_refused(trained, capsys, monkeypatch):
-    assert "was trained against linf; give an l2 radius" in refuse(capsys, trained)
+    assert "was trained against linf; specify an l2 radius" in refuse(capsys, trained)
     # As if it had been trained, which takes longer.
     monkeypatch.setattr(
         run_module, "model_from", lambda *_, **__: ViT((1, 8, 8), 10, patch_size=4, width=8, depth=1, heads=2).eval()

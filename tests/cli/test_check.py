@@ -40,7 +40,7 @@ def test_operations_that_are_not_covered(tmp_path, capsys):
     graph = Graph()
     graph.call("sigmoid.default", self=graph.last)
     assert main(["check", str(graph.write(tmp_path / "f", [[0.5, 0.1]], [0], [0.0]))]) == 1
-    assert "reason: aten.sigmoid.default is not covered (net.py, line 1)" in capsys.readouterr().out
+    assert "reason: aten.sigmoid.default is not supported (net.py, line 1)" in capsys.readouterr().out
 
 
 def test_damaged_files(tmp_path, capsys):

@@ -37,7 +37,7 @@ def test_prints_a_table_and_stores_numbers_and_pictures(copies, capsys):
     flags = ["curvature", str(run), *QUICK, "--top", "1", "--landscape", "input", "--gap"]
     assert main(flags) == 0
     table = capsys.readouterr().out
-    for part in ("head.weight", "WCI", "largest eigenvalues", "PAC-Bayes", "no proof", "robust gap", "AT()"):
+    for part in ("head.weight", "WCI", "largest eigenvalues", "PAC-Bayes", "not a proof", "robust gap", "AT()"):
         assert part in table
     assert main([*flags, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)["results"][str(run)]

@@ -127,7 +127,7 @@ def test_centroid_nets_are_exported_with_their_eta_layer(trained, tmp_path, caps
 def test_models_that_cannot_be_exported_are_refused(trained, gloro_run, tmp_path, capsys, monkeypatch):
     status, out = export(capsys, trained, tmp_path / "model.onnx", "--certify")
     assert status == 1
-    assert "eps: the model was trained against linf; give an l2 radius" in out
+    assert "eps: the model was trained against linf; specify an l2 radius" in out
     status, out = export(capsys, gloro_run.folder, tmp_path / "model.onnx", "--eta", "0.1")
     assert status == 1
     assert "eta: expected a CentroidNet, got SmallConvNet" in out

@@ -400,7 +400,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(trained, tmp_path, caps
     (copy / "recipe.yaml").write_text(yaml.safe_dump(tree))
     assert main(["train", "--resume", "--out", str(copy)]) == 1
     error = capsys.readouterr().err
-    assert "belongs to another architecture" in " ".join(error.split())
+    assert "does not fit the architecture" in " ".join(error.split())
     assert "Traceback" not in error
 
 

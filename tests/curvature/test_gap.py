@@ -31,5 +31,5 @@ def test_gap_is_measured_with_the_same_attack_on_both_sides():
     assert result.loss.value == pytest.approx(direct[1][1] - direct[0][1])
     assert result.loss.standard_error == pytest.approx(math.hypot(direct[0][2] / 15**0.5, direct[1][2] / 3))
     assert result.to_json()["train_error"]["value"] == pytest.approx(direct[0][0])
-    with pytest.raises(InputError, match="one label each"):
+    with pytest.raises(InputError, match="labels: expected one per point"):
         robust_gap(p.model, (p.x, p.y[:3]), test, attack)

@@ -91,5 +91,5 @@ def test_nonsense_is_refused():
             weight_landscape(p, **options)
         with pytest.raises(InputError, match=r"radius: expected a number > 0|steps: expected"):
             input_landscape(p.model, p.x, p.y, **options)
-    with pytest.raises(InputError, match="one label each"):
+    with pytest.raises(InputError, match="labels: expected one per point"):
         input_landscape(p.model, p.x, p.y[:2], radius=1.0)

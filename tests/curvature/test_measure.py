@@ -227,15 +227,15 @@ def test_names_of_losses_resolve_again(loss):
     [
         ({"points": 0}, "points: expected at least 1, got 0"),
         ({"max_probes": 1}, "max_probes: expected at least 2, got 1"),
-        ({"relative_error": 0.0}, "relative_error: expected more than 0, got 0.0"),
-        ({"relative_error": math.nan}, "relative_error: expected more than 0, got nan"),
+        ({"relative_error": 0.0}, "relative_error: expected a finite number > 0, got 0.0"),
+        ({"relative_error": math.nan}, "relative_error: expected a finite number > 0, got nan"),
         ({"loss": "Magic"}, "expected a loss, got 'Magic'; expected one of ALP, AT"),
         ({"loss": "TRDAES"}, "did you mean TRADES"),
         ({"loss": "TRADES(6)"}, "loss: expected a name or a call such as TRADES"),
         ({"loss": "TRADES(lambda_t=open('x'))"}, "loss: expected a name or a call such as TRADES"),
         ({"loss": "TRADES(weight=1)"}, "loss.weight: TRADES has no such argument"),
         ({"loss": "TRADES(lambda_t=-1)"}, "lambda_t: expected at least 0"),
-        ({"loss": "GloRoCE"}, "needs Lipschitz constants"),
+        ({"loss": "GloRoCE"}, "requires Lipschitz constants"),
         ({"eps": "much"}, "expected"),
     ],
 )
@@ -250,13 +250,13 @@ def test_a_proof_that_does_not_exist_is_refused_before_any_work(monkeypatch):
 
     for name in ("EmpiricalRisk", "wci", "_tensors"):
         monkeypatch.setattr(f"atoll.curvature.measure.{name}", work)
-    with pytest.raises(InputError, match="a PAC-Bayes proof needs a loss without an attack, got AT"):
+    with pytest.raises(InputError, match="a PAC-Bayes proof requires a loss without an attack, got AT"):
         measure(tiny_subject(), quick(proof=2))
 
 
 def test_a_subject_without_a_loss_needs_the_name_of_one():
     subject = dataclasses.replace(tiny_subject(), loss=None)
-    with pytest.raises(AtollError, match="loss: expected the name of a loss"):
+    with pytest.raises(AtollError, match="the training loss of the model is not known"):
         measure(subject, quick())
     assert measure(subject, quick(loss="Standard")).wci.value > 0
     assert torch.is_grad_enabled()

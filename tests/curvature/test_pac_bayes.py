@@ -160,7 +160,7 @@ def test_numbers_of_a_net():
     # Eight points prove nothing, and it says so; the diagonal posterior is never worse to second order.
     assert "vacuous" in sphere.message
     assert "not vacuous" not in sphere.message
-    assert all("no proof" in bounds.message for bounds in both)
+    assert all("not a proof" in bounds.message for bounds in both)
 
     def second_order(bounds):
         return (
@@ -225,7 +225,7 @@ def test_proofs_hold_as_often_as_they_say():
 
 
 def test_what_cannot_be_proven_is_refused():
-    with pytest.raises(InputError, match="needs a loss without an attack, got AT"):
+    with pytest.raises(InputError, match="requires a loss without an attack, got AT"):
         pac_bayes_proof(make_risk("mlp"), 1.0)
     with pytest.raises(InputError, match=r"does not cover the buffer .*running_mean"):
         pac_bayes_proof(make_risk("conv-bn", "standard"), 1.0)
@@ -245,7 +245,7 @@ def test_what_cannot_be_proven_is_refused():
 
 def test_messages():
     assert verdict(5.0, clip=4.6, guessing=2.3).startswith("vacuous")
-    assert verdict(3.0, clip=4.6, guessing=2.3).startswith("next to vacuous")
+    assert verdict(3.0, clip=4.6, guessing=2.3).startswith("almost vacuous")
     assert verdict(0.4, clip=4.6, guessing=2.3).startswith("not vacuous")
 
 

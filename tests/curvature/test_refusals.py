@@ -67,7 +67,7 @@ class NegativeLoss(Loss):
         super().__init__(ce=(1.0, Negative()))
 
 
-WHOLE = "expected a whole number of at least"
+WHOLE = "expected an integer >="
 NOT_FINITE = "the loss or its derivatives are not finite"
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "float labels": (
@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "tuple of outputs": (lambda: make_risk(Pair(2, 3)), r"model: expected logits of shape .*, got tuple"),
     "bfloat16": (lambda: make_risk(nn.Linear(2, 3).bfloat16()), "expected float32 or .*, but weight is bfloat16"),
     "float16": (lambda: make_risk(nn.Linear(2, 3).half()), "expected float32 or float64 .*, but weight is float16"),
-    "expanded parameters": (lambda: make_risk(Expanded()), "memory for every number of a parameter, but bias is exp"),
+    "expanded parameters": (lambda: make_risk(Expanded()), "parameters with their own memory, but bias is an exp"),
     "sparse gradients": (lambda: traces(make_risk(Sparse())), "model: expected dense gradients, got sparse ones"),
     "sparse gradients, eigenvalues": (lambda: top_eigenvalues(make_risk(Sparse()), 1), "expected dense gradients"),
     "sparse gradients, Hessian": (lambda: hessian(make_risk(Sparse())), "model: expected dense gradients"),
@@ -103,24 +103,24 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "pairs": (lambda: pac_bayes(make_risk(), 1.0, pairs=2.5), f"pairs: {WHOLE} 2, got 2.5"),
     "eigenvalues": (lambda: top_eigenvalues(make_risk(Kink(2, 3)), 1), NOT_FINITE),
     "density": (lambda: density(make_risk(Kink(2, 3))), NOT_FINITE),
-    "rows": (lambda: hessian(make_risk(), rows=[99]), r"rows: expected whole numbers in \[0, 8\], got \[99\]"),
-    "negative rows": (lambda: hessian(make_risk(), rows=[-1]), r"rows: expected whole numbers in \[0, 8\], got \[-1\]"),
-    "rows that are not whole": (lambda: hessian(make_risk(), rows=[0.5]), r"rows: expected whole numbers"),
+    "rows": (lambda: hessian(make_risk(), rows=[99]), r"rows: expected integers in \[0, 8\], got \[99\]"),
+    "negative rows": (lambda: hessian(make_risk(), rows=[-1]), r"rows: expected integers in \[0, 8\], got \[-1\]"),
+    "rows that are not whole": (lambda: hessian(make_risk(), rows=[0.5]), r"rows: expected integers"),
     "negative loss": (
         lambda: pac_bayes(make_risk(loss=NegativeLoss()), 1.0),
-        r"loss: PAC-Bayes bounds need a loss of at least 0, got -\d",
+        r"loss: PAC-Bayes bounds require a loss >= 0, got -\d",
     ),
     "proof with a negative loss": (
         lambda: pac_bayes_proof(make_risk(loss=NegativeLoss()), 1.0),
-        "loss: PAC-Bayes bounds need a loss of at least 0",
+        "loss: PAC-Bayes bounds require a loss >= 0",
     ),
     "diagonal": (
         lambda: pac_bayes(make_risk(), 1.0, [torch.ones(2)]),
-        "diagonal: expected one tensor per parameter, of its shape",
+        "diagonal: expected one tensor per parameter, of the same shape",
     ),
     "diagonal of a proof": (
         lambda: pac_bayes_proof(make_risk(), 1.0, [torch.ones(3, 2), torch.ones(2)]),
-        "diagonal: expected one tensor per parameter, of its shape",
+        "diagonal: expected one tensor per parameter, of the same shape",
     ),
     "deviations": (lambda: gibbs_risk(make_risk(), [torch.ones(1)]), "deviations: expected one tensor per parameter"),
     "seed": (lambda: traces(make_risk(), seed=frozenset("ab")), "seed: expected numbers, strings or tuples of them"),

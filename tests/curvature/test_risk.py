@@ -140,8 +140,8 @@ def test_training_mode_is_refused_by_name():
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (Noisy(), r"1 \(Noisy\) gives a point another output in every pass"),
-        (nn.BatchNorm1d(4, track_running_stats=False), r"1 \(BatchNorm1d\) gives a point another output in another b"),
+        (Noisy(), r"the output of 1 \(Noisy\) for a point is random"),
+        (nn.BatchNorm1d(4, track_running_stats=False), r"1 \(BatchNorm1d\) for a point depends on the rest"),
     ],
 )
 def test_a_net_that_is_no_function_of_the_point_is_refused_by_name(layer, message):
@@ -155,15 +155,15 @@ def test_a_net_that_is_no_function_of_the_point_is_refused_by_name(layer, messag
 def test_bad_points_are_refused():
     p = make_risk("mlp")
     for arguments, message in (
-        ((p.x[:0], p.y[:0], p.x_adv), "points with one label each"),
-        ((p.x, p.y[:3], p.x_adv), "points with one label each"),
-        ((p.x, p.y, None), "AT needs adversarial inputs"),
+        ((p.x[:0], p.y[:0], p.x_adv), "labels: expected one per point"),
+        ((p.x, p.y[:3], p.x_adv), "labels: expected one per point"),
+        ((p.x, p.y, None), "AT requires adversarial inputs"),
         ((p.x, p.y, p.x_adv[:2]), "expected the shape of x"),
         ((p.x, p.y + 3, p.x_adv), "expected classes in"),
     ):
         with pytest.raises(InputError, match=message):
             EmpiricalRisk(p.model, AT(), *arguments)
-    with pytest.raises(InputError, match="Standard needs no adversarial"):
+    with pytest.raises(InputError, match="Standard does not use adversarial"):
         EmpiricalRisk(p.model, Standard(), p.x, p.y, p.x_adv)
     p.model.head.bias.data[0] = torch.nan
     with pytest.raises(InputError, match="finite logits"):
@@ -175,7 +175,7 @@ def test_bad_points_are_refused():
 
 def test_a_large_net_has_no_dense_hessian():
     net = nn.Linear(200, 101).eval()
-    with pytest.raises(InputError, match=r"at most 20,000 parameters, this net has 20,301"):
+    with pytest.raises(InputError, match=r"at most 20,000 parameters for a dense Hessian, got 20,301"):
         hessian(EmpiricalRisk(net, Standard(), torch.rand(2, 200), torch.tensor([0, 1])))
 
 

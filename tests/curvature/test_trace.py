@@ -92,13 +92,13 @@ def test_auto_says_what_it_takes_and_why():
     relu, smooth = (traces(make_risk(model), max_probes=2) for model in ("conv-bn", "vit"))
     assert relu.estimator == "gauss_newton"
     assert relu.reason == (
-        "the net is piecewise linear in each parameter, and Gauss-Newton agrees with differences of gradients"
+        "the model is piecewise linear in each parameter, and Gauss-Newton agrees with differences of gradients"
     )
     assert smooth.estimator == "hutchinson"
     assert smooth.reason.startswith("native_layer_norm is not piecewise linear in body.cls")
     assert smooth.reason.endswith("; the double backward pass agrees with differences of gradients")
     asked = traces(make_risk("vit"), "gauss_newton", max_probes=2)
-    assert asked.reason.endswith(", so these are not the Hessian's own traces")
+    assert asked.reason.endswith(", so these are not the traces of the Hessian")
 
 
 def test_a_layer_used_twice_is_not_linear_but_measured_right():

@@ -96,28 +96,28 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "through-link": (
         lambda p: _through_link(p),
-        "every name once",
+        "unique names",
     ),
     "hard-outside": (lambda p: make_tar(p, {}, special("l", tarfile.LNKTYPE, "../x")), "links to members"),
     "zip-link": (
         lambda p: make_zip(p, {"l": b"../../x"}, {"l": stat.S_IFLNK | 0o777}),
         "links to members",
     ),
-    "device": (lambda p: make_tar(p, {}, special("d", tarfile.CHRTYPE)), "device"),
-    "pipe": (lambda p: make_tar(p, {}, special("d", tarfile.FIFOTYPE)), "device"),
-    "zip-device": (lambda p: make_zip(p, {"d": b""}, {"d": stat.S_IFCHR}), "device"),
-    "twice": (lambda p: _twice(p), "every name once"),
-    "twice-in-disguise": (lambda p: make_tar(p, {"x": b"1", "./x": b"2"}), "every name once"),
-    "file-as-folder": (lambda p: make_tar(p, {"x": b"1", "x/y": b"2"}), "cannot be unpacked"),
+    "device": (lambda p: make_tar(p, {}, special("d", tarfile.CHRTYPE)), "special file"),
+    "pipe": (lambda p: make_tar(p, {}, special("d", tarfile.FIFOTYPE)), "special file"),
+    "zip-device": (lambda p: make_zip(p, {"d": b""}, {"d": stat.S_IFCHR}), "special file"),
+    "twice": (lambda p: _twice(p), "unique names"),
+    "twice-in-disguise": (lambda p: make_tar(p, {"x": b"1", "./x": b"2"}), "unique names"),
+    "file-as-folder": (lambda p: make_tar(p, {"x": b"1", "x/y": b"2"}), "damaged or truncated"),
     "bomb": (lambda p: make_zip(p, {"zeros": bytes(10_000_000)}), "at most 1000000 bytes"),
     "many": (lambda p: make_tar(p, {f"{i}": b"" for i in range(2000)}), "at most 1000000 bytes"),
-    "truncated": (lambda p: _cut(make_tar(p, FILES, mode="w:gz")), "broken or truncated"),
-    "truncated-plain": (lambda p: _cut(make_tar(p, FILES, mode="w")), "broken or truncated"),
-    "truncated-zip": (lambda p: _cut(make_zip(p, FILES)), "broken or truncated"),
-    "bad-header": (lambda p: _spoil(make_tar(p, FILES, mode="w"), 512 * 7 + 3), "broken or truncated"),
-    "bad-zip-data": (lambda p: _spoil(make_zip(p, FILES), 45), "broken or truncated"),
-    "no-archive": (lambda p: _write(p, b"hello"), "broken or truncated"),
-    "empty": (lambda p: _write(p, b""), "broken or truncated"),
+    "truncated": (lambda p: _cut(make_tar(p, FILES, mode="w:gz")), "damaged or truncated"),
+    "truncated-plain": (lambda p: _cut(make_tar(p, FILES, mode="w")), "damaged or truncated"),
+    "truncated-zip": (lambda p: _cut(make_zip(p, FILES)), "damaged or truncated"),
+    "bad-header": (lambda p: _spoil(make_tar(p, FILES, mode="w"), 512 * 7 + 3), "damaged or truncated"),
+    "bad-zip-data": (lambda p: _spoil(make_zip(p, FILES), 45), "damaged or truncated"),
+    "no-archive": (lambda p: _write(p, b"hello"), "damaged or truncated"),
+    "empty": (lambda p: _write(p, b""), "damaged or truncated"),
 }
 
 
@@ -166,7 +166,7 @@ def test_hostile(tmp_path: Path, name: str) -> None:
 def test_existing_destination_and_missing_archive(tmp_path: Path) -> None:
     archive = make_zip(tmp_path / "x.zip", FILES)
     (tmp_path / "out").mkdir()
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         unpack(archive, tmp_path / "out")
     with pytest.raises(DataError, match="no such file"):
         unpack(tmp_path / "none.zip", tmp_path / "other")

@@ -92,8 +92,8 @@ def test_all_splits_follow_the_protocol(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("images", "target", "message"),
     [
-        (torch.zeros(3, 1), torch.zeros(2, dtype=torch.int64), "got 3 images, 2 labels"),
-        (torch.zeros(2, 1), torch.zeros(2), "expected one int64 number per image"),
+        (torch.zeros(3, 1), torch.zeros(2, dtype=torch.int64), "labels: expected one per image, got 2 for 3 images"),
+        (torch.zeros(2, 1), torch.zeros(2), "expected one int64 per image"),
         (torch.tensor([[0.0], [torch.nan]]), torch.zeros(2, dtype=torch.int64), "got NaN or infinity"),
     ],
 )
@@ -227,7 +227,7 @@ class TestWorkers:
         broken = root / "val" / "bee" / "1.PNG"
         broken.write_bytes(broken.read_bytes()[:60])
         data = ImageFolder(root=root, resize=16, size=12)
-        with pytest.raises(DataError, match="broken or truncated") as caught:
+        with pytest.raises(DataError, match="damaged or truncated") as caught:
             list(batches(data.test, in_order(len(data.test), 2), workers=workers))
         assert str(broken) in str(caught.value)
         assert "Traceback" not in str(caught.value)

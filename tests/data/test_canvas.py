@@ -178,15 +178,15 @@ def test_streamed_images_stay_streamed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 7}, "size: expected room for images of 8x8 pixels, got 7"),
+        ({"size": 7}, "size: expected at least 8 for 8x8 images, got 7"),
         ({"clutter": -1}, "clutter: expected at least 0, got -1"),
         ({"fragment": 0}, "fragment: expected at least 1, got 0"),
-        ({"fragment": 9}, "fragment: expected at most the 8 pixels of an image, got 9"),
+        ({"fragment": 9}, "fragment: expected at most 8, the image size, got 9"),
         ({"spurious": 1.5}, r"spurious: expected a number in \[0, 1\], got 1.5"),
         ({"spurious_test": -0.5}, r"spurious_test: expected a number in \[0, 1\], got -0.5"),
         ({"texture": 2.0}, r"texture: expected a number in \[0, 1\], got 2.0"),
-        ({"data": Digits(limit=5)}, "data: expected limit, augment and extra as options of the canvas"),
-        ({"data": Digits(augment=[HorizontalFlip()])}, "data: expected limit, augment"),
+        ({"data": Digits(limit=5)}, "data: limit, augment and extra are options of ClutteredCanvas"),
+        ({"data": Digits(augment=[HorizontalFlip()])}, "data: limit, augment and extra"),
         ({"data": TwoMoons()}, r"data: expected images, got TwoMoons, whose inputs have shape \(2,\)"),
     ],
 )
@@ -218,5 +218,5 @@ class TestRecipe:
     def test_faults_have_a_path(self) -> None:
         with pytest.raises(RecipeError, match=r"data.data.path: Npz needs this argument"):
             build_recipe(RECIPE, "data.data.class_path=Npz")
-        with pytest.raises(RecipeError, match="data: expected limit, augment and extra as options of the canvas"):
+        with pytest.raises(RecipeError, match="data: limit, augment and extra are options of ClutteredCanvas"):
             build_recipe(RECIPE, "data.data.limit=5")

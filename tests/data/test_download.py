@@ -178,9 +178,9 @@ def test_a_present_wrong_file_is_neither_used_nor_replaced(server: Server, tmp_p
 
 
 def test_without_download(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"file.bin is missing: put it into"):
+    with pytest.raises(DataError, match=r"file.bin is missing; put it into"):
         obtain(Remote("file.bin", SUM, ()), [tmp_path], download=False)
-    with pytest.raises(DataError, match=rf"train-images-idx3-ubyte.gz is missing: put it into {tmp_path}/mnist"):
+    with pytest.raises(DataError, match=rf"train-images-idx3-ubyte.gz is missing; put it into {tmp_path}/mnist"):
         _ = MNIST(root=tmp_path, download=False).train
 
 
@@ -189,8 +189,8 @@ def test_without_network(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         obtain(remote, [tmp_path])
     assert str(caught.value) == (
-        "cannot download file.bin (http://127.0.0.1:9/file.bin: no connection): get it from"
-        f" http://127.0.0.1:9/file.bin by other means and put it into {tmp_path}"
+        "cannot download file.bin (http://127.0.0.1:9/file.bin: no connection); download"
+        f" http://127.0.0.1:9/file.bin manually and put it into {tmp_path}"
     )
 
 

@@ -66,14 +66,14 @@ def test_missing_folders(tmp_path: Path) -> None:
     shutil.rmtree(root / "val")
     with pytest.raises(DataError, match="expected one folder per class, got none"):
         _ = folder(root).train
-    with pytest.raises(InputError, match="root: expected a folder, got an empty text"):
+    with pytest.raises(InputError, match="root: expected a folder, got an empty string"):
         folder("")  # type: ignore[arg-type]
 
 
 def test_classes_must_agree(tmp_path: Path) -> None:
     root = fake_folder(tmp_path)
     (root / "val" / "bee").rename(root / "val" / "wasp")
-    with pytest.raises(DataError, match=r"val: expected the classes of .*train, got a difference in bee, wasp"):
+    with pytest.raises(DataError, match=r"val: expected the same classes as in .*train; they differ in bee, wasp"):
         _ = folder(root).train
 
 
@@ -92,19 +92,19 @@ def test_truncated_and_broken_images(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x.jpg"
     for content in (whole[: len(whole) // 2], whole[:30], b"", b"hello"):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"x.jpg: not an image, broken or truncated"):
+        with pytest.raises(DataError, match=r"x.jpg: not an image, or damaged or truncated"):
             decode(path, str(path))
 
 
 def test_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     (tmp_path / "x.png").write_bytes(png((40, 30)))
-    with pytest.raises(DataError, match="not an image, broken or truncated: Image size"):
+    with pytest.raises(DataError, match="not an image, or damaged or truncated: Image size"):
         decode(tmp_path / "x.png", "x.png")
 
 
 def test_sizes() -> None:
-    with pytest.raises(InputError, match="size: expected between 1 and resize=16 pixels, got 17"):
+    with pytest.raises(InputError, match="size: expected 1 to 16 pixels"):
         ImageFolder(root="x", resize=16, size=17)
 
 
@@ -130,7 +130,10 @@ class TestFolderOfClasses:
             assert data.split(split).labels.tolist() == [0] * count + [1] * count + [2] * count
         assert not names(data, "train") & names(data, "test")
         (note,) = data.notes
-        assert "no train and val folders: 6 of its 30 images (20% of each class) are the test set" in note
+        assert (
+            "no train and val folders, so 6 of 30 images (20% of each class, chosen by file name) are the test set"
+            in note
+        )
         assert folder(fake_folder(tmp_path / "other")).notes == ()
 
     def test_the_split_follows_names_not_places(self, tmp_path: Path) -> None:
@@ -180,7 +183,7 @@ class TestInspect:
         with pytest.raises(DataError) as caught:
             folder(root).inspect()
         first, *faults = str(caught.value).split("\n  ")
-        assert "3 of 30 images cannot be read; repair or delete them, and start again:" in first
+        assert "3 of 30 images cannot be read; repair or delete them and try again:" in first
         assert [fault.partition(":")[0] for fault in sorted(faults)] == [
             "cup/IMG_0001.jpg", "fork/IMG_0002.jpg", "plate/IMG_0000.jpg",
         ]  # fmt: skip
@@ -257,5 +260,5 @@ def test_other_data_sets(tmp_path: Path) -> None:
     before = fingerprint()
     assert before.difference(fingerprint()) == ""
     assert before.difference(fingerprint(4)) == "training points: 6 before, 4 now"
-    assert before.difference(fingerprint(y_test=1 - y)) == "other test points"
-    assert before.difference(fingerprint(x_test=x + 1)) == "other extra points; other test points"
+    assert before.difference(fingerprint(y_test=1 - y)) == "different test points"
+    assert before.difference(fingerprint(x_test=x + 1)) == "different extra points; different test points"

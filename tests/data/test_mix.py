@@ -62,8 +62,8 @@ def test_boxes(weight: float, down: float, right: float) -> None:
     [
         (lambda: mixup(X, Y.long(), PERMUTATION, 0.5), "y_onehot: expected float probabilities"),
         (lambda: mixup(X, Y[:3], PERMUTATION, 0.5), "each of 6 inputs, got 3 and 6"),
-        (lambda: mixup(X, Y, PERMUTATION, 1.5), r"weight: expected shares in \[0, 1\]"),
-        (lambda: mixup(X, Y, PERMUTATION, float("nan")), r"weight: expected shares in \[0, 1\]"),
+        (lambda: mixup(X, Y, PERMUTATION, 1.5), r"weight: expected numbers in \[0, 1\]"),
+        (lambda: mixup(X, Y, PERMUTATION, float("nan")), r"weight: expected numbers in \[0, 1\]"),
         (lambda: cutmix(X, Y, PERMUTATION, torch.zeros(5, 4)), r"boxes \(batch, 4\)"),
         (lambda: cutmix(X[:, 0, 0], Y, PERMUTATION, torch.zeros(6, 4)), r"images \(batch, C, H, W\)"),
     ],

@@ -59,12 +59,12 @@ GOOD = idx(np.zeros((5, 28, 28), np.uint8))
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "begins with 00000803, got $"),
-        (GOOD[:10], "begins with 00000803"),
+        (b"", "starts with 00000803, got $"),
+        (GOOD[:10], "starts with 00000803"),
         (GOOD[:-1], "expected 3936 bytes for 5 items, got 3935"),
         (GOOD + b"\0", "expected 3936 bytes for 5 items, got 3937"),
-        (b"\x00\x00\x0d" + GOOD[3:], "begins with 00000803, got 00000d03"),
-        (idx(labels(5, 10)), "begins with 00000803, got 00000801"),
+        (b"\x00\x00\x0d" + GOOD[3:], "starts with 00000803, got 00000d03"),
+        (idx(labels(5, 10)), "starts with 00000803, got 00000801"),
         (idx(np.zeros((5, 28, 27), np.uint8)), r"expected items of shape \(28, 28\), got \(28, 27\)"),
         (
             GOOD[:4] + b"\xff\xff\xff\xff" + GOOD[8:],
@@ -84,7 +84,7 @@ def test_broken_compression(tmp_path: Path) -> None:
     packed = gzip.compress(GOOD)
     for content in (packed[:-9], packed[:20], b"\x1f\x8b\x08" + b"?" * 40, b"no gzip"):
         (tmp_path / "x.gz").write_bytes(content)
-        with pytest.raises(DataError, match="broken or truncated"):
+        with pytest.raises(DataError, match="damaged or truncated"):
             read_idx(tmp_path / "x.gz", (28, 28))
 
 

@@ -55,12 +55,15 @@ X = np.zeros((60, 12, 10, 3), np.uint8)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x_test": None}, "got no x_test"),
+        ({"x_test": None}, "missing: x_test"),
         ({"x_train": np.full(X.shape, np.nan)}, "x_train: expected finite numbers"),
         ({"x_train": X + 1.5}, r"x_train: expected floats in \[0, 1\]"),
         ({"x_train": X.astype(np.int32)}, "expected uint8, or floats"),
-        ({"x_train": X[:, :6]}, r"expected x_train and x_test alike, got .*\(3, 6, 10\).*\(3, 12, 10\)"),
-        ({"x_train": X.astype(np.float32)}, "alike, got torch.float32"),
+        (
+            {"x_train": X[:, :6]},
+            r"same shape and type in x_train and x_test, got .*\(3, 6, 10\).*\(3, 12, 10\)",
+        ),
+        ({"x_train": X.astype(np.float32)}, "x_train and x_test, got torch.float32"),
         ({"y_train": labels(59, 4)}, "y_train: expected 60 integer labels"),
         ({"y_train": np.zeros(60)}, "y_train: expected 60 integer labels.*float64"),
         ({"y_train": -labels(60, 4).astype(np.int64)}, "expected labels >= 0, got -3"),

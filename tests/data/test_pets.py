@@ -40,7 +40,7 @@ def test_unpacked_once(tmp_path: Path) -> None:
     [
         ("Abyssinian_1", "trainval.txt: expected an image and its class in each line"),
         ("Abyssinian_1 one", "trainval.txt: expected an image and its class in each line"),
-        ("Abyssinian_1 2 1 1", "expected classes from 1 on in trainval.txt"),
+        ("Abyssinian_1 2 1 1", "expected classes 1, 2, ... in trainval.txt"),
         ("", "the training set is empty"),
     ],
 )

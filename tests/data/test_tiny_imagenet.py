@@ -79,13 +79,13 @@ NOTES = FILES["val/val_annotations.txt"]
     [
         (
             {"train/n01/images/n01_3.JPEG": png((64, 64))[:80]},
-            "n01_3.JPEG: not an image, broken or truncated",
+            "n01_3.JPEG: not an image, or damaged or truncated",
         ),
         ({"train/n01/images/n01_3.JPEG": b""}, "n01_3.JPEG: not an image"),
         ({"val/images/val_2.JPEG": png((64, 63))}, r"val_2.JPEG: expected 64x64 pixels, got \(63, 64\)"),
         ({"val/images/val_2.JPEG": None}, "cannot read val/images/val_2.JPEG"),
         ({"wnids.txt": None}, "cannot read wnids.txt"),
-        ({"wnids.txt": b"n01\nn02"}, r"classes in wnids.txt, got a difference in \['n03'\]"),
+        ({"wnids.txt": b"n01\nn02"}, r"classes in wnids.txt; they differ in \['n03'\]"),
         ({"val/val_annotations.txt": NOTES.replace(b"n01", b"n77")}, "'n77'"),
         ({"val/val_annotations.txt": b"val_0.JPEG\tn01"}, "expected file, class, x1, y1, x2, y2"),
         ({"val/val_annotations.txt": NOTES.replace(b"63", b"64")}, r"annotations.txt: expected 0 <= x1 <= x2 < 64"),
@@ -109,7 +109,7 @@ def test_broken_cache(tmp_path: Path) -> None:
         whole = broken.read_bytes()
         for content in (whole[:-1], whole[:50], b"", b"no array at all"):
             broken.write_bytes(content)
-            with pytest.raises(DataError, match=rf"{broken.name}: .* delete .*decoded to decode anew"):
+            with pytest.raises(DataError, match=rf"{broken.name}: .* delete .*decoded to decode again"):
                 _ = kind(root=tmp_path, download=False).test
         broken.write_bytes(whole)
     np.save(path, np.zeros((3, 5), np.uint8))

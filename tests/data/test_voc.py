@@ -101,7 +101,7 @@ BOX = voc(("a", (1, 2, 3, 4)))
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (BOMB, "expected plain XML, got a DOCTYPE, which is not read"),
+        (BOMB, "expected plain XML, got a DOCTYPE, which is not supported"),
         (OUTSIDE, "expected plain XML, got a DOCTYPE"),
         (b"<!DOCTYPE annotation>" + BOX, "expected plain XML, got a DOCTYPE"),
         (b"", "expected XML, got: no element found"),
@@ -127,7 +127,7 @@ def test_missing_and_off_the_image(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none.xml: cannot be read: No such file"):
         read_voc(tmp_path / "none.xml")
     read = read_voc(annotated(tmp_path, voc(("a", (50, 0, 60, 9)))))
-    with pytest.raises(DataError, match=r"expected a box on the image of 40x20 pixels, got \[50, 0, 60, 9\]"):
+    with pytest.raises(DataError, match=r"expected a box inside the image of 40x20 pixels, got \[50, 0, 60, 9\]"):
         read.box(None, (40, 20), frame(40, 20, None, None))
 
 
@@ -164,7 +164,7 @@ class TestImageFolder:
 
     def test_nothing_there(self, tmp_path: Path) -> None:
         data = self.folder(tmp_path, {"train/ant/1.xml": voc(("ant", (0, 0, 3, 3)))})
-        with pytest.raises(DataError, match=r"boxes: expected annotations of .*val, got none such as val/ant/0.xml"):
+        with pytest.raises(DataError, match=r"boxes: expected annotations of .*val such as val/ant/0.xml, got none"):
             boxes_of(data.test)
         plain = ImageFolder(root=tmp_path / "images")
         assert boxes_of(plain.test) is None

@@ -335,12 +335,12 @@ def test_other_nonsense_is_one_sentence():
             lambda: attribution("XX", model),
             "expected an attribution, got 'XX'; expected one of BIG, .*, SM",
         ),
-        (lambda: build("SM", model).attribute(x, return_convergence_delta=True), "not meant to be complete"),
-        (lambda: build("BSM", model).attribute(x, return_convergence_delta=True), "not meant to be complete"),
-        (lambda: build("BNM", model).attribute(x, return_convergence_delta=True), "not meant to be complete"),
-        (lambda: build("BIG", model).attribute(x, boundary=boundary_search(model, x[:3])), "got those of others"),
+        (lambda: build("SM", model).attribute(x, return_convergence_delta=True), "not supported by"),
+        (lambda: build("BSM", model).attribute(x, return_convergence_delta=True), "not supported by"),
+        (lambda: build("BNM", model).attribute(x, return_convergence_delta=True), "not supported by"),
+        (lambda: build("BIG", model).attribute(x, boundary=boundary_search(model, x[:3])), "got those of other inputs"),
         (lambda: IntegratedGradients(model, steps=1).attribute(x), "steps: expected at least 2, got 1"),
-        (lambda: SmoothGrad(model, sigma=0.0), "sigma, samples: expected more than 0 and at least 1, got 0.0, 20"),
+        (lambda: SmoothGrad(model, sigma=0.0), "sigma, samples: expected sigma > 0 and samples >= 1, got 0.0, 20"),
     ):
         with pytest.raises(InputError, match=sentence):
             call()

@@ -185,7 +185,7 @@ def test_progress_is_reported():
         ({"pool": torch.rand(4, 3)}, r"a pool of the same shape, got \(2, 2\) and \(4, 3\)"),
         ({"pool": torch.full((4, 2), math.nan)}, "inputs: expected finite numbers"),
         ({"budget": 16}, "budget: expected at least 17 calls at this tolerance, got 16"),
-        ({"tolerance": 0.0}, "tolerance: expected a share between 0 and 1, got 0.0"),
+        ({"tolerance": 0.0}, "tolerance: expected a number between 0 and 1, got 0.0"),
         ({"budget": math.inf}, "budget: expected a finite number of calls, got inf"),
         ({"norm": "l3"}, "norm: expected linf, l2 or l1"),
         ({"batch_size": 0}, "batch_size: expected at least 1, got 0"),

@@ -135,5 +135,5 @@ def test_lipschitz_estimates_of_linear_models_are_zero_and_points_do_not_notice_
 
 def test_nonsense_for_lipschitz_estimates_is_one_sentence():
     model, x = net(2)
-    with pytest.raises(InputError, match="eps, starts, steps: expected more than 0"):
+    with pytest.raises(InputError, match="eps, starts, steps: expected eps > 0"):
         attribution_lipschitz(Saliency(model), x, eps=0)

@@ -184,7 +184,7 @@ BOX = torch.tensor([[0, 0, 1, 1]] * 2)
         (GOOD, BOX.float(), 0.0, "boxes: expected int64"),
         (GOOD, BOX + 3, 0.0, r"boxes: expected 0 <= x1 <= x2 < 4 .* got \[3, 3, 4, 4\] for image 0"),
         (GOOD, BOX.flip(1), 0.0, r"got \[1, 1, 0, 0\] for image 0"),
-        (GOOD, torch.full((2, 4), -1), 0.0, "boxes: expected a box for every image"),
+        (GOOD, torch.full((2, 4), -1), 0.0, "boxes: 2 of 2 images have no bounding box"),
     ],
 )
 def test_refused(attributions: Tensor, at: Tensor, rho: float, message: str) -> None:

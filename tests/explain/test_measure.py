@@ -272,8 +272,8 @@ def test_a_constant_model_is_explained_as_far_as_possible():
     [
         ({"points": 0}, "points: expected at least 1, got 0"),
         ({"pool": -1}, "pool: expected at least 0, got -1"),
-        ({"sigma": 0.0}, "sigma: expected more than 0, got 0.0"),
-        ({"radius": math.nan}, "radius: expected more than 0, got nan"),
+        ({"sigma": 0.0}, "sigma: expected a finite number > 0, got 0.0"),
+        ({"radius": math.nan}, "radius: expected a finite number > 0, got nan"),
         ({"methods": ()}, "methods: expected at least one attribution, got none"),
         ({"methods": ("SM", "XX")}, "expected an attribution, got 'XX'"),
         ({"budget": 3}, "budget: expected at least 17 calls"),

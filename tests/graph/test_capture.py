@@ -233,7 +233,7 @@ REFUSALS = {
         lambda net, x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
         "aten.scaled_dot_product_attention.default draws random numbers",
     ),
-    "python noise": (lambda net, x: x * random.random(), "outputs differ from the graph's"),
+    "python noise": (lambda net, x: x * random.random(), "outputs differ from the captured graph"),
     "branch": (branch, "branches on computed values (test_capture.py, line"),
     "branch on a buffer": (lambda net, x: x if float(net.scale) > 0 else -x, "branches on computed values"),
     "cond": (
@@ -244,7 +244,7 @@ REFUSALS = {
     "data": (add_to_data, "uses `.data`"),
     "parameter": (clamp_weights, "the forward pass changes linear.weight"),
     "input": (lambda net, x: x.add_(1), "changes its input in place"),
-    "python state": (count_calls, "outputs differ from the graph's"),
+    "python state": (count_calls, "outputs differ from the captured graph"),
     "gradient mode": (lambda net, x: x if torch.is_grad_enabled() else -x, "for a batch of 1 without gradients"),
     "requires grad": (lambda net, x: x if x.requires_grad else -x, "for a batch of 1 with gradients"),
     "batch of one": (lambda net, x: x if x.shape[0] > 1 else -x, "for a batch of 1 without gradients"),

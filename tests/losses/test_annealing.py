@@ -39,5 +39,5 @@ def test_a_step_computes_no_lipschitz_constants():
 
 
 def test_certified_radii_are_in_l2():
-    with pytest.raises(InputError, match=r"threat\.norm: LogitAnnealing certifies l2, got linf"):
+    with pytest.raises(InputError, match=r"threat\.norm: expected l2 for LogitAnnealing, got linf"):
         Trainer(MLP((1, 8, 8), 3), TinyData(), LogitAnnealing(), ThreatModel("linf", 0.1))

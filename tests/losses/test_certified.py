@@ -84,7 +84,7 @@ def test_extreme_logits_stay_finite(name):
 @pytest.mark.parametrize("name", CERTIFIED)
 def test_constants_belong_to_the_training_pass_and_labels_are_classes(name):
     out, y = outputs(2, 3, 1.0, 0)
-    with pytest.raises(InputError, match="needs Lipschitz constants"):
+    with pytest.raises(InputError, match="requires Lipschitz constants"):
         CERTIFIED[name]().values(Outputs(logits=out.logits), y)
     if name != "gloro-trades":  # its cross-entropy takes mixed labels, and the other term none
         with pytest.raises(InputError, match="mixed labels"):
@@ -143,7 +143,7 @@ def test_ramps():
 
 def test_what_does_not_go_together_is_refused():
     data = TinyData(validation=1 / 6)
-    with pytest.raises(InputError, match=r"threat\.norm: GloRoCE certifies l2, got linf"):
+    with pytest.raises(InputError, match=r"threat\.norm: expected l2 for GloRoCE, got linf"):
         Trainer(MLP((1, 8, 8), 3), data, GloRoCE(), ThreatModel("linf", 0.1))
     with pytest.raises(InputError, match="cannot be trained with a Lipschitz bound"):
         Trainer(ViT((1, 8, 8), 3, patch_size=4, width=8, depth=1, heads=2), data, EMMA(), ThreatModel("l2", 0.1))

@@ -377,6 +377,6 @@ def test_a_loss_that_overrides_values_needs_a_curvature():
 
     out, y = Outputs(logits=torch.randn(2, 3), adv_logits=torch.randn(2, 3)), torch.tensor([0, 1])
     for kind in (Sharper, Again):
-        with pytest.raises(InputError, match=f"{kind.__name__}: expected a curvature of its own, because it overrides"):
+        with pytest.raises(InputError, match=f"{kind.__name__}: overrides values but not curvature"):
             kind().with_clean_stopped(True).curvature(out, y)
     torch.testing.assert_close(WithCurvature().curvature(out, y).clean, 3 * TRADES().curvature(out, y).clean)

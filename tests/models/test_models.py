@@ -65,7 +65,7 @@ class Tempered(MLP):
 
 
 def test_a_forward_of_its_own_is_refused():
-    with pytest.raises(InputError, match=r"Tempered: a Classifier computes head\(features\(x\)\); put what forward"):
+    with pytest.raises(InputError, match=r"Tempered: a Classifier must not override forward"):
         Tempered((2,), 3)
 
 
@@ -274,7 +274,7 @@ BAD_OPTIONS: list[tuple[type[Classifier], tuple[int, ...], dict[str, Any], str]]
         SmallConvNet,
         (1, 8, 8),
         {"activation": "minmax", "widths": (4, 5)},
-        "activation: minmax needs widths divisible by 2, got 4, 5, 64",
+        "activation: minmax requires widths divisible by 2, got 4, 5, 64",
     ),
     (LiResNet, (3, 6, 8), {}, "at least 7"),
     (LiResNet, (3, 8, 8), {"width": 7}, "divisible by 2"),
@@ -286,9 +286,14 @@ BAD_OPTIONS: list[tuple[type[Classifier], tuple[int, ...], dict[str, Any], str]]
         LiResNet,
         (3, 8, 8),
         {"width": 6, "activation": "groupsort"},
-        "groupsort needs widths divisible by 4, got 6",
+        "groupsort requires widths divisible by 4, got 6",
     ),
-    (MLP, (2,), {"hidden": (4, 3), "activation": "householder"}, "householder needs widths divisible by 2, got 4, 3"),
+    (
+        MLP,
+        (2,),
+        {"hidden": (4, 3), "activation": "householder"},
+        "householder requires widths divisible by 2, got 4, 3",
+    ),
     (OrthogonalNet, (3, 7, 8), {"stages": 3}, "at least 8"),
     (OrthogonalNet, (3, 8, 8), {"width": 7}, "divisible by 2"),
     (OrthogonalNet, (3, 8, 8), {"features": 0}, "features"),

@@ -170,7 +170,7 @@ def test_a_network_learns():
 
 
 def test_bad_sizes_are_refused():
-    with pytest.raises(InputError, match="kernel_size: expected at least the stride, 3, got 2"):
+    with pytest.raises(InputError, match=r"kernel_size: expected at least 3 \(the stride\), got 2"):
         OrthogonalConv2d(1, 1, 2, stride=3)
     with pytest.raises(InputError, match="out_channels: expected at least 1, got 0"):
         OrthogonalConv2d(1, 0, 3)

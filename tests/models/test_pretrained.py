@@ -317,8 +317,8 @@ def test_a_head_for_other_classes_is_left_alone(kind: str, tmp_path: Path) -> No
         path = tmp_path / "vit.safetensors"
         save_file(timm_names(file) if kind == "timm" else tiny_vit(classes=21).state_dict(), path)
     assert load_pretrained(model, path) == [
-        "head.weight: left at its initialization (the file has 21 classes, the model 3)",
-        "head.bias: left at its initialization (the file has 21 classes, the model 3)",
+        "head.weight: not loaded (the file has 21 classes, the model 3)",
+        "head.bias: not loaded (the file has 21 classes, the model 3)",
     ]
     assert unchanged(model.head, head)
 
@@ -329,8 +329,8 @@ def test_a_head_on_pre_logits_is_left_alone(tmp_path: Path) -> None:
     head = snapshot(model.head)
     notes = load_pretrained(model, write(tmp_path / "vit.npz", file))
     assert [note.partition(" (")[0] for note in notes] == [
-        "head.weight: left at its initialization",
-        "head.bias: left at its initialization",
+        "head.weight: not loaded",
+        "head.bias: not loaded",
     ]
     assert "pre_logits" in notes[0]
     assert unchanged(model.head, head)
@@ -339,7 +339,7 @@ def test_a_head_on_pre_logits_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_without_head(tmp_path: Path) -> None:
     file = {name: array for name, array in google_file().items() if not name.startswith("head")}
     notes = load_pretrained(tiny_vit(), write(tmp_path / "vit.npz", file))
-    assert notes == [f"head.{part}: left at its initialization (the file has none)" for part in ("weight", "bias")]
+    assert notes == [f"head.{part}: not loaded (the file has none)" for part in ("weight", "bias")]
 
 
 # Wrong files
@@ -362,8 +362,8 @@ def test_every_fault_is_listed_and_nothing_is_loaded(tmp_path: Path) -> None:
     assert message.removeprefix("vit.npz does not fit this ViT: ").split("; ") == [
         "missing: Transformer/encoderblock_1/LayerNorm_2/bias, cls",
         "unexpected: Transformer/encoderblock_7/LayerNorm_0/scale, extra/kernel",
-        "mis-shaped: Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel (3,)",
-        "mis-shaped: body.patch.bias, expected (6,), got (7,)",
+        "wrong shape: Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel (3,)",
+        "wrong shape: body.patch.bias, expected (6,), got (7,)",
         "not finite: body.norm.weight",
     ]
     assert unchanged(model, before)
@@ -375,13 +375,13 @@ TIMM_FAULTS: list[tuple[str, Tensor | None, str]] = [
     ("head.bias", None, "missing: head.bias"),
     ("blocks.1.attn.qkv.bias", None, "missing: blocks.1.attn.qkv.bias"),
     ("reg_token", torch.zeros(1, 4, WIDTH), "unexpected: reg_token"),
-    ("pos_embed", torch.zeros(1, 4, WIDTH), "mis-shaped: body.position"),
-    ("pos_embed", torch.zeros(WIDTH), "mis-shaped: body.position"),
-    ("pos_embed", torch.zeros(1, 0, WIDTH), "mis-shaped: body.position"),
-    ("patch_embed.proj.weight", torch.zeros(WIDTH, 4, 4, 4), "mis-shaped: body.patch.weight"),
-    ("patch_embed.proj.weight", torch.zeros(WIDTH, 48), "mis-shaped: body.patch.weight"),
-    ("head.weight", torch.zeros(3, WIDTH + 1), "mis-shaped: head.weight"),
-    ("head.weight", torch.zeros(5, WIDTH), "mis-shaped: head.weight"),
+    ("pos_embed", torch.zeros(1, 4, WIDTH), "wrong shape: body.position"),
+    ("pos_embed", torch.zeros(WIDTH), "wrong shape: body.position"),
+    ("pos_embed", torch.zeros(1, 0, WIDTH), "wrong shape: body.position"),
+    ("patch_embed.proj.weight", torch.zeros(WIDTH, 4, 4, 4), "wrong shape: body.patch.weight"),
+    ("patch_embed.proj.weight", torch.zeros(WIDTH, 48), "wrong shape: body.patch.weight"),
+    ("head.weight", torch.zeros(3, WIDTH + 1), "wrong shape: head.weight"),
+    ("head.weight", torch.zeros(5, WIDTH), "wrong shape: head.weight"),
     ("norm.bias", torch.full((WIDTH,), math.inf), "not finite: body.norm.bias"),
 ]
 
@@ -421,7 +421,7 @@ def test_published_weights_need_a_transformer(tmp_path: Path) -> None:
 def test_pickles_are_refused_unread(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"weights.{ending}"
     torch.save({}, path)
-    with pytest.raises(CheckpointError, match="convert the file to safetensors"):
+    with pytest.raises(CheckpointError, match="convert it to safetensors"):
         load_pretrained(tiny_vit(), path)
 
 

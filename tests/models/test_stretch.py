@@ -197,7 +197,7 @@ def test_thresholds_stay_apart():
 
 
 def test_thresholds_need_a_start():
-    with pytest.raises(InputError, match="learn_stretch: expected stretch > 0 to start from, got 0"):
+    with pytest.raises(InputError, match="learn_stretch: expected stretch > 0, got 0"):
         CentroidNet((2,), 10, learn_stretch=True)
 
 

@@ -63,7 +63,7 @@ class TestAdapter:
         assert all(module.training for module in Timm((3, 8, 8), 5, name="plain").modules())
 
     def test_an_image_size_the_model_does_not_take(self) -> None:
-        with pytest.raises(InputError, match=r"does not take images of shape \(3, 9, 9\).*match model.*img_size"):
+        with pytest.raises(InputError, match=r"does not accept images of shape \(3, 9, 9\).*match model.*img_size"):
             Timm((3, 9, 9), 5, name="plain")
 
     def test_a_classifier_that_is_not_linear(self) -> None:
@@ -71,11 +71,11 @@ class TestAdapter:
             Timm((3, 8, 8), 5, name="refused")
 
     def test_a_classifier_that_does_not_fit_the_features(self) -> None:
-        with pytest.raises(InputError, match="has 4 features, but its classifier takes 5"):
+        with pytest.raises(InputError, match="has 4 features, but its classifier expects 5"):
             Timm((3, 8, 8), 5, name="misfit")
 
     def test_an_unknown_name(self) -> None:
-        with pytest.raises(InputError, match="no model 'pla'; close names: plain"):
+        with pytest.raises(InputError, match="no model 'pla'; did you mean one of plain"):
             Timm((3, 8, 8), 5, name="pla")
 
     def test_an_unknown_option(self) -> None:
@@ -144,7 +144,7 @@ if HAS_TIMM:
     def test_real_unknown_name() -> None:
         with pytest.raises(InputError, match=r"resnet18\.nobody: Invalid pretrained tag"):
             Timm((3, 32, 32), 7, name="resnet18.nobody")
-        with pytest.raises(InputError, match=r"close names: .*resnet18"):
+        with pytest.raises(InputError, match=r"did you mean one of .*resnet18"):
             Timm((3, 32, 32), 7, name="esnet18")
 
     def test_our_vit_is_timms(tmp_path: Path) -> None:

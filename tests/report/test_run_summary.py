@@ -98,7 +98,7 @@ CASES = {
     "deep": (result("curvature", "[" * 10**5), ["result.json cannot be read"]),
     "deep inside": (result("explain", '{"kind":' * 900 + "1" + "}" * 900), ["result.json cannot be read"]),
     "not text": (lambda f: (f / "environment.json").write_bytes(b"\xff\xfe"), ["environment.json: cannot be read"]),
-    "wrong checksum": (damaged("attack", points=41), ["damaged: its checksum does not match"]),
+    "wrong checksum": (damaged("attack", points=41), ["damaged: the checksum does not match"]),
     "newer version": (altered("attack", version=99), ["written by a newer version of Atoll (99)"]),
     "unknown kind": (altered("attack", kind="telepathy"), ["expected a measurement, got 'telepathy'"]),
     "foreign code": (altered("attack", kind="evil.py:Evil"), ["runs code from outside Atoll"]),
@@ -111,7 +111,7 @@ CASES = {
     "link to a file": (link("attack", "file"), ["a link out of the folder of the run"]),
     "link to a folder": (link("attack", "folder"), ["a link out of the folder of the run"]),
     "pipe for metrics": (pipe("metrics.jsonl"), ["No epoch is recorded yet"]),
-    "pipe for a result": (pipe("result.json"), ["not a file that Atoll writes"]),
+    "pipe for a result": (pipe("result.json"), ["not a file written by Atoll"]),
     "not a landscape": (
         lambda f: result_file(f, "curvature").with_name("landscape-weights.npz").write_bytes(b"PK"),
         ["landscape-weights.npz: cannot be read"],

@@ -162,7 +162,7 @@ def test_locations() -> None:
     assert locate(tree, Path("nowhere")) == tree
     with pytest.raises(InputError, match=r"expected a location \(root, path, extra, boxes\), got 'size'"):
         relocate(tree, {"size": "9"})
-    with pytest.raises(InputError, match=r"data\.root: expected a path, got an empty text"):
+    with pytest.raises(InputError, match=r"data\.root: expected a path, got an empty string"):
         relocate(tree, {"root": ""})
 
 

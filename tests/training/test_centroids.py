@@ -159,12 +159,12 @@ def test_what_does_not_go_together_is_refused():
     trainer = Trainer(
         MLP((1, 8, 8), 3), data, CentroidMargin(), ThreatModel("l2", 0.1), settings=TrainerSettings(epochs=1)
     )
-    with pytest.raises(InputError, match="needs the centroids of a CentroidNet"):
+    with pytest.raises(InputError, match="CentroidMargin requires a CentroidNet"):
         trainer.train_step(first_batch(trainer))
     with pytest.raises(InputError, match="CentroidsFromData: expected a CentroidNet, got SmallConvNet"):
         CentroidsFromData().setup(tiny_trainer())
     trainer = Trainer(CentroidNet((1, 8, 8), 3, per_class=50), data, CentroidMargin(), ThreatModel("l2", 0.1))
-    with pytest.raises(InputError, match=r"per_class: expected at most the \d+ training points of class 0, got 50"):
+    with pytest.raises(InputError, match=r"per_class: expected at most \d+, the training points of class 0, got 50"):
         CentroidsFromData().setup(trainer)
     with pytest.raises(InputError, match="tau: expected a number > 0, got 0"):
         CentroidMargin(tau=0)

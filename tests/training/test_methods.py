@@ -209,7 +209,7 @@ def test_trh_refuses_what_it_cannot_do():
     trainer.model = nn.Linear(2, 2)
     with pytest.raises(InputError, match="linear head"):
         TrH().setup(trainer)
-    with pytest.raises(InputError, match="a fixed function of one example, but the model has BatchNorm2d"):
+    with pytest.raises(InputError, match="a fixed function of one example, but the model contains BatchNorm2d"):
         TrH(layers="full").setup(tiny_trainer(batch_norm=True))
     with pytest.raises(InputError, match="lambda_"):
         TrH(lambda_=-1)
@@ -285,16 +285,19 @@ REFUSED = {
     "standardized": (lambda: nn.Sequential(Standardized(4, 6), nn.Linear(6, 3)).double(), r"in 0\.weight, but"),
     "running statistics": (
         lambda: full_trace_net(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten()),
-        "the model has InstanceNorm1d",
+        "the model contains InstanceNorm1d",
     ),
-    "PReLU": (lambda: full_trace_net(nn.PReLU()), "gradients of single examples"),
-    "straight-through": (lambda: full_trace_net(Apply()), "the trace would not be exact: Gauss-Newton"),
+    "PReLU": (lambda: full_trace_net(nn.PReLU()), "requires per-example gradients"),
+    "straight-through": (
+        lambda: full_trace_net(Apply()),
+        "the trace with layers=full would not be exact: Gauss-Newton",
+    ),
     "another function in training": (lambda: full_trace_net(InTraining(torch.tanh)), "the same logits in training and"),
     "another gradient in training": (
         lambda: full_trace_net(InTraining(StraightThrough.apply)),
-        r"gradients of single examples in training mode are wrong in 0\.weight",
+        r"per-example gradients, which are wrong in training mode for 0\.weight",
     ),
-    "dropout": (lambda: full_trace_net(nn.Dropout(0.1)), "the model has Dropout"),
+    "dropout": (lambda: full_trace_net(nn.Dropout(0.1)), "the model contains Dropout"),
 }
 
 
@@ -342,7 +345,7 @@ def test_full_trace_refuses_a_model_that_cannot_be_captured():
             return super().forward(x) if x.sum() > 0 else -super().forward(x)
 
     trainer, *_ = full_trace_case(lambda: Branches(4, 3).double())
-    with pytest.raises(InputError, match="TrH: with layers=full, the model must be captured to check it, but"):
+    with pytest.raises(InputError, match="TrH: layers=full requires a model that can be captured"):
         TrH(layers="full").setup(trainer)
 
 
@@ -803,7 +806,7 @@ def test_every_method_trains_with_every_robust_loss(loss, method):
     if loss == "mart" and method in ("mixup", "cutmix"):
         trainer = tiny_trainer(loss, methods=[method])
         batch = first_batch(trainer)
-        with pytest.raises(InputError, match="mixup and cutmix do not apply"):
+        with pytest.raises(InputError, match="disable mixup and cutmix"):
             trainer.train_step(batch)
         return
     trainer = tiny_trainer(loss, methods=[method], batch_norm=True)

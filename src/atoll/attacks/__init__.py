@@ -1,4 +1,4 @@
-"""Attacks on any ``nn.Module`` that maps inputs to logits, and evaluations made of them."""
+"""Adversarial attacks on any ``nn.Module`` that maps inputs to logits, and evaluations with them."""
 
 from atoll.attacks.apgd import APGD
 from atoll.attacks.autoattack import AutoAttack

@@ -1,4 +1,4 @@
-"""Auto-PGD (Croce & Hein, 2020): PGD with momentum that finds its own step size."""
+"""Auto-PGD (Croce & Hein, 2020): PGD with momentum and an adaptive step size."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
 
 MOMENTUM = 0.75
-RHO = 0.75  # a window is healthy if the objective rose in more than this share of its steps
+RHO = 0.75  # keep the step size if the objective rose in more than this share of the steps of a window
 
-# Steps for l1.
-FEWER = 0.95  # the best perturbation is sparser if it has less than this share of the earlier coordinates
-THINNING = 1.5  # the best perturbation has this many times the coordinates of a step
-SHRINK, FLOOR = 1.5, 0.1  # divides the step size if nothing became sparser; smallest step in units of the radius
+# Constants for l1.
+FEWER = 0.95  # a perturbation counts as sparser if it has less than this share of the earlier coordinates
+THINNING = 1.5  # number of coordinates of the best perturbation, divided by those of a step
+SHRINK, FLOOR = 1.5, 0.1  # divisor of the step size if nothing became sparser; smallest step in units of the radius
 
 
 @ATTACKS.register()
 class APGD(IterativeAttack):
-    r"""APGD-CE, APGD-DLR and, with targets, APGD-T.
+    r"""Auto-PGD: PGD with momentum and an adaptive step size (APGD-CE, APGD-DLR and, with targets, APGD-T).
 
     For linf and l2, with s the steepest direction,
-    :math:`x_{k+1} = \Pi(x_k + 0.75 (\Pi(x_k + \eta\, s_k) - x_k) + 0.25 (x_k - x_{k-1}))`.  At each checkpoint the step
-    is halved, and the search goes back to the best point, if the objective rose too rarely since the last one, or
-    neither step nor best value have changed.  For l1 see ``SparseSteps``.  The search for a point ends at its
-    first success.  A robust point ends at the best point of its last run.
+    :math:`x_{k+1} = \Pi(x_k + 0.75 (\Pi(x_k + \eta\, s_k) - x_k) + 0.25 (x_k - x_{k-1}))`.  At a few checkpoints the
+    attack halves the step size and returns to the best point, if the objective rose too rarely since the last
+    checkpoint or if neither the step size nor the best value has changed.  For l1 see ``SparseSteps``.  The search
+    for a point stops at its first success.  For robust points the attack returns the best point of the last run.
 
     Costs ``eot * (steps + 1)`` forward and backward passes per run (l1: ``steps + 3``) for a robust point.
 
@@ -42,14 +42,13 @@ class APGD(IterativeAttack):
         objective: ``ce``, ``dlr``, ``margin`` or ``pm`` (probability margin).  With targets, the last two compare with
             the target's logit or probability, and the others mean the targeted DLR.
         steps: gradient steps per run.
-        targets: 0 for the untargeted attack; otherwise the number of classes to try, those with the largest clean
-            logits first.
-        restarts: runs, each from a random start of its own; with targets, runs per target.
-        patience: end a run at a checkpoint if ``patience`` times its gain so far would not take it across the boundary;
-            None for never.  For linf and l2 with ``dlr`` or targets, whose objective is positive only for adversarial
-            points.
-        eot: number of passes to average objective, gradient and prediction over, for randomized models.  A single pass
-            may be wrong by chance, so success is decided by the mean of the predicted probabilities.
+        targets: number of classes to try, largest clean logit first; 0 for the untargeted attack.
+        restarts: number of runs (per target), each from a random start.
+        patience: stop a run at a checkpoint if ``patience`` times its gain so far would not reach the boundary; None to
+            never stop early.  Requires linf or l2, and ``dlr`` or targets, whose objective is positive only for
+            adversarial points.
+        eot: number of passes over which to average objective, gradient and prediction, for randomized models.  A single
+            pass may be wrong by chance, so the mean of the predicted probabilities decides success.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -78,7 +77,7 @@ class APGD(IterativeAttack):
                 f" got {steps}, {restarts}, {eot}, {targets}"
             )
         if patience is not None and (patience < 0 or threat.norm == "l1" or (objective == "ce" and not targets)):
-            raise InputError(f"patience: expected a number >= 0, and linf or l2, and dlr or targets, got {patience}")
+            raise InputError(f"patience: expected a number >= 0, linf or l2, and dlr or targets, got {patience}")
         self.objective = objective
         self.steps = steps
         self.targets = targets
@@ -88,7 +87,7 @@ class APGD(IterativeAttack):
         self.rule = SparseSteps(threat, steps) if threat.norm == "l1" else MomentumSteps(threat, steps, patience)
 
     def num_steps(self, classes: int) -> int:
-        return max(1, min(self.targets, classes - 1)) * self.restarts * self.rule.looks
+        return max(1, min(self.targets, classes - 1)) * self.restarts * self.rule.run_length
 
     def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         x = points.x
@@ -99,24 +98,24 @@ class APGD(IterativeAttack):
         return self.rule.start(x, streams), state
 
     def step(self, model: nn.Module, rows: AttackState) -> None:
-        value, gradient, wrong = self._look(model, rows)
-        s, look = rows.state, rows.iteration % self.rule.looks
-        rows.success |= wrong & self.rule.counts(look)
-        better = (value > s["best_value"]) | self.rule.opens(look)
+        value, gradient, wrong = self._evaluate(model, rows)
+        s, position = rows.state, rows.iteration % self.rule.run_length
+        rows.success |= wrong & self.rule.in_ball(position)
+        better = (value > s["best_value"]) | self.rule.starts_phase(position)
         assign_rows(s["best"], better, rows.x_adv)
         assign_rows(s["best_gradient"], better, gradient)
         s["best_value"] = torch.where(better, value, s["best_value"])
-        following = self.rule.step(rows, look, value, gradient)
+        following = self.rule.step(rows, position, value, gradient)
         assign_rows(following, rows.success, rows.x_adv)
         rows.x_adv = following
         rows.iteration += 1
         if self.patience is not None:
-            to_the_end = self.rule.looks - 1 - look
-            rows.iteration += torch.where(s["hopeless"] & ~rows.success, to_the_end, 0)
+            remaining = self.rule.run_length - 1 - position
+            rows.iteration += torch.where(s["hopeless"] & ~rows.success, remaining, 0)
         self._restart(rows)
 
-    def _look(self, model: nn.Module, rows: AttackState) -> tuple[Tensor, Tensor, Tensor]:
-        """Objective and gradient at the candidates (up to a factor), and whether they are misclassified."""
+    def _evaluate(self, model: nn.Module, rows: AttackState) -> tuple[Tensor, Tensor, Tensor]:
+        """Return objective and gradient at the candidates (up to a factor), and whether they are misclassified."""
         value, gradient, votes = self._pass(model, rows)
         for _ in range(self.eot - 1):
             for total, more in zip((value, gradient, votes), self._pass(model, rows), strict=True):
@@ -128,35 +127,38 @@ class APGD(IterativeAttack):
         with torch.enable_grad():
             logits = model(candidates)
             if self.targets:
-                target = current_target(rows, self.rule.looks * self.restarts)
+                target = current_target(rows, self.rule.run_length * self.restarts)
                 value = TARGETED.get(self.objective, dlr_targeted)(logits, rows.y, target.squeeze(1))
             else:
                 value = OBJECTIVES[self.objective](logits, rows.y, None)
             (gradient,) = torch.autograd.grad(value.sum(), candidates)
         votes = logits.detach()
-        # Autograd may return an expanded number; the steps write into it.
+        # Autograd may return an expanded tensor, but the steps modify the gradient in place.
         return value.detach(), gradient.contiguous(), votes if self.eot == 1 else votes.softmax(1)
 
     def _restart(self, rows: AttackState) -> None:
-        """Start the next run of rows that have finished one, at random."""
+        """Start the next run at a random point in rows that have finished one."""
         turns = rows.state["order"].shape[1] if self.targets else 1
-        more = (rows.iteration < turns * self.restarts * self.rule.looks) & ~rows.success
-        through = (more & (rows.iteration % self.rule.looks == 0)).nonzero().squeeze(1)
-        if len(through):
-            streams = rows.streams[through]
-            rows.x_adv[through] = self.rule.start(rows.x[through], streams)
-            rows.streams.put(through, streams)
+        more = (rows.iteration < turns * self.restarts * self.rule.run_length) & ~rows.success
+        finished = (more & (rows.iteration % self.rule.run_length == 0)).nonzero().squeeze(1)
+        if len(finished):
+            streams = rows.streams[finished]
+            rows.x_adv[finished] = self.rule.start(rows.x[finished], streams)
+            rows.streams.put(finished, streams)
 
 
 class MomentumSteps:
-    """Steps for linf and l2: momentum, and a step size that starts at 2 eps and is halved at checkpoints."""
+    """Steps of APGD for linf and l2, with momentum and a step size that starts at 2 eps and is halved at checkpoints.
+
+    ``run_length`` is the number of iterations of a run: each evaluates one candidate, and the last takes no step.
+    """
 
     def __init__(self, threat: ThreatModel, steps: int, patience: float | None = None) -> None:
         self.threat = threat
         self.patience = math.inf if patience is None else patience
-        self.looks = steps + 1
-        # For each number of steps done: the length of the window that ends there, 0 if none does.
-        self.windows = torch.zeros(self.looks)
+        self.run_length = steps + 1
+        # The length of the window that ends at each iteration, 0 if none does.
+        self.windows = torch.zeros(self.run_length)
         for before, end in itertools.pairwise([0, *checkpoints(steps)]):
             self.windows[end] = end - before
 
@@ -169,18 +171,18 @@ class MomentumSteps:
         flags = {name: zeros.bool() for name in ("reduced", "hopeless")}
         return {"previous": x.clone(), **flags, **{name: zeros.clone() for name in names}}
 
-    def opens(self, look: Tensor) -> Tensor:
-        """Whether this look starts with a new best point."""
-        return look == 0
+    def starts_phase(self, position: Tensor) -> Tensor:
+        """Whether to forget the best point at this iteration of the run."""
+        return position == 0
 
-    def counts(self, look: Tensor) -> Tensor:
-        """Whether the candidate of this look is inside the ball: always."""
-        return torch.ones_like(look, dtype=torch.bool)
+    def in_ball(self, position: Tensor) -> Tensor:
+        """Whether the candidate at this iteration of the run is inside the ball (always)."""
+        return torch.ones_like(position, dtype=torch.bool)
 
-    def step(self, rows: AttackState, look: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-        """The next candidates from the objective and gradient at the current ones."""
-        s, first = rows.state, self.opens(look)
-        window = self.windows.to(value.device)[look]
+    def step(self, rows: AttackState, position: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        """Return the next candidates, given objective and gradient at the current ones."""
+        s, first = rows.state, self.starts_phase(position)
+        window = self.windows.to(value.device)[position]
         ends = window > 0
         rises = torch.where(first, 0.0, s["rises"] + (value > s["last_value"]))
         stuck = (rises <= RHO * window) | (~s["reduced"] & (s["checked_value"] >= s["best_value"]))
@@ -200,12 +202,14 @@ class MomentumSteps:
         momentum = s["previous"].sub_(current).mul_(keep - 1)
         following = self.threat.project(plain.sub_(current).mul_(keep).add_(momentum).add_(current), x)
         s["previous"] = current
-        assign_rows(following, (look == self.looks - 1) | s["hopeless"], s["best"])
+        assign_rows(following, (position == self.run_length - 1) | s["hopeless"], s["best"])
         return following
 
 
 def checkpoints(steps: int) -> list[int]:
-    """Steps at which the step size may be halved: after 22 % of the run, then in windows 3 % shorter, down to 6 %.
+    """Return the steps at which the step size may be halved.
+
+    The first window is 22 % of the run.  Each following window is 3 % of the run shorter, but at least 6 % long.
 
     >>> checkpoints(100)
     [22, 41, 57, 70, 80, 87, 93, 99]
@@ -221,36 +225,36 @@ def checkpoints(steps: int) -> list[int]:
 
 
 class SparseSteps:
-    r"""Steps of APGD for l1 (Croce & Hein, 2021, "Mind the box"): sparse, from large radii to the true one.
+    r"""Steps of APGD for l1 (Croce & Hein, 2021, "Mind the box"): sparse, with radii that shrink to eps.
 
     A step of l1 norm :math:`\eta` is spread over the k largest coordinates of the gradient and projected exactly:
-    :math:`x_{j+1} = \Pi(x_j + \eta\, \mathrm{sign}(g) 1_{top k} / k)`, with k two thirds of the number of coordinates
-    in which the best point differs from the clean one.  Checkpoints (every 4 % of a phase) update k; if the
-    best point has become sparser, the search goes back to it with the full step :math:`\eta` = radius, else the step
-    shrinks by 1.5, down to a tenth of the radius.
+    :math:`x_{j+1} = \Pi(x_j + \eta\, \mathrm{sign}(g) 1_{top k} / k)`, where k is two thirds of the number of
+    coordinates in which the best point differs from the clean one.  Checkpoints (every 4 % of a phase) update k.  If
+    the best point has become sparser, the search returns to it with the full step :math:`\eta` = radius; otherwise the
+    step size is divided by 1.5, down to a tenth of the radius.
 
-    Three phases of 30, 30 and 40 % of the steps have radii 3 eps, 2 eps and eps; each begins at the best point of the
-    one before, projected.  Only candidates of the last phase count.
+    Three phases of 30, 30 and 40 % of the steps have radii 3 eps, 2 eps and eps.  Each starts at the projection of the
+    best point of the previous phase.  Only candidates of the last phase count as successes.
 
-    >>> SparseSteps(ThreatModel("l1", 12.0), 100).times.bincount()  # looks at radius 0, 12, 24, 36
+    >>> SparseSteps(ThreatModel("l1", 12.0), 100).times.bincount()  # evaluations at radius 0, 12, 24, 36
     tensor([ 0, 41, 31, 31])
     """
 
     def __init__(self, threat: ThreatModel, steps: int) -> None:
-        short = 3 * steps // 10  # none of very short runs, which keep to the last phase
+        short = 3 * steps // 10  # 0 in very short runs, which have only the last phase
         phases = [(times, count) for times, count in ((3, short), (2, short), (1, steps - 2 * short)) if count]
-        # By look, of which a phase has one more than steps: its radius in eps, its place in the phase, whether it is a
-        # checkpoint, and the radius for the next candidate.
+        # For each iteration of a run (a phase has one more than steps): the radius in units of eps, the position in the
+        # phase, whether it is a checkpoint, and the radius of the next candidate.
         self.times = torch.cat([torch.full((count + 1,), times) for times, count in phases])
         self.place = torch.cat([torch.arange(count + 1) for _, count in phases])
         self.check = torch.cat([torch.arange(count + 1) % max(1, int(0.04 * count)) == 0 for _, count in phases])
         self.next_times = torch.cat([self.times[1:], self.times[-1:]])
         self.threats = {times: ThreatModel("l1", times * threat.radius, threat.bounds) for times, _ in phases}
         self.radius = threat.radius
-        self.looks = len(self.times)
+        self.run_length = len(self.times)
 
     def start(self, x: Tensor, streams: PointRNG) -> Tensor:
-        """Normal noise, projected: unlike a uniform draw from the ball it is sparse."""
+        """Return projected Gaussian noise, which is sparse, unlike a uniform draw from the ball."""
         threat = self.threats[int(self.times[0])]
         return threat.project(x + streams.normal(*x.shape[1:], dtype=x.dtype), x)
 
@@ -258,19 +262,19 @@ class SparseSteps:
         zeros = x.new_zeros(len(x))
         return {"step": zeros, "sparsity": zeros.clone()}
 
-    def opens(self, look: Tensor) -> Tensor:
-        """Whether this look starts with a new best point: the old one belongs to another radius."""
-        return self.place.to(look.device)[look] == 0
+    def starts_phase(self, position: Tensor) -> Tensor:
+        """Whether to forget the best point at this iteration of the run, because it belongs to another radius."""
+        return self.place.to(position.device)[position] == 0
 
-    def counts(self, look: Tensor) -> Tensor:
-        """Whether the candidate of this look is inside the ball."""
-        return self.times.to(look.device)[look] == 1
+    def in_ball(self, position: Tensor) -> Tensor:
+        """Whether the candidate at this iteration of the run is inside the ball."""
+        return self.times.to(position.device)[position] == 1
 
-    def step(self, rows: AttackState, look: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-        """The next candidates from the gradient at the current ones."""
-        s, x, first = rows.state, rows.x, self.opens(look)
-        radius = self.times.to(look.device)[look] * self.radius
-        check = self.check.to(look.device)[look]
+    def step(self, rows: AttackState, position: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        """Return the next candidates, given the gradient at the current ones."""
+        s, x, first = rows.state, rows.x, self.starts_phase(position)
+        radius = self.times.to(position.device)[position] * self.radius
+        check = self.check.to(position.device)[position]
         sparsity = (s["best"] != x).flatten(1).sum(1).to(x.dtype)
         fewer = check & ~first & (sparsity < FEWER * s["sparsity"])
         shrunk = torch.maximum(s["step"] / SHRINK, FLOOR * radius)
@@ -280,9 +284,9 @@ class SparseSteps:
         rows.x_adv[back], gradient[back] = s["best"][back], s["best_gradient"][back]
 
         following = self._sparse(gradient, s["sparsity"]).mul_(per_point(s["step"], x)).add_(rows.x_adv)
-        next_times = self.next_times.to(look.device)[look]
-        last = next_times != self.times.to(look.device)[look]
-        last |= look == self.looks - 1
+        next_times = self.next_times.to(position.device)[position]
+        last = next_times != self.times.to(position.device)[position]
+        last |= position == self.run_length - 1
         following[last] = s["best"][last]
         for times, threat in self.threats.items():
             here = next_times == times
@@ -292,7 +296,7 @@ class SparseSteps:
 
     @staticmethod
     def _sparse(gradient: Tensor, sparsity: Tensor) -> Tensor:
-        """Signs of the largest coordinates, divided by their number."""
+        """Return the signs of the largest coordinates, divided by their number."""
         flat = gradient.flatten(1)
         keep = (sparsity / THINNING).round().clamp_(1, flat.shape[1]).long()
         size = flat.abs()
@@ -301,7 +305,7 @@ class SparseSteps:
         return signs.div_(signs.abs().sum(1, keepdim=True).clamp_min_(1)).view_as(gradient)
 
 
-# With objectives of their own, so that they also train against losses that maximize another one.
+# These names fix the objective, so that the attacks keep it when they train with a loss that has another one.
 ATTACKS.add("APGD-CE", APGD, objective="ce")
 ATTACKS.add("APGD-DLR", APGD, objective="dlr")
 ATTACKS.add("APGD-T", APGD, objective="dlr", targets=9)

@@ -1,4 +1,4 @@
-"""AutoAttack under the name and with the calls that existing scripts use."""
+"""AutoAttack with the interface of the original package, for existing scripts."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ NORMS: dict[str, Norm] = {"Linf": "linf", "L2": "l2", "L1": "l1", "linf": "linf"
 
 
 class AutoAttack:
-    """Robust accuracy by an ensemble of attacks; scripts written for the original change one import.
+    """Robust accuracy under an ensemble of attacks; a drop-in replacement for the original ``AutoAttack``.
 
     Args:
-        model: any module from inputs in [0, 1] to logits.
+        model: maps inputs in [0, 1] to logits.
         norm: ``Linf``, ``L2`` or ``L1``.
         eps: radius, a number or a fraction like ``"8/255"``.
-        seed: seed of the random streams; None for 0.
+        seed: seed of the random streams; None is the same as 0.
         verbose: print the accuracy after each attack, as the original does.
         attacks_to_run: names of attacks, for ``version="custom"``.
         version: ``standard``, ``plus``, ``rand``, ``fast`` or ``custom``.
         device: where to compute; None for the device of the model.
-        log_path: a file that also gets what ``verbose`` prints.
+        log_path: file to which the lines printed by ``verbose`` are appended.
 
-    After a run ``evaluation`` holds everything else: intervals, model passes, warnings.
+    After a run, the attribute ``evaluation`` contains intervals, model passes and warnings.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> adversary = AutoAttack(model, norm="Linf", eps="8/255", version="fast", verbose=False)
@@ -63,7 +63,7 @@ class AutoAttack:
         if norm not in NORMS:
             raise InputError(f"norm: expected Linf, L2 or L1, got {norm!r}")
         if attacks_to_run and version != "custom":
-            raise InputError(f"attacks_to_run: expected with version='custom' only, got version={version!r}")
+            raise InputError(f"attacks_to_run: expected version='custom', got version={version!r}")
         self.model = model
         self.threat = ThreatModel(NORMS[norm], eps)
         self.seed = seed or 0
@@ -110,11 +110,11 @@ class AutoAttack:
             y_orig: labels.
             bs: attack batch size; None to choose one that fits memory.
             return_labels: also return the model's predictions on the adversarial inputs.
-            state_path: a folder for the progress.  The same call resumes an interrupted evaluation.  If the folder
-                belongs to other inputs, labels, weights, attacks, eps or seed, a CheckpointError is raised.
+            state_path: folder for saved progress; repeat the call to resume an interrupted evaluation.  Raises a
+                CheckpointError if the folder belongs to other inputs, labels, weights, attacks, eps or seed.
 
         Returns:
-            Adversarial inputs of the points that an attack broke, clean inputs of the others.
+            Adversarial inputs for the points that an attack broke, clean inputs for the others.
         """
         folder = Path(state_path) if state_path else None
         randomized = self.version == "fast" and is_randomized(self.model, x_orig[:PROBE].to(self.device))
@@ -136,7 +136,7 @@ class AutoAttack:
     def run_standard_evaluation_individual(
         self, x_orig: Tensor, y_orig: Tensor, bs: int | None = 250, return_labels: bool = False
     ) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
-        """Run each attack on all points that are classified correctly; returns adversarial inputs by attack name."""
+        """Run each attack on all correctly classified points and return adversarial inputs by attack name."""
         results: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
         for name, one in self.attacks.items():
             self.evaluation = self._evaluate({name: one}, x_orig, y_orig, bs)
@@ -145,7 +145,7 @@ class AutoAttack:
         return results
 
     def clean_accuracy(self, x_orig: Tensor, y_orig: Tensor, bs: int | None = 250) -> float:
-        """Accuracy without attack."""
+        """Return the accuracy without attack."""
         return self._evaluate({}, x_orig, y_orig, bs).clean.value
 
     def _evaluate(
@@ -173,7 +173,7 @@ class AutoAttack:
 
     @torch.no_grad()
     def _adversarial(self, x: Tensor, bs: int | None, return_labels: bool) -> Tensor | tuple[Tensor, Tensor]:
-        """The adversarial inputs, where the clean ones are; if asked for, also their predictions."""
+        """Return adversarial inputs on the device of the clean ones and, if requested, their predictions."""
         assert self.evaluation.adversarial is not None
         x_adv = self.evaluation.adversarial.to(x.device, copy=True)
         if not return_labels:

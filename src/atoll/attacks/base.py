@@ -1,4 +1,4 @@
-"""The public call of every attack: check, switch to evaluation mode, search, restore."""
+"""The base class of attacks, whose call checks the inputs and runs the search in evaluation mode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTACKS = Registry("attack", "attacks", "atoll.attacks.base.Attack", "atoll.atta
 
 
 class Attack(ABC):
-    """Base of all attacks; a subclass implements only ``search``.
+    """Base class of all attacks; subclasses implement only ``search``.
 
     Works with any ``nn.Module`` that maps inputs in the bounds of the threat model to logits.  The attack switches the
     model to evaluation mode and restores its modes afterwards; buffers and gradients do not change.
@@ -42,18 +42,18 @@ class Attack(ABC):
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, seed: object = 0, index: Tensor | None = None
     ) -> Tensor:
-        """Adversarial inputs for ``x``, inside the ball and the bounds.
+        """Return adversarial inputs for ``x``, inside the ball and the bounds.
 
         Args:
             model: maps inputs to logits.
             x: clean inputs.
             y: labels, as class indices or (if the objective allows) probabilities.
             seed: seed of the random streams.
-            index: indices of the points, ``0 .. batch-1`` by default; a point's randomness depends only on
+            index: indices of the points, ``0 .. batch-1`` by default; the random numbers of a point depend only on
                 ``seed`` and its index.
         """
         if len(x) != len(y):
-            raise InputError(f"expected one label per input, got {len(x)} inputs and {len(y)} labels")
+            raise InputError(f"labels: expected one per input, got {len(x)} inputs and {len(y)} labels")
         self.threat.check(x)
         if not len(x):
             return x.clone()
@@ -62,22 +62,22 @@ class Attack(ABC):
             return self.search(model, x.detach(), y, self.streams(seed, index)).detach()
 
     def streams(self, seed: object, index: Tensor) -> PointRNG:
-        """The random streams of some points."""
+        """Return one random stream per point."""
         return PointRNG(seed, type(self).__name__, index=index)
 
     @abstractmethod
     def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: PointRNG) -> Tensor:
-        """The attack itself, on a model in evaluation mode and valid inputs."""
+        """Run the attack on valid inputs, with the model in evaluation mode."""
 
 
 AttackFactory = Callable[[ThreatModel], Attack]
 
 
 def training_attack(factory: AttackFactory, threat: ThreatModel, objective: Objective) -> Attack:
-    """The attack of a training step.
+    """Build the attack of a training step.
 
-    It maximizes the loss's objective if its constructor has an ``objective`` that the recipe leaves open.  Attacks with
-    an aim of their own, such as FAB or Square, keep it.
+    The attack maximizes the objective of the loss if its constructor has an ``objective`` that the recipe does not set.
+    Attacks with a fixed objective, such as FAB or Square, keep theirs.
     """
     fixed = factory.keywords if isinstance(factory, functools.partial) else {}
     if "objective" in inspect.signature(factory).parameters and "objective" not in fixed:
@@ -86,7 +86,7 @@ def training_attack(factory: AttackFactory, threat: ThreatModel, objective: Obje
 
 
 def check_labels(logits: Tensor, y: Tensor) -> None:
-    """Refuse labels that are not classes of the model with an InputError instead of an index error."""
+    """Raise an InputError, instead of an index error later, for labels that are not classes of the model."""
     check_logits(logits)
     classes = logits.shape[1]
     if not (y.dtype == torch.int64 and y.dim() == 1) and not (y.is_floating_point() and y.shape[1:] == (classes,)):
@@ -101,7 +101,7 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
 
 
 def check_logits(logits: object) -> None:
-    """Refuse what is not a tensor of logits, such as the tuple of a model with several outputs."""
+    """Raise an InputError if the output of a model is not a tensor of logits, such as a tuple of several outputs."""
     if not isinstance(logits, Tensor):
         raise InputError(f"model: expected logits of shape (batch, classes), got {type(logits).__name__}")
     if logits.dim() != 2:

@@ -1,4 +1,4 @@
-"""The l2 attack of Carlini & Wagner (2017): the closest point that is classified wrongly."""
+"""The l2 attack of Carlini & Wagner (2017), which searches for the closest misclassified point."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
 
-BETA_1, BETA_2 = 0.9, 0.999  # Adam's memory of the gradient and of its square
-STRETCH = 1.1  # tanh reaches this far beyond the bounds, where it would have no slope (black and white pixels)
-PROGRESS = 0.9999  # the loss has fallen if it is below this share of the lowest so far
-LARGEST = 1e10  # constants end here, as in the authors' code
+BETA_1, BETA_2 = 0.9, 0.999  # Adam's decay rates
+STRETCH = 1.1  # tanh reaches this far beyond the bounds, so that black and white pixels have a gradient
+PROGRESS = 0.9999  # the loss has improved if it is below this share of the lowest so far
+LARGEST = 1e10  # largest constant, as in the authors' code
 
 # State that is reset for each constant.
 RESET = {"move": 0, "mean": 0, "square": 0, "successful": 0, "lowest": math.inf, "waited": 0}
@@ -25,25 +25,25 @@ RESET = {"move": 0, "mean": 0, "square": 0, "successful": 0, "lowest": math.inf,
 
 @ATTACKS.register("Carlini-Wagner")
 class CarliniWagner(MinimumNormAttack):
-    r"""Adam on the squared distance plus c times what is missing to a misclassification.
+    r"""Carlini-Wagner attack: minimizes the squared l2 distance plus c times the margin, with Adam.
 
     .. math:: \|x' - x\|_2^2 + c \max\big(g_y(x') - \max_{j \ne y} g_j(x') + \kappa,\ 0\big)
 
-    The constant is searched for every point by itself: tenfold up or down until both one that works and one that does
-    not are known, then by bisection, each time from the clean point.  Within bounds, :math:`x'` is the tanh of what
-    Adam moves.
+    Each point has its own constant c.  It is multiplied or divided by ten until one constant succeeds and another
+    fails, and then bisected; every attempt starts at the clean point.  If the inputs have bounds, :math:`x'` is a tanh
+    of the variables that Adam optimizes.
 
     Costs at most ``steps * binary_search_steps`` forward and backward passes per point.
 
     Args:
         threat: l2.
         steps: iterations for each constant.
-        binary_search_steps: constants tried.
-        learning_rate: of Adam.
-        initial_const: the first constant (1e-3 in the authors' code); None for the one that suits the model, were it
-            linear, :math:`4 m / \|\nabla m\|^2` with m the max above at the clean point.
-        confidence: :math:`\kappa`, how far another logit has to be above that of ``y``.
-        abort_early: go on to the next constant when the loss has not fallen for a tenth of the steps.
+        binary_search_steps: number of constants to try.
+        learning_rate: learning rate of Adam.
+        initial_const: the first constant (1e-3 in the authors' code); None for a good one if the model were linear,
+            :math:`4 m / \|\nabla m\|^2` with m the max above at the clean point.
+        confidence: :math:`\kappa`, by how much another logit must exceed the logit of ``y``.
+        abort_early: continue with the next constant when the loss has not improved for a tenth of the steps.
         minimum_norm: see ``MinimumNormAttack``.
 
     >>> model = nn.Linear(2, 2, bias=False)
@@ -90,12 +90,12 @@ class CarliniWagner(MinimumNormAttack):
         _, adversarial = self._judge(points.logits, points.y)
         return x.clone(), {
             "closest": torch.where(adversarial, zero, infinity),
-            "move": torch.zeros_like(x),  # what Adam moves, seen from the clean point
+            "move": torch.zeros_like(x),  # Adam's variables, relative to the clean point
             "mean": torch.zeros_like(x),
             "square": torch.zeros_like(x),
             "const": torch.full_like(zero, self.initial_const or 0.0),
-            "low": zero,  # the largest constant that did not work
-            "high": infinity,  # the smallest that did
+            "low": zero,  # the largest constant that failed
+            "high": infinity,  # the smallest constant that succeeded
             "successful": torch.zeros_like(adversarial),
             "lowest": infinity,
             "waited": zero,
@@ -104,7 +104,7 @@ class CarliniWagner(MinimumNormAttack):
     def step(self, model: nn.Module, rows: AttackState) -> None:
         s, x = rows.state, rows.x
         # Finished rows may stay in the batch for a while; they must not change.
-        under_way = (s["closest"] > self.stop_distance) & (rows.iteration < self.num_steps(0))
+        active = (s["closest"] > self.stop_distance) & (rows.iteration < self.num_steps(0))
         point, slope = self._point(x, s["move"])
         point.requires_grad_()
         with torch.enable_grad():
@@ -114,16 +114,17 @@ class CarliniWagner(MinimumNormAttack):
         point, missing = point.detach(), missing.detach()
 
         distance = self.threat.distance(point, x)
-        self.keep_closest(rows, point, under_way & adversarial)
+        self.keep_closest(rows, point, active & adversarial)
 
         if self.initial_const is None:
-            # Twice what moves a linear model's point to the boundary: the optimum is there for any larger constant.
+            # Twice the constant that moves the point of a linear model to the boundary, where the optimum stays for
+            # any larger constant.
             guess = 4 * missing / gradient.flatten(1).square().sum(1).clamp_min(1e-30)
             s["const"] = torch.where(rows.iteration == 0, guess.clamp(1 / LARGEST, LARGEST), s["const"])
         loss = distance**2 + s["const"] * missing
-        fallen = loss < PROGRESS * s["lowest"]
-        s["lowest"] = torch.where(fallen, loss, s["lowest"])
-        s["waited"] = torch.where(fallen, 0.0, s["waited"] + 1)
+        improved = loss < PROGRESS * s["lowest"]
+        s["lowest"] = torch.where(improved, loss, s["lowest"])
+        s["waited"] = torch.where(improved, 0.0, s["waited"] + 1)
         s["successful"] = s["successful"] | adversarial
 
         done = (rows.iteration % self.steps + 1).to(x.dtype)  # iterations with this constant
@@ -132,35 +133,35 @@ class CarliniWagner(MinimumNormAttack):
         if self.abort_early:
             due |= s["waited"] >= self.steps / 10
         following = torch.where(due, (rows.iteration // self.steps + 1) * self.steps, rows.iteration + 1)
-        rows.iteration = torch.where(under_way, following, rows.iteration)
+        rows.iteration = torch.where(active, following, rows.iteration)
         if due.any():
             self._next_const(s, due)
 
     def _judge(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What is missing to a misclassification with the asked confidence, and whether there is one."""
+        """Return how much is missing for a misclassification with the required confidence, and whether it is one."""
         handicapped = logits.scatter_add(1, y[:, None], torch.full_like(logits[:, :1], self.confidence))
         return (-margin(handicapped, y)).clamp_min(0), handicapped.argmax(1) != y
 
     def _point(self, x: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
-        """The point that Adam's variables stand for, and its derivative with respect to them."""
+        """Return the input that Adam's variables represent, and its derivative with respect to them."""
         if self.threat.bounds is None:
             return x + move, x.new_ones(())
         low, high = self.threat.bounds
         reach = STRETCH * (high - low) / 2
         start = (x - (low + high) / 2) / reach
         moved = torch.tanh(torch.atanh(start) + move)
-        # Clipping has slope 1 here, or pixels that are pushed out of the bounds could not come back.
+        # Clipping gets slope 1, otherwise pixels that are pushed out of the bounds could not come back.
         return self.threat.clamp(x + reach * (moved - start)), reach * (1 - moved**2)
 
     def _step(self, s: dict[str, Tensor], gradient: Tensor, done: Tensor) -> None:
-        """One step of Adam, every row with its own count of steps."""
+        """Take one step of Adam, with a separate step count for every row."""
         mean = s["mean"].lerp_(gradient, 1 - BETA_1)
         square = s["square"].mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
         size = (square / per_point(1 - BETA_2**done, square)).sqrt_().add_(1e-8)
         s["move"].sub_(mean / size.mul_(per_point((1 - BETA_1**done) / self.learning_rate, size)))
 
     def _next_const(self, s: dict[str, Tensor], due: Tensor) -> None:
-        """Restart rows that have finished a constant from the clean point with the next one."""
+        """Restart rows that are finished with a constant from the clean point, with the next constant."""
         s["high"] = torch.where(due & s["successful"], s["const"], s["high"])
         s["low"] = torch.where(due & ~s["successful"], s["const"], s["low"])
         between = torch.where(s["low"] > 0, (s["low"] + s["high"]) / 2, s["high"] / 10)

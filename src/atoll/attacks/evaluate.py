@@ -1,6 +1,6 @@
-"""Clean and robust accuracy of a model: one attack after another, the worst case per point, resumable.
+"""Clean and robust accuracy of a model under several attacks, with saved progress.
 
-``Evaluator.run`` shows the path of a point: clean pass, the attacks, a plain pass that confirms each success.
+``Evaluator.run`` shows the path of a point: clean pass, attacks, and a plain forward pass that confirms each success.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from atoll.stats import Accuracy, SampledAccuracy, percent_interval
 if TYPE_CHECKING:
     from atoll.attacks.measure import AttackResult
 
-ROBUST, MISCLASSIFIED = -1, -2  # in ``broken_by``: no attack broke the point; no attack was needed
-PROBE = 32  # points that the diagnostics use
-FORMAT = 3  # of the progress; older progress is refused
+ROBUST, MISCLASSIFIED = -1, -2  # values of ``broken_by``: no attack broke the point; misclassified without an attack
+PROBE = 32  # number of points that the diagnostics use
+FORMAT = 3  # version of the progress file; older versions are refused
 
 
 @dataclass(frozen=True)
 class AttackSummary:
     """The result of one attack.
 
-    ``accuracy`` is the accuracy after it: after all attacks so far in a cascade, otherwise after this attack alone.
-    ``forward`` and ``backward`` count model passes by rows, so that batch sizes do not matter.
+    ``accuracy`` is the accuracy after all attacks so far in a cascade, and under this attack alone otherwise.
+    ``forward`` and ``backward`` count model passes in rows, so that batch sizes do not matter.
     """
 
     name: str
@@ -81,13 +81,12 @@ class Evaluation(Displayed):
     Args:
         clean: accuracy without attack.
         robust: the pointwise worst case of all attacks.
-        attacks: in the order they ran.
+        attacks: results of the attacks, in the order they ran.
         warnings: reasons not to trust the numbers.
-        broken_by: for each point the number of the first attack that broke it, -1 if it is robust, -2 if it is
+        broken_by: for each point, the number of the first attack that broke it, -1 if it is robust, -2 if it is
             misclassified without an attack.
         batch_size: attack batch size.
-        adversarial: adversarial inputs of the points that were broken, clean inputs of the others; None unless asked
-            for.
+        adversarial: adversarial inputs for broken points, clean inputs for the others; None unless requested.
         estimate: the accuracy under all attacks, if some ran only on a sample; ``robust`` is an upper bound then.
     """
 
@@ -102,7 +101,7 @@ class Evaluation(Displayed):
 
     @property
     def accuracy(self) -> dict[str, Accuracy]:
-        """All accuracies by name: ``clean``, each attack's, and with several attacks ``worst``."""
+        """All accuracies by name: ``clean``, one per attack, and ``worst`` if there are several attacks."""
         accuracies = {"clean": self.clean} | {attack.name: attack.accuracy for attack in self.attacks}
         return accuracies | ({"worst": self.robust} if len(self.attacks) > 1 else {})
 
@@ -129,30 +128,30 @@ def evaluate(
     save_every: float = 30.0,
     on_progress: OnProgress | None = None,
 ) -> Evaluation:
-    """Accuracy on clean points and under attacks; torchrun distributes the points over processes.
+    """Measure clean and robust accuracy; torchrun distributes the points over processes.
 
     A point counts as robust only if it is also classified correctly without an attack, so misclassified points are not
-    attacked.  Every success is confirmed by a plain forward pass before it counts.  The result for a point depends on
-    its index and the seed, not on the batch size or the number of processes (up to rounding: a model's arithmetic may
-    differ in the last bit from one batch size to another).
+    attacked.  A success counts only after a plain forward pass has confirmed it.  The result for a point depends on its
+    index and the seed, not on the batch size or the number of processes (up to rounding: the logits of a model may
+    differ in the last bit between batch sizes).
 
     Args:
-        model: any module from inputs to logits; evaluated in evaluation mode.
+        model: maps inputs to logits; switched to evaluation mode.
         split: the points.
-        attacks: by the name to report them under (not ``clean`` or ``worst``).
-        cascade: run each attack only on the points that are still robust, as in AutoAttack; otherwise on all points
-            that are classified correctly.
+        attacks: the attacks by name (not ``clean`` or ``worst``).
+        cascade: run each attack only on the points that are still robust, as in AutoAttack; otherwise on all correctly
+            classified points.
         sampling: further attacks for a random sample of the points that a cascade leaves; they give an estimate.
         batch_size: attack batch size; None to choose one that fits memory.  A resumed evaluation keeps its own.
         seed: seed of the random streams.
         device: where to compute.
         check: run the diagnostics before and after (a few passes).
         keep: return the adversarial inputs.
-        folder: store them and the progress there (implies ``keep``).  An interrupted evaluation resumes and gives
-            bit-identical results.  The progress of another evaluation (other inputs, labels, weights, attacks, seed)
-            is refused with a CheckpointError.
-        save_every: seconds between two saves of the progress.
-        on_progress: called with the name of the attack, the number of points done, and the total.
+        folder: where to store the adversarial inputs and the progress (implies ``keep``).  Repeat the call to resume an
+            interrupted evaluation with bit-identical results.  Raises a CheckpointError if the folder belongs to
+            another evaluation (other inputs, labels, weights, attacks or seed).
+        save_every: seconds between saves of the progress.
+        on_progress: called with the name of the attack, the number of finished points, and the total.
 
     >>> from atoll.attacks import PGD, ThreatModel
     >>> from atoll.data import MemorySplit
@@ -253,7 +252,7 @@ class Evaluator:
         return estimate
 
     def _clean(self) -> None:
-        """Logits of all points, once: which points to attack, and which targets are close."""
+        """Compute the clean logits of all points, which determine the points to attack and the order of targets."""
         order = torch.split(self.indices, self.progress.batch_size)
         done = 0
         for number, batch in enumerate(batches(self.split, order, device=self.device)):
@@ -312,7 +311,7 @@ class Evaluator:
         self._save()
 
     def _record(self, rows: AttackState, attack: Attack, number: int) -> None:
-        """Record the claims that hold: misclassified in a plain forward pass, inside the ball and the bounds."""
+        """Record the successes that are confirmed: misclassified in a plain forward pass, inside ball and bounds."""
         rows = rows[rows.success]
         if not len(rows):
             return
@@ -328,7 +327,7 @@ class Evaluator:
         counts.claimed += len(rows) if isinstance(attack, IterativeAttack) else len(index)
         self.progress.broken[index, number] = True
         if self.keeps_inputs:
-            # The first attack in the list wins, also without a cascade.
+            # Store the adversarial input of the first successful attack in the list, also without a cascade.
             first = ~self.progress.broken[index, :number].any(1)
             self.tensors["adversarial"][index[first]] = x_adv[holds].cpu()[first]
 
@@ -379,7 +378,7 @@ class Evaluator:
 
     @cached_property
     def config(self) -> str:
-        """A digest of everything that the result depends on: no evaluation resumes from another one's progress."""
+        """A digest of everything the result depends on, so that no evaluation resumes from progress of another."""
         models = [self.model, *(model for attack in self.attacks.values() for model in _models(attack))]
         parts = [FORMAT, repr(self.model), repr(self.attacks), self.cascade, self.seed, split_digest(self.split)]
         parts.append(repr(self.sampling))
@@ -402,7 +401,7 @@ class Evaluator:
 
     @torch.no_grad()
     def _logits(self, x: Tensor, passes: int | None = None) -> Tensor:
-        """Logits; with several passes (randomized models), the logarithm of the mean probabilities."""
+        """Return logits or, with several passes (randomized models), the logarithm of the mean probabilities."""
         passes = passes or max((attack.eot for attack in self.attacks.values()), default=1)
         if passes == 1:
             logits: Tensor = self.model(x)
@@ -418,22 +417,22 @@ class Evaluator:
     def _report(self, name: str, finished: int, total: int, loop: AttackLoop | None = None) -> None:
         if self.on_progress is None or (time.monotonic() - self.shown < 0.2 and finished < total):
             return
-        under_way = 0.0
+        partial_points = 0.0
         if loop is not None and loop.rows is not None:
-            under_way = float((loop.rows.iteration / loop.attack.num_steps(loop.classes)).sum())
-        self.on_progress(name, min(finished + under_way, total), total)
+            partial_points = float((loop.rows.iteration / loop.attack.num_steps(loop.classes)).sum())
+        self.on_progress(name, min(finished + partial_points, total), total)
         self.shown = time.monotonic()
 
 
 def _models(attack: Attack) -> list[nn.Module]:
-    """Models that an attack brings along, such as a surrogate."""
+    """Return the models that belong to an attack, such as a surrogate."""
     return [part for part in vars(attack).values() if isinstance(part, nn.Module)]
 
 
 def automatic_batch_size(model: nn.Module, x: Tensor, *, largest: int = 512) -> int:
-    """An attack batch size that fits memory, from what the model saves of one point for its backward pass.
+    """Return an attack batch size that fits memory, given what the model saves for the backward pass of one point.
 
-    Uses an eighth of the free memory on CPUs and half of it on GPUs; more rows than ``largest`` gain nothing.
+    Uses an eighth of the free memory on CPUs and half of it on GPUs; beyond ``largest``, batches are not faster.
     """
     saved: dict[int, int] = {}
 
@@ -444,7 +443,7 @@ def automatic_batch_size(model: nn.Module, x: Tensor, *, largest: int = 512) -> 
     weights = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
     with torch.autograd.graph.saved_tensors_hooks(record, lambda t: t), torch.enable_grad():
         model(x[:1].detach().requires_grad_())
-    images = 16 * x[:1].numel() * x.element_size()  # what attacks store for each row
+    images = 16 * x[:1].numel() * x.element_size()  # memory of the attack state of one row
     needed = 2 * sum(size for place, size in saved.items() if place not in weights) + images
     if x.device.type == "cuda":
         free = torch.cuda.mem_get_info(x.device)[0] // 2

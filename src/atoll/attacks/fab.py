@@ -1,4 +1,4 @@
-"""FAB, the fast adaptive boundary attack (Croce & Hein, 2020): the closest point across a boundary."""
+"""FAB, the fast adaptive boundary attack (Croce & Hein, 2020)."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from atoll.errors import InputError
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, dot, per_point
 
-ALPHA_MAX = 0.1  # how far the next iterate is drawn to the clean point
+ALPHA_MAX = 0.1  # largest weight of the clean point in the next iterate
 ETA = 1.05  # overshoot across the linearized boundary
-BETA = 0.9  # step back towards the clean point from an adversarial iterate
+BETA = 0.9  # pulls an adversarial iterate back toward the clean point
 
 
 @ATTACKS.register()
 class FAB(MinimumNormAttack):
-    r"""Linearizes the boundary to another class and steps onto it, from the iterate and from the clean point.
+    r"""FAB: finds a close adversarial point by repeated projection onto the linearized decision boundary.
 
-    With :math:`f = g_t - g_y` and its gradient w at the iterate, both points are projected (in the norm, within the
-    bounds) onto :math:`f + w \cdot (\cdot - x_k) = 0`, overshot by 1.05 and mixed.
+    With :math:`f = g_t - g_y` and its gradient w at the iterate :math:`x_k`, both the iterate and the clean point are
+    projected (in the norm, within the bounds) onto :math:`f + w \cdot (\cdot - x_k) = 0`.  The next iterate is a
+    mixture of both projections, each overshot by 1.05.
 
-    Costs ``steps + 1`` forward and backward passes per run for a robust point; untargeted, with K classes, each of
-    them has K - 1 backward passes, one for every boundary there is.
+    Costs ``steps + 1`` forward and backward passes per run for a robust point.  The untargeted attack has K - 1
+    backward passes per step for K classes, one for each boundary.
 
     Args:
         threat: linf, l2 or l1.
         steps: iterations per run.
-        targets: classes tried in turn, those with the largest clean logits first (FAB-T); 0 for the untargeted attack,
+        targets: number of classes to try in turn, largest clean logit first (FAB-T); 0 for the untargeted attack,
             which steps onto the closest of all linearized boundaries.
-        restarts: runs (per target); the first begins at the clean point, later ones at random, half as far away as eps
-            or the closest adversarial point so far.
+        restarts: number of runs (per target).  The first starts at the clean point; later ones start at random points,
+            at most half as far away as eps or the closest adversarial point so far.
         minimum_norm: see ``MinimumNormAttack``.
 
     >>> model = nn.Linear(2, 2, bias=False)
@@ -69,7 +70,7 @@ class FAB(MinimumNormAttack):
         delta = iterate - x
         self.keep_closest(rows, iterate, adversarial, distance=threat.size(delta))
 
-        # By how much w has to rise to the plane, from the clean point and from the (possibly pulled back) iterate.
+        # Project the clean point and the (possibly pulled back) iterate onto the linearized boundary.
         slope = dot(w, delta)
         pull = torch.where(adversarial, BETA, 1.0).to(x.dtype)
         point = delta.mul_(per_point(pull, x)).add_(x)
@@ -84,7 +85,7 @@ class FAB(MinimumNormAttack):
         self._restart(rows)
 
     def _linearize(self, model: nn.Module, rows: AttackState) -> tuple[Tensor, Tensor, Tensor]:
-        """Value and gradient of the difference that counts, and whether the iterates are adversarial."""
+        """Return value and gradient of the relevant logit difference, and whether the iterates are adversarial."""
         iterate, y = rows.state["iterate"].detach().requires_grad_(), rows.y[:, None]
         with torch.enable_grad():
             logits = model(iterate)
@@ -102,11 +103,11 @@ class FAB(MinimumNormAttack):
         return f, w, logits.detach().argmax(1) != rows.y
 
     def _restart(self, rows: AttackState) -> None:
-        """Start the next run of rows that have finished one."""
+        """Start the next run in rows that have finished one."""
         s, run = rows.state, rows.iteration // (self.steps + 1)
-        through = rows.iteration % (self.steps + 1) == 0
-        s["iterate"][through] = rows.x[through]
-        again = (through & (run % self.restarts > 0)).nonzero().squeeze(1)
+        finished = rows.iteration % (self.steps + 1) == 0
+        s["iterate"][finished] = rows.x[finished]
+        again = (finished & (run % self.restarts > 0)).nonzero().squeeze(1)
         if len(again):
             x, streams = rows.x[again], rows.streams[again]
             share = (s["closest"][again] / max(self.threat.radius, 1e-30)).clamp_max(1) / 2
@@ -116,7 +117,7 @@ class FAB(MinimumNormAttack):
 
 
 def _difference(logits: Tensor, target: Tensor, y: Tensor, iterate: Tensor) -> tuple[Tensor, Tensor]:
-    """Logit of a target minus that of the true class, and its gradient."""
+    """Return the target logit minus the logit of the true class, and the gradient of this difference."""
     with torch.enable_grad():
         f = (logits.gather(1, target) - logits.gather(1, y)).squeeze(1)
         (w,) = torch.autograd.grad(f.sum(), iterate, retain_graph=True)

@@ -1,8 +1,8 @@
-"""Iterative attacks whose batch stays full: finished points leave it and new points take their place.
+"""Iterative attacks with a full batch: finished points leave the batch and new points take their place.
 
-Otherwise an iterative attack would spend most of its passes on points that are already broken.  Here every row of the
-batch carries its whole state, including its own iteration count.  A row's arithmetic and its random stream are its own,
-so the result for a point does not depend on the other points of the batch.
+Without this, an iterative attack would spend most of its passes on points that are already broken.  Every row of the
+batch has its own state, iteration count and random stream, so the result for a point does not depend on the other
+points of the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atoll.threat import ThreatModel, per_point
 
 @dataclass
 class Points:
-    """Points to attack: inputs, labels, their indices in the data set, and the model's clean logits."""
+    """Points to attack: inputs, labels, indices in the data set, and clean logits."""
 
     x: Tensor
     y: Tensor
@@ -39,15 +39,15 @@ class Points:
 
 @dataclass
 class AttackState:
-    """The points under attack: input, label, candidate and iteration of each row, and the attack's own state."""
+    """Points under attack: input, label, candidate and iteration count of each row, and the state of the attack."""
 
     x: Tensor
     y: Tensor
     index: Tensor
     streams: PointRNG
-    x_adv: Tensor  # the current candidate, adversarial if ``success``
+    x_adv: Tensor  # the current candidate; adversarial if ``success``
     success: Tensor
-    iteration: Tensor  # iterations done
+    iteration: Tensor  # number of finished iterations
     state: dict[str, Tensor]
 
     def __len__(self) -> int:
@@ -62,45 +62,45 @@ class AttackState:
         return AttackState.from_tensors({name: torch.cat([part[name] for part in tensors]) for name in tensors[0]})
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name, to save."""
+        """Return all tensors by name, to save them."""
         own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return own | self.streams.tensors() | {f"state/{name}": value for name, value in self.state.items()}
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> AttackState:
-        """The inverse of ``tensors``."""
+        """Restore the state from ``tensors``."""
         state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
         own = {name: tensors[name] for name in ("x", "y", "index", "x_adv", "success", "iteration")}
         return AttackState(**own, streams=PointRNG.from_tensors(tensors), state=state)
 
 
 class IterativeAttack(Attack):
-    """An attack that works one iteration at a time; a subclass implements ``num_steps``, ``init`` and ``step``."""
+    """Base class of attacks that run step by step; subclasses implement ``num_steps``, ``init`` and ``step``."""
 
     @abstractmethod
     def num_steps(self, classes: int) -> int:
-        """Iterations after which a row is done unless it succeeded earlier, given the number of classes."""
+        """Return the number of iterations after which a row without success is finished."""
 
     @abstractmethod
     def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
-        """First candidates and state of new rows.  No model passes here, so that small refills cost nothing."""
+        """Return the first candidates and the state of new rows, without model passes so that refills are cheap."""
 
     @abstractmethod
     def step(self, model: nn.Module, rows: AttackState) -> None:
-        """One iteration of every row, in place: evaluate the candidates, mark successes, make the next candidates."""
+        """Run one iteration of every row, in place: evaluate the candidates, mark successes, propose new candidates."""
 
     def init_state(self, points: Points, streams: PointRNG) -> AttackState:
-        """The state of some points before the first iteration."""
+        """Return the state of points before the first iteration."""
         x_adv, state = self.init(points, streams)
         zeros = torch.zeros_like(points.index)
         return AttackState(points.x, points.y, points.index, streams, x_adv, zeros.bool(), zeros, state)
 
     def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: PointRNG) -> Tensor:
-        """Attack one batch: rows leave as they finish, and no others enter."""
+        """Attack one batch, without refilling it as rows finish."""
         with torch.no_grad():
             logits = model(x)
         if y.dim() != 1:
-            raise InputError(f"labels: {type(self).__name__} expects class indices, got probabilities")
+            raise InputError(f"labels: expected class indices for {type(self).__name__}, got probabilities")
         check_labels(logits, y)
         batches = iter([Points(x, y, torch.arange(len(y), device=y.device), logits)])
         x_adv = x.clone()
@@ -113,26 +113,25 @@ class IterativeAttack(Attack):
 
 
 class MinimumNormAttack(IterativeAttack):
-    """Base of attacks that search for the closest adversarial point; ``closest`` in their state is its distance.
+    """Base class of attacks that search for the closest adversarial point; ``state["closest"]`` is its distance.
 
-    The search for a point ends as soon as this distance is within eps.  If it never is, the result is the clean point.
+    The search stops as soon as this distance is at most eps.  Otherwise it returns the clean point.
 
     Args:
-        threat: what the attacker may do.
-        minimum_norm: ignore eps: run the search to its end and return the closest adversarial points, however far
-            away they are.
+        threat: the threat model.
+        minimum_norm: ignore eps, run the search to the end and return the closest adversarial points at any distance.
     """
 
     def __init__(self, threat: ThreatModel, *, minimum_norm: bool = False) -> None:
         super().__init__(threat)
         self.minimum_norm = minimum_norm
-        self.stop_distance = 0.0 if minimum_norm else threat.radius  # stop the search within it
-        self.max_distance = math.inf if minimum_norm else threat.radius  # return nothing beyond it
+        self.stop_distance = 0.0 if minimum_norm else threat.radius  # stop the search at this distance
+        self.max_distance = math.inf if minimum_norm else threat.radius  # return no points beyond this distance
 
     def keep_closest(
         self, rows: AttackState, candidates: Tensor, adversarial: Tensor, *, distance: Tensor | None = None
     ) -> Tensor:
-        """Keep candidates that are closer than any before them; returns which ones are."""
+        """Store candidates that are closer than all previous ones and return which ones are."""
         distance = self.threat.distance(candidates, rows.x) if distance is None else distance
         closer = adversarial & (distance < rows.state["closest"])
         rows.state["closest"] = torch.where(closer, distance, rows.state["closest"])
@@ -142,7 +141,7 @@ class MinimumNormAttack(IterativeAttack):
 
 
 class OneShot(IterativeAttack):
-    """Any other attack as a single iteration.  It claims success on every point; the caller confirms."""
+    """Wraps any other attack as a single iteration; claims success for every point, which the caller must confirm."""
 
     def __init__(self, attack: Attack) -> None:
         super().__init__(attack.threat)
@@ -162,21 +161,21 @@ class OneShot(IterativeAttack):
 
 @dataclass
 class AttackLoop:
-    """Runs an attack on all points of a source, with a batch that stays full.
+    """Runs an attack on all points of a source while keeping the batch full.
 
-    Iterating runs one iteration of the attack at a time and yields the rows that have finished, mostly none.  Between
-    two iterations, ``rows``, ``exhausted`` and the position of the source are the whole state: a loop created with
-    them resumes exactly where this one stopped.
+    Iterating runs one iteration of the attack at a time and yields the rows that have finished, usually none.  Between
+    two iterations, ``rows``, ``exhausted`` and the position of the source are the complete state: a new loop created
+    from them continues exactly where this one stopped.
 
     Args:
         attack: the attack to run.
-        model: in evaluation mode.
-        next_batch: returns at most the given number of further points, or None at the end.
-        streams: the random streams of points, by index.
+        model: the model, in evaluation mode.
+        next_batch: returns at most the given number of new points, or None at the end.
+        streams: returns the random streams of points, by index.
         classes: number of classes.
-        batch_size: number of rows under attack; halved for good when the device runs out of memory.
+        batch_size: number of rows under attack; halved permanently when the device runs out of memory.
         rows: rows that are already under attack.
-        exhausted: whether the source has ended.
+        exhausted: whether the source has no more points.
     """
 
     attack: IterativeAttack
@@ -203,20 +202,20 @@ class AttackLoop:
             if rows is None or not len(rows):
                 return
             rows = self._step(rows)
-            # Rows leave as soon as they are done: another iteration would be one too many.
+            # Remove rows as soon as they are done, before the next iteration.
             done = rows.success | (rows.iteration >= num_steps)
             finished = done.nonzero().squeeze(1)
             self.rows = rows[(~done).nonzero().squeeze(1)] if len(finished) else rows
             yield rows[finished] if len(finished) else rows[:0]
 
     def _step(self, rows: AttackState) -> AttackState:
-        """One iteration of all rows, in as many parts as memory requires."""
+        """Run one iteration of all rows, in as many parts as memory requires."""
         if len(rows) <= self.batch_size:
             try:
                 self.attack.step(self.model, rows)
                 return rows
             except torch.OutOfMemoryError:
-                # Attacks run the model before they change a row, so nothing has changed yet.
+                # Attacks run the model before they change a row, so it is safe to try again.
                 if len(rows) == 1:
                     raise
                 self.batch_size = (len(rows) + 1) // 2
@@ -225,24 +224,24 @@ class AttackLoop:
 
 
 def ranked_targets(points: Points, count: int) -> Tensor:
-    """At most ``count`` wrong classes for each point, those with the largest clean logits first."""
+    """Return at most ``count`` wrong classes for each point, largest clean logit first."""
     others = points.logits.scatter(1, points.y[:, None], -math.inf).argsort(dim=1, descending=True)
     return others[:, : min(count, others.shape[1] - 1)]
 
 
 def current_target(rows: AttackState, iterations: int) -> Tensor:
-    """The target of each row: the next one of the state's ``order`` after so many iterations, ``(batch, 1)``."""
+    """Return the current target class of each row, ``(batch, 1)``; each in ``state["order"]`` gets ``iterations``."""
     order = rows.state["order"]
     return order.gather(1, (rows.iteration // iterations).clamp_max(order.shape[1] - 1)[:, None])
 
 
 def where_rows(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """``torch.where`` by rows: ``yes`` if ``mask``, else ``no``."""
+    """Select whole rows with ``torch.where``: ``yes`` if ``mask``, else ``no``."""
     return torch.where(per_point(mask, yes), yes, no)
 
 
 def assign_rows(target: Tensor, mask: Tensor, values: Tensor) -> None:
-    """Copy the rows of ``values`` selected by ``mask`` into ``target``; usually few, so only those are touched."""
+    """Copy the rows of ``values`` selected by ``mask``, usually few, into ``target``."""
     rows = mask.nonzero().squeeze(1)
     if len(rows):
         target[rows] = values[rows]

@@ -1,4 +1,4 @@
-"""Robust accuracy of a subject: the measurement behind ``atoll attack`` and the test at the end of training."""
+"""The measurement of robust accuracy, used by ``atoll attack`` and by the final test of a training run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from atoll.threat import Norm, ThreatModel
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSettings(Settings):
-    """Which attacks, on which points, within which threat.
+    """Settings of ``atoll attack``: attacks, points and threat model.
 
     Args:
         attacks: standard, plus, rand, fast (an estimate), or names such as FGSM,PGD-20,CW-20,APGD-T.
@@ -48,9 +48,9 @@ class AttackSettings(Settings):
         budget: passes of fast, as a share of those of standard.
         escalate: with fast, run standard on all points if the sample shows that the quick attacks miss many.
         individual: run every attack on all points instead of only on those that are still robust.
-        surrogate: craft the attacks on the model of this run.
-        adbd: also measure the mean distance to the boundary with RayS, from labels alone (linf).
-        norm: norm of the threat (default: as trained).
+        surrogate: run whose model the attacks are crafted on (transfer attack).
+        adbd: also measure the average decision boundary distance with RayS, which uses only predicted labels (linf).
+        norm: norm of the threat model (default: as trained).
         eps: radius, a number or a fraction like 8/255 (default: as trained).
         batch_size: attack batch size (default: chosen to fit memory).
     """
@@ -75,7 +75,7 @@ class AttackSettings(Settings):
 
     def resolve(self, subject: Subject) -> Self:
         threat = resolve_threat(subject, self.norm, self.eps)
-        parse_attacks(self.attacks, threat)  # a wrong name is an error before any work
+        parse_attacks(self.attacks, threat)  # report unknown names before any work is done
         resolved = dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps))
         if self.attacks == "fast":
             return resolved
@@ -93,7 +93,7 @@ class AttackSettings(Settings):
 
     @property
     def threat(self) -> str:
-        """As text, ``linf 8/255``."""
+        """The threat model as text, such as ``linf 8/255``."""
         return f"{self.norm} {self.eps}"
 
 
@@ -107,9 +107,9 @@ class AttackResult(Result):
         estimate: the accuracy under the attacks of ``fast`` and of ``standard``, from a sample; None for other attacks.
         attacks: one entry per attack, in order.
         warnings: reasons not to trust the numbers.
-        batch_size: rows attacked at a time.
-        adbd: average decision boundary distance of the points that are classified correctly.
-        surrogate: the model that the attacks were crafted on.
+        batch_size: attack batch size.
+        adbd: average decision boundary distance of the correctly classified points.
+        surrogate: the model on which the attacks were crafted.
     """
 
     kind: ClassVar[str] = "attack"
@@ -135,13 +135,13 @@ class AttackResult(Result):
 
 @MEASUREMENTS.register("attack", own_name=False)
 class MeasureAttack(Measurement):
-    """Accuracy of a model without and under attack."""
+    """Clean and robust accuracy of a model."""
 
     settings = AttackSettings
     result = AttackResult
 
     def depends_on(self, subject: Subject, settings: AttackSettings, context: Context) -> tuple[str, ...]:
-        """The surrogate, and the code of attacks from outside Atoll."""
+        """Return the digests of the surrogate and of the code of attacks from outside Atoll."""
         attacks = parse_attacks(settings.attacks, resolve_threat(subject, settings.norm, settings.eps))
         digests = foreign_code(map(type, attacks.values()))
         if settings.surrogate is None:
@@ -196,7 +196,7 @@ def _open_surrogate(path: str, context: Context) -> Subject:
 def _boundary_distance(
     subject: Subject, split: Split, threat: ThreatModel, evaluation: Evaluation, context: Context
 ) -> Estimate:
-    """Average decision boundary distance of the points that are classified correctly."""
+    """Return the average decision boundary distance of the correctly classified points."""
     correct = evaluation.broken_by != MISCLASSIFIED
     index = correct.nonzero().squeeze(1)[rank() :: world_size()]
     distance = torch.zeros(len(split), dtype=torch.float64)
@@ -210,7 +210,7 @@ def _boundary_distance(
 
 
 def _plot(subject: Subject, split: Split, evaluation: Evaluation, folder: Path) -> None:
-    """Clean input, perturbation and adversarial input of the first points that were broken."""
+    """Plot clean inputs, perturbations and adversarial inputs of the first broken points."""
     assert evaluation.adversarial is not None
     broken = (evaluation.broken_by >= 0).nonzero().squeeze(1)[:8]
     if not len(broken) or evaluation.adversarial.dim() != 4:

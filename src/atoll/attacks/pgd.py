@@ -16,7 +16,7 @@ from atoll.threat import ThreatModel, number
 Start = Literal["uniform", "gaussian", "clean"]
 
 
-PUBLISHED_STEPS = {"linf": 1 / 4, "l2": 15 / 128}  # in units of eps
+PUBLISHED_STEPS = {"linf": 1 / 4, "l2": 15 / 128}  # step sizes in units of eps
 
 
 def _step_size(step_size: float | str | None, threat: ThreatModel, steps: int) -> float:
@@ -29,23 +29,24 @@ def _step_size(step_size: float | str | None, threat: ThreatModel, steps: int) -
 
 @ATTACKS.register()
 class PGD(Attack):
-    r"""``steps`` times: step along the steepest direction of the objective, project.
+    r"""Projected gradient descent: repeated steps in the steepest direction of the objective, projected onto the ball.
 
     .. math:: x' \leftarrow \Pi\big(x' + \alpha\, \mathrm{steepest}(\nabla_{x'} \ell(x'))\big)
 
-    Costs one forward and one backward pass per step, plus one forward for the ``kl`` objective (the clean
-    prediction, once) and, with several restarts, one per restart (to keep the best).
+    Costs one forward and one backward pass per step, plus one forward pass in total for the ``kl`` objective (the clean
+    prediction) and, with several restarts, one forward pass per restart (to select the best).
 
     Args:
-        threat: what the attacker may do.
+        threat: the threat model.
         objective: ``ce``, ``kl``, ``margin`` (CW) or ``dlr``.
         steps: number of gradient steps.
-        step_size: in input units, number or fraction; ``2.5 eps / steps`` if None.  ``published`` is the step of the
-            papers' tables: eps / 4 for linf (2/255 at 8/255), 15/128 eps for l2; for l1 the same as None.
-        start: ``uniform`` in the ball, ``gaussian`` (clean + 0.001 N(0, I), as TRADES) or ``clean``; by default
-            gaussian for ``kl`` (whose gradient vanishes at the clean point) and uniform otherwise.
-        restarts: independent runs; per point the first that misclassifies wins, else the highest objective.
-        targeted: ``y`` is the class to reach; the objective is minimized.
+        step_size: in input units, a number or a fraction; ``2.5 eps / steps`` if None.  ``published`` is the step size
+            of the papers' tables: eps / 4 for linf (2/255 at 8/255) and 15/128 eps for l2; for l1 the same as None.
+        start: ``uniform`` in the ball, ``gaussian`` (clean + 0.001 N(0, I), as in TRADES) or ``clean``.  The default is
+            gaussian for ``kl``, whose gradient vanishes at the clean point, and uniform otherwise.
+        restarts: number of independent runs.  For each point, the first run that succeeds is returned, or the one with
+            the highest objective if none does.
+        targeted: treat ``y`` as the target class and minimize the objective.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -70,9 +71,9 @@ class PGD(Attack):
         if steps < 1 or restarts < 1:
             raise InputError(f"steps, restarts: expected at least 1, got {steps}, {restarts}")
         if targeted and objective == "kl":
-            raise InputError("targeted: the kl objective has no target")
+            raise InputError("targeted: not supported with the kl objective")
         if objective == "kl" and start == "clean":
-            raise InputError("objective: kl has no gradient at the clean point, where this attack starts")
+            raise InputError("objective: kl has zero gradient at the clean point, where this attack starts")
         self.objective: Objective = objective
         self.steps = steps
         self.step_size = _step_size(step_size, threat, steps)
@@ -120,7 +121,7 @@ class PGD(Attack):
 
     @torch.no_grad()
     def _score(self, model: nn.Module, x_adv: Tensor, y: Tensor, clean: Tensor | None) -> Tensor:
-        """The objective, with every success ranked above every failure."""
+        """Return the objective, ranking every success above every failure."""
         logits = model(x_adv)
         sign = -1 if self.targeted else 1
         value = sign * OBJECTIVES[self.objective](logits, y, clean)
@@ -130,7 +131,7 @@ class PGD(Attack):
 
 @ATTACKS.register()
 class FGSM(PGD):
-    """One step of size eps from the clean point.
+    """Fast gradient sign method: one step of size eps from the clean point.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -142,9 +143,9 @@ class FGSM(PGD):
         super().__init__(threat, objective, steps=1, step_size=threat.radius, start="clean", targeted=targeted)
 
 
-# The names of the papers' tables: PGD-20, PGD-10, CW-20 and so on.
+# Names used in the papers' tables: PGD-20, PGD-10, CW-20 and so on.
 ATTACKS.add_numbered("PGD", PGD, "steps", 20, step_size="published")
 ATTACKS.add_numbered("CW", PGD, "steps", 20, objective="margin", step_size="published")
-# Those of RAT's tables, for eps 0.031.
+# Settings of the tables in the RAT paper, for eps 0.031.
 ATTACKS.add_numbered("RAT-PGD", PGD, "steps", 20, step_size=0.003)
 ATTACKS.add_numbered("RAT-CW", PGD, "steps", 20, objective="margin", step_size=0.003)

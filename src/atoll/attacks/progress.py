@@ -1,13 +1,14 @@
 """The progress of an evaluation, in memory and on disk.
 
-A folder holds::
+The folder of an evaluation contains::
 
-    adversarial.safetensors   adversarial inputs, clean logits, labels, and the attack that broke each point;
-                              mapped into memory, so that it can be as large as the data set
-    progress-0-of-1.safetensors   which points are broken, counts, and the rows under attack, of one process;
+    adversarial.safetensors       adversarial inputs, clean logits, labels, and the attack that broke each point;
+                                  memory-mapped, so that it can be as large as the data set
+    progress-0-of-1.safetensors   broken points, counts, and the rows under attack, of one process;
                                   written atomically
 
-The second is the truth.  After a kill, whatever the first holds beyond it is written again with the same values.
+The progress file is authoritative.  After a kill, anything in the first file that is newer than the progress file is
+computed again and overwritten with the same values.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from atoll.errors import CheckpointError
 from atoll.files import write_atomic
 from atoll.modules import PassCounts
 
-_POSITION = ("batch_size", "stage", "position", "exhausted")  # fields of ``Progress``, as they are stored
+_POSITION = ("batch_size", "stage", "position", "exhausted")  # fields of ``Progress`` that are stored
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 
 
 @dataclass
 class AttackCounts(PassCounts):
-    """Counts of one attack: points attacked, successes claimed and confirmed, model passes (by row), and time."""
+    """Counts of one attack: points attacked, successes claimed and confirmed, model passes (in rows), and time."""
 
     attacked: int = 0
     claimed: int = 0
@@ -47,13 +48,13 @@ class AttackCounts(PassCounts):
 
 @dataclass
 class Progress:
-    """Results so far and position.  Points of other processes stay False until the end, when all are combined."""
+    """Results so far and position.  Points of other processes stay False until the results are combined at the end."""
 
-    correct: Tensor  # classified correctly without an attack, (points,)
-    broken: Tensor  # by which attack, (points, attacks)
+    correct: Tensor  # whether each point is classified correctly without an attack, (points,)
+    broken: Tensor  # whether each attack broke each point, (points, attacks)
     counts: list[AttackCounts]
     batch_size: int
-    stage: int = 0  # attack under way; one that runs on several sets of points counts once for each
+    stage: int = 0  # position in the sequence of attacks; one that runs on several sets of points counts for each
     position: int = 0  # next point to attack
     exhausted: bool = False
     rows: AttackState | None = field(default=None, repr=False)
@@ -67,13 +68,13 @@ class Progress:
 
     @staticmethod
     def load(folder: Path, config: str, device: torch.device | str) -> Progress | None:
-        """Progress saved in a folder, or None; refuses the progress of another evaluation."""
+        """Load the progress saved in a folder, or return None; raises an error if it belongs to another evaluation."""
         path = _path(folder)
         same_run = {f"progress-{number}-of-{world_size()}.safetensors" for number in range(world_size())}
         if others := {other.name for other in folder.glob("progress-*.safetensors")} - same_run:
             raise CheckpointError(
-                f"{folder} was started with another number of processes ({min(others)}); resume with as many,"
-                " or choose another folder"
+                f"{folder} was started with a different number of processes ({min(others)}); resume with the same"
+                " number or choose another folder"
             )
         if not path.exists():
             return None
@@ -83,8 +84,8 @@ class Progress:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             if metadata["config"] != config:
                 raise CheckpointError(
-                    f"{folder} holds the progress of another evaluation (other inputs, labels, weights, attacks, eps,"
-                    " seed or version of Atoll); choose another folder, or delete this one"
+                    f"{folder} contains the progress of another evaluation (different inputs, labels, weights, attacks,"
+                    " eps, seed or Atoll version); choose another folder or delete this one"
                 )
             about = json.loads(metadata["about"])
             position = {name: about[name] for name in _POSITION}
@@ -101,7 +102,7 @@ def _path(folder: Path) -> Path:
 
 
 class TensorFile:
-    """Tensors of one row per point, in memory or in a safetensors file that is written in place.
+    """Tensors with one row per point, in memory or in a safetensors file that is written in place.
 
     >>> file = TensorFile({"logits": ((2, 3), torch.float32)})
     >>> file["logits"].shape
@@ -113,7 +114,7 @@ class TensorFile:
         if path is None:
             self._tensors = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
             return
-        # The format: the length of the header, the header (JSON), the data; safetensors itself cannot write in place.
+        # Write the format by hand (header length, JSON header, data): safetensors cannot write in place.
         entries, end = {}, 0
         for name, (shape, dtype) in shapes.items():
             begin, end = end, end + math.prod(shape) * dtype.itemsize
@@ -141,6 +142,6 @@ class TensorFile:
         return self._tensors[name]
 
     def flush(self) -> None:
-        """Write to disk, before anything refers to it."""
+        """Write to disk; call this before saving progress that refers to the data."""
         for mapped in self._maps:
             mapped.flush()

@@ -1,4 +1,4 @@
-"""RayS (Chen & Gu, 2020): the distance to the boundary from predicted labels alone."""
+"""RayS (Chen & Gu, 2020): the distance to the decision boundary from predicted labels only."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG
 from atoll.threat import Bounds, ThreatModel, per_point
 
-TOLERANCE = 1e-3  # of a radius, relative
-FAR = 2.0**20  # radii end here where there are no bounds
+TOLERANCE = 1e-3  # relative tolerance of radii
+FAR = 2.0**20  # largest radius for inputs without bounds
 
 
 @ATTACKS.register()
 class RayS(MinimumNormAttack):
-    r"""Looks for the direction :math:`d \in \{-1, 1\}^n` whose ray :math:`x + r d` leaves the class soonest.
+    r"""RayS: searches for the sign vector :math:`d` whose ray :math:`x + r d` leaves the class at the smallest r.
 
-    The signs of one block of coordinates after another are flipped, from all of them down to single ones, and again.
-    A flip is asked about once, at the best radius so far; only if the point there is misclassified, the flip stays and
-    the new radius is searched: as most flips gain little, inwards in doubling steps, and then by bisection.  Sees
-    nothing but predicted labels, so masked gradients or logits cannot fool it; draws no random numbers.
+    The search flips the signs of one block of coordinates after another, from all coordinates down to single ones, and
+    then starts over.  Each flip costs one query at the best radius so far.  If that point is misclassified, the search
+    keeps the flip and looks for its radius: inward in doubling steps, because most flips gain little, then by
+    bisection.  RayS uses only predicted labels, so masked gradients or logits cannot fool it, and draws no random
+    numbers.
 
-    A point that is not close enough costs ``queries`` forward passes, or fewer if a whole round of flips was in vain.
+    A point whose boundary is beyond eps costs ``queries`` forward passes, or fewer if no flip of a whole round helps.
 
     Args:
-        threat: linf; points on a ray are clipped to its bounds, and distances are those of the clipped points.
+        threat: linf; points on a ray are clipped to its bounds, and distances are measured to the clipped points.
         queries: forward passes per point.
-        minimum_norm: see ``MinimumNormAttack``; ``boundary_distance`` is made of it.
+        minimum_norm: see ``MinimumNormAttack``; ``boundary_distance`` sets it.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -63,30 +64,31 @@ class RayS(MinimumNormAttack):
             "attempt": torch.ones_like(x),  # the direction, or the direction with a block flipped
             "searching": torch.zeros_like(wrong),  # the radius of the attempt, between low and high
             "low": zero,
-            # The best radius.  The width of the bounds reaches their corners; without bounds any first guess will do.
+            # The best radius.  The width of the bounds reaches their corners; without bounds, any initial guess works.
             "high": torch.full_like(zero, 1.0 if bounds is None else bounds[1] - bounds[0]),
             "step": zero,
-            # The block that is flipped, at first one past the end: the direction itself is the first attempt.
+            # The block to flip.  It starts past the end, because the first attempt is the direction itself.
             "first": torch.full_like(points.index, x[0].numel()),
             "size": torch.ones_like(points.index),
-            "helped": torch.ones_like(wrong),  # some flip of this round
+            "helped": torch.ones_like(wrong),  # whether any flip of this round helped
         }
 
     @torch.no_grad()
     def step(self, model: nn.Module, rows: AttackState) -> None:
         s, x = rows.state, rows.x
         # Finished rows may stay in the batch for a while; they must not be queried.
-        under_way = (s["closest"] > self.stop_distance) & (rows.iteration < self.queries)
-        inwards = torch.maximum((s["low"] + s["high"]) / 2, s["high"] - s["step"])
-        radius = torch.where(s["searching"], inwards, s["high"])
+        active = (s["closest"] > self.stop_distance) & (rows.iteration < self.queries)
+        inward = torch.maximum((s["low"] + s["high"]) / 2, s["high"] - s["step"])
+        radius = torch.where(s["searching"], inward, s["high"])
         point = self.threat.clamp(x + per_point(radius, x) * s["attempt"])
-        broken = torch.zeros_like(under_way)
-        if under_way.any():
-            broken[under_way] = model(point[under_way]).argmax(1) != rows.y[under_way]
-        rows.iteration = rows.iteration + under_way
+        broken = torch.zeros_like(active)
+        if active.any():
+            broken[active] = model(point[active]).argmax(1) != rows.y[active]
+        rows.iteration = rows.iteration + active
 
         distance = self.threat.distance(point, x)
-        little = torch.where(s["closest"].isinf(), math.inf, TOLERANCE * s["high"])  # the first radius may be far off
+        # The first radius may be far off, so it is bisected at once.
+        first_step = torch.where(s["closest"].isinf(), math.inf, TOLERANCE * s["high"])
         closer = self.keep_closest(rows, point, broken)
         s["direction"] = where_rows(broken, s["attempt"], s["direction"])
         s["helped"] = s["helped"] | closer
@@ -94,12 +96,12 @@ class RayS(MinimumNormAttack):
         begins = broken & ~s["searching"]
         s["high"] = torch.where(broken, radius.minimum(distance), s["high"])
         s["low"] = torch.where(begins, 0.0, torch.where(broken, s["low"], radius))
-        s["step"] = torch.where(begins, little, torch.where(broken, 2 * s["step"], s["step"]))
+        s["step"] = torch.where(begins, first_step, torch.where(broken, 2 * s["step"], s["step"]))
         s["searching"] = (s["searching"] | begins) & (s["high"] - s["low"] > TOLERANCE * s["high"])
-        self._next_block(rows, under_way & ~s["searching"])
+        self._next_block(rows, active & ~s["searching"])
 
     def _next_block(self, rows: AttackState, due: Tensor) -> None:
-        """Flip the next block of rows whose attempt is done; a round without success is the last one."""
+        """Flip the next block in rows whose attempt is finished; stop rows after a round in which no flip helped."""
         s, size = rows.state, rows.x[0].numel()
         first, width, over = next_block(s["first"], s["size"], size)
         s["first"], s["size"] = torch.where(due, first, s["first"]), torch.where(due, width, s["size"])
@@ -107,17 +109,17 @@ class RayS(MinimumNormAttack):
         block = (place >= s["first"][:, None]) & (place < (s["first"] + s["size"])[:, None])
         flipped = torch.where(block.view_as(rows.x), -s["direction"], s["direction"])
         s["attempt"] = where_rows(due, flipped, s["attempt"])
-        vain = due & over & ~s["helped"]
+        stop = due & over & ~s["helped"]
         s["helped"] = s["helped"] & ~(due & over)
-        if self.threat.bounds is None:  # the boundary may be farther away
-            lost = vain & s["closest"].isinf()
-            s["high"] = torch.where(lost, (2 * s["high"]).clamp_max(FAR), s["high"])
-            vain &= ~lost
-        rows.iteration = torch.where(vain, self.queries, rows.iteration)
+        if self.threat.bounds is None:  # the boundary may be farther away than the initial radius
+            farther = stop & s["closest"].isinf()
+            s["high"] = torch.where(farther, (2 * s["high"]).clamp_max(FAR), s["high"])
+            stop &= ~farther
+        rows.iteration = torch.where(stop, self.queries, rows.iteration)
 
 
 def next_block(first: Tensor, width: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the next block of coordinates starts, how wide it is, and whether a new round begins with it.
+    """Return the start and width of the next block of coordinates, and whether it begins a new round.
 
     >>> first, width, blocks = torch.tensor(4), torch.tensor(1), []
     >>> for _ in range(8):
@@ -136,10 +138,10 @@ def next_block(first: Tensor, width: Tensor, size: int) -> tuple[Tensor, Tensor,
 def boundary_distance(
     model: nn.Module, x: Tensor, y: Tensor, *, bounds: Bounds | None = (0.0, 1.0), queries: int = 10_000
 ) -> Tensor:
-    """The linf distance of each point to the closest misclassified one that RayS finds, an upper bound.
+    """Return the linf distance of each point to the closest adversarial point that RayS finds, an upper bound.
 
-    It is 0 for points that are misclassified themselves and infinite if RayS found none.  Its mean over the points
-    that are classified correctly is the average decision boundary distance (ADBD) of the paper.
+    The distance is 0 for misclassified points and infinite if RayS finds no adversarial point.  Its mean over the
+    correctly classified points is the average decision boundary distance (ADBD) of the paper.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))

@@ -1,4 +1,4 @@
-"""Square Attack (Andriushchenko et al., 2020): random search with squares, no gradients."""
+"""Square Attack (Andriushchenko et al., 2020): random search without gradients."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
 
-# Share of the queries (in ten thousandths) from which the squares cover half as much as before.
+# Numbers of queries, out of 10,000, after which the area of the squares is halved.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 
 
 @ATTACKS.register()
 class Square(IterativeAttack):
-    """Changes a square at a random place; keeps the change if the margin shrinks.
+    """Square Attack: changes a random square and keeps the change if it reduces the margin.
 
-    For linf a square is set to +-eps in each channel; for l2 and l1 see ``move_mass``.  The squares get smaller on a
-    fixed schedule.  Being blind to gradients, it cannot be fooled by masking them.  A robust point ends at the
-    best candidate.  Costs one forward pass per query.  Inputs that are not images (points of the plane) are taken
-    as an image of one row.
+    For linf, each channel of the square is shifted by +-eps; for l2 and l1 see ``move_mass``.  The squares get smaller
+    on a fixed schedule.  The attack uses no gradients, so masked gradients cannot fool it.  For robust points it
+    returns the best candidate.  Costs one forward pass per query.  Inputs that are not images, such as points of the
+    plane, are treated as images with one row.
 
     Args:
         threat: linf, l2 or l1.
         queries: forward passes per point.
         p_init: share of the image that the first squares cover.
-        horizon: queries for which the schedule of sizes is laid out, ``queries`` if None.  The paper's is for 10,000,
-            and AutoAttack runs the first 5,000 of it.
+        horizon: number of queries that the size schedule is designed for; ``queries`` if None.  The paper uses 10,000,
+            and AutoAttack runs the first 5,000 of them.
     """
 
     needs_gradients = False
@@ -54,7 +54,7 @@ class Square(IterativeAttack):
         return self.queries
 
     def share(self, done: Tensor) -> Tensor:
-        """Share of the image that a square covers, by the number of queries done.
+        """Return the share of the image that a square covers after a number of queries.
 
         >>> Square(ThreatModel(), queries=10_000).share(torch.tensor([10, 11, 51, 8001]))
         tensor([0.8000, 0.4000, 0.2000, 0.0016])
@@ -66,7 +66,7 @@ class Square(IterativeAttack):
     def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         x = as_images(points.x).contiguous()  # candidates change in place, which needs contiguous memory
         if self.threat.norm == "linf":
-            # Vertical stripes: what filters of convolutions are most sensitive to (section 3.2).
+            # Start with vertical stripes, to which convolutional filters are most sensitive (section 3.2).
             stripes = streams.rademacher(x.shape[1], 1, x.shape[3], dtype=x.dtype)
             start = self.threat.clamp(x + self.threat.radius * stripes)
         else:
@@ -99,22 +99,22 @@ class Square(IterativeAttack):
         draw = rows.streams.uniform(2 + channels, dtype=x.dtype)
         largest = width if height == 1 else max(1, min(height, width) - 1)
         side = _side(share, height, width).clamp(1, largest)
-        # Squares are small most of the time: only their pixels are looked at.
+        # Squares are usually small, so touch only their pixels.
         square = _windows(height, width, side, draw[:, :2]).expand(-1, channels, -1)
         sign = (draw[:, 2:, None] - 0.5).sign()
         moved = self.threat.clamp(x.flatten(2).gather(2, square).add_(sign, alpha=self.threat.radius))
-        # In the place of the last candidate: fresh memory costs several times as much as the copy.
+        # Overwrite the last candidate, because allocating memory costs several times as much as the copy.
         rows.x_adv.copy_(rows.state["best"]).view(len(x), channels, -1).scatter_(2, square, moved)
         return rows.x_adv
 
 
 def _side(share: Tensor, height: int, width: int) -> Tensor:
-    """The side of a square, or the length of a stretch of an image of one row, that covers a share of the image."""
+    """Return the side of a square that covers a share of the image (for images with one row, the width)."""
     return (share * width if height == 1 else (share * height * width).sqrt()).round()
 
 
 def _windows(height: int, width: int, side: Tensor, u: Tensor) -> Tensor:
-    """Flat indices of windows at random positions, ``(batch, 1, pixels)``; small windows repeat their last pixels."""
+    """Return flat indices of random windows, ``(batch, 1, pixels)``; small windows repeat their last pixels."""
     length, steps = u.new_tensor((height, width)), torch.arange(int(side.max()), device=u.device)
     side = torch.minimum(side[:, None], length)
     places = (u * (length - side + 1)).floor()[:, :, None] + torch.minimum(steps, side[:, :, None] - 1)
@@ -123,15 +123,15 @@ def _windows(height: int, width: int, side: Tensor, u: Tensor) -> Tensor:
 
 
 def as_images(x: Tensor) -> Tensor:
-    """Images as they are, other points as images of one row."""
+    """Return images unchanged, and other inputs as images with one row."""
     return x if x.dim() == 4 else x.flatten(1)[:, None, None, :]
 
 
 @lru_cache(maxsize=256)
 def bump(height: int, width: int, norm: str) -> Tensor:
-    """Two hills of opposite sign, one above the other, of unit norm together.
+    """Return two hills of opposite sign, one above the other, with unit norm in total.
 
-    A hill is a sum of squares around its center, the k-th of them 2k - 1 pixels wide and k^-2 (for l1: k^-4) high.
+    A hill is a sum of squares around its center; the k-th square is 2k - 1 pixels wide and k^-2 (for l1: k^-4) high.
 
     >>> bump(4, 3, "l1").sign()
     tensor([[ 1.,  1.,  1.],
@@ -145,7 +145,7 @@ def bump(height: int, width: int, norm: str) -> Tensor:
         down, across = ((torch.arange(length) - length // 2).abs() for length in (rows, width))
         ring = torch.maximum(down[:, None], across)
         heights = torch.arange(1, max(rows, width) // 2 + 2, dtype=torch.float64) ** -power
-        hill = heights.flip(0).cumsum(0).flip(0)[ring]  # every square from this ring on outwards lies here too
+        hill = heights.flip(0).cumsum(0).flip(0)[ring]  # a pixel is covered by the squares of its ring and beyond
         hills.append(hill / torch.linalg.vector_norm(hill, order).clamp_min(1e-30))
     both = torch.cat([hills[0], -hills[1]])
     both /= torch.linalg.vector_norm(both, order)
@@ -153,7 +153,7 @@ def bump(height: int, width: int, norm: str) -> Tensor:
 
 
 def tiles(threat: ThreatModel, x: Tensor, streams: PointRNG) -> Tensor:
-    """The start: a grid of bumps, five to a side, upright or lying, of random sign in every channel."""
+    """Return the starting point: a grid of five by five bumps, randomly rotated, with random signs per channel."""
     _, channels, height, width = x.shape
     side = max(1, (min(height, width) if height > 1 else width) // 5)
     rows, columns = min(side, height), side
@@ -168,18 +168,19 @@ def tiles(threat: ThreatModel, x: Tensor, streams: PointRNG) -> Tensor:
 
 
 def move_mass(threat: ThreatModel, x: Tensor, best: Tensor, share: Tensor, streams: PointRNG) -> Tensor:
-    r"""Takes the perturbation's mass out of two random windows and gives it, changed by a bump, to the first.
+    r"""Move the mass of the perturbation from two random windows into the first one, adding a bump.
 
     With :math:`\nu = \pm \eta + \delta_1 / \|\delta_1\|` in each channel of the first window (:math:`\eta` the bump),
-    its new content is :math:`\nu / \|\nu\|` times the mass of both windows and what was left to eps (for l1: c times
-    that for c channels, since the projection takes care of it).  ``share`` is the part of the image a window covers.
+    its new content is :math:`\nu / \|\nu\|` times the mass of both windows plus the unused part of eps.  For l1 with c
+    channels it is c times that, because the projection follows.  ``share`` is the share of the image that a window
+    covers.
     """
     _, channels, height, width = x.shape
     side = _side(share, height, width).clamp_min(3)
     side = (side + (side % 2 == 0)).clamp_max(width if height == 1 else min(height, width)).long()
     draw = streams.uniform(5 + channels, dtype=x.dtype)
     proposal = torch.empty_like(x)
-    for columns in sorted(set(side.tolist())):  # few: the rows are in few stages of the schedule
+    for columns in sorted(set(side.tolist())):  # few, because rows are in few stages of the schedule
         here = side == columns
         rows, u = min(columns, height), draw[here]
         first, second = (_windows(height, width, side[here], u[:, start : start + 2]) for start in (0, 2))
@@ -205,13 +206,13 @@ def _move(threat: ThreatModel, x: Tensor, best: Tensor, first: Tensor, second: T
 
 
 def _norm(delta: Tensor, power: int) -> Tensor:
-    """Norm of each channel."""
+    """Return the norm of each channel."""
     norm: Tensor = torch.linalg.vector_norm(delta, power, dim=2, keepdim=True)
     return norm
 
 
 def _at_full_length(threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
-    """Candidates at the distance eps (less a few ulps) in l2, projected in l1."""
+    """Scale perturbations to norm eps (minus a few ulps) for l2, and project them for l1."""
     if threat.norm == "l1":
         return threat.project(x + delta, x)
     scale = threat.radius * (1 - 1e-6) / threat.size(delta).clamp_min_(1e-12)

@@ -1,4 +1,4 @@
-"""Suites of attacks for an evaluation: the versions of AutoAttack."""
+"""Attack suites: the versions of AutoAttack, and lists of attacks given by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atoll.threat import ThreatModel
 
 
 def get_attack(name: str, threat: ThreatModel) -> Attack:
-    """An attack by name: ``PGD-20``, ``APGD-T``, a dotted path, or ``my_attack.py:Mine``.
+    """Build an attack by name: ``PGD-20``, ``APGD-T``, a dotted path, or ``my_attack.py:Mine``.
 
     >>> get_attack("CW-20", ThreatModel("linf", "8/255")).objective
     'margin'
@@ -43,9 +43,9 @@ def standard(threat: ThreatModel) -> dict[str, Attack]:
 
 
 def plus(threat: ThreatModel) -> dict[str, Attack]:
-    """AutoAttack with restarts and with the untargeted attacks."""
+    """AutoAttack with restarts and untargeted attacks."""
     if threat.norm == "l1":
-        raise InputError("version: expected linf or l2 for plus, got l1")
+        raise InputError("norm: expected linf or l2 for plus, got l1")
     return {
         "APGD-CE": APGD(threat, restarts=5),
         "APGD-DLR": APGD(threat, "dlr", restarts=5),
@@ -84,7 +84,7 @@ SUITES: dict[str, Callable[[ThreatModel], dict[str, Attack]]] = {
 
 
 def suite(version: str, threat: ThreatModel) -> dict[str, Attack]:
-    """The attacks of a version of AutoAttack, in order; each is meant for the points that are still robust.
+    """Return the attacks of a version of AutoAttack, in order; each runs on the points that are still robust.
 
     >>> list(suite("standard", ThreatModel("linf", "8/255")))
     ['APGD-CE', 'APGD-T', 'FAB-T', 'Square']
@@ -95,7 +95,7 @@ def suite(version: str, threat: ThreatModel) -> dict[str, Attack]:
 
 
 def parse_attacks(text: str, threat: ThreatModel) -> dict[str, Attack]:
-    """A version of AutoAttack, names of attacks separated by commas, or ``none`` for clean accuracy alone.
+    """Parse a version of AutoAttack, a comma-separated list of attacks, or ``none`` for clean accuracy only.
 
     >>> [list(parse_attacks(text, ThreatModel("linf", "8/255"))) for text in ("rand", "FGSM,PGD-20")]
     [['APGD-CE', 'APGD-DLR'], ['FGSM', 'PGD-20']]

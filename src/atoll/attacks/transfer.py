@@ -1,4 +1,4 @@
-"""Transfer: adversarial inputs made on a surrogate model, for a defender that cannot be looked into."""
+"""Transfer attacks: adversarial inputs crafted on a surrogate, for models without access to gradients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from atoll.rng import PointRNG
 
 
 class Transfer(Attack):
-    """Any attack, carried out on the surrogate; the model it is called with, the defender, is not touched.
+    """Transfer attack: runs another attack on a surrogate and never queries the model under attack.
 
-    With the same seed and index it gives exactly what the attack itself gives on the surrogate.  Costs the attack's
-    passes, all of them of the surrogate.
+    The result equals that of the attack on the surrogate with the same seed and index.  All passes are passes of the
+    surrogate.
 
     Args:
-        attack: what to run, e.g. ``PGD(threat)`` or ``PGD(threat, "margin")``.
-        surrogate: maps inputs to logits; attacked in evaluation mode and left as it was.
+        attack: the attack to run, such as ``PGD(threat)`` or ``PGD(threat, "margin")``.
+        surrogate: maps inputs to logits; switched to evaluation mode during the attack and restored afterwards.
 
     >>> import torch
     >>> from atoll.attacks import FGSM
@@ -36,7 +36,7 @@ class Transfer(Attack):
         self.surrogate = surrogate
 
     def streams(self, seed: object, index: Tensor) -> PointRNG:
-        """Those of the attack itself."""
+        """Return the random streams of the wrapped attack."""
         return self.attack.streams(seed, index)
 
     def search(self, model: nn.Module, x: Tensor, y: Tensor, streams: PointRNG) -> Tensor:

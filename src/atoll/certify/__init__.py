@@ -1,4 +1,4 @@
-"""Certificates of robustness: radii within which a prediction provably cannot change."""
+"""Robustness certificates: radii within which a prediction provably cannot change."""
 
 from atoll.certify.centroids import NearestCentroid
 from atoll.certify.certificate import Certificate, Certifier, Proof

@@ -1,7 +1,7 @@
-"""Norms of linear maps whose rows meet only their neighbours, proven by a Cholesky factorization.
+"""Norms of block-banded linear maps, proven by a Cholesky factorization.
 
-A convolution, cut into rows of pixels, is one; a dense matrix is one with a single row, and what a convolution
-becomes after a Fourier transform is a batch of them.
+A convolution is block-banded with respect to rows of pixels.  A dense matrix is the case of a single row, and the
+Fourier transform of a convolution is a batch of block-banded maps.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from torch import Tensor
 from atoll.rng import generator
 
 UNIT = 2.0**-53  # unit roundoff of float64
-FREQUENCIES = 8  # that are looked at closely for the largest singular value,
-COARSE = 12  # after these Lanczos steps for all of them
-CHUNK = 2**20  # numbers in the blocks of the frequencies that are factorised together
+FREQUENCIES = 8  # number of frequencies that get all Lanczos steps to estimate the largest singular value
+COARSE = 12  # Lanczos steps for all frequencies, to select these
+CHUNK = 2**20  # largest size of the blocks that are factorized together
 
 
 @dataclass(frozen=True)
 class BlockBandedOperator:
-    r"""Output row i is :math:`\sum_r P_r\, x_{s i + r - p}`, where rows outside the input are zero.
+    r"""A block-banded map: output row i is :math:`\sum_r P_r\, x_{s i + r - p}`, and rows outside the input are zero.
 
     Args:
         parts: the matrices :math:`P_r`, ``(frequencies, taps, outputs, inputs)``, float64 or complex128; the map is the
             direct sum over the frequencies.
-        rows_in: rows of the input.
-        rows_out: rows of the output.
+        rows_in: number of input rows.
+        rows_out: number of output rows.
         stride: s.
         padding: p.
-        terms: how many numbers were added up to make one entry of the parts.
+        terms: number of terms in the sums that computed the entries of the parts.
     """
 
     parts: Tensor
@@ -49,29 +49,29 @@ class BlockBandedOperator:
 
     @cached_property
     def output_side(self) -> bool:
-        """Whether the Gram matrix is taken on the side of the outputs, A A^H, because that is cheaper."""
+        """Whether to use the Gram matrix A A^H instead of A^H A, because it is cheaper."""
         return self._flops(output_side=True) < self._flops(output_side=False)
 
     @property
     def flops(self) -> float:
-        """About how many real operations one attempt at a proof takes."""
+        """Approximate number of real operations of one attempt at a proof."""
         return self._flops(output_side=self.output_side)
 
     def norm(self, tolerance: float = 1e-3) -> float:
-        r"""An upper bound t of the largest singular value, mostly within ``tolerance / 2`` of it.
+        r"""Return an upper bound of the largest singular value, usually within ``tolerance / 2`` of it.
 
-        Whatever the computed factor R is, :math:`R^H R` is positive semi-definite; so with
-        :math:`E = s I - G - R^H R`, :math:`G = A^H A`, the norm is at most :math:`\sqrt{s + \|E\|_F}`.  Cholesky gives
-        an R with a tiny E if s is above the norm squared, and breaks down if it is not.  E is computed; its own
-        rounding error, and that of G, is below :math:`4 u k\, n s`, with u the unit roundoff, n the order of G and k
-        the number of terms in the longest sum, because :math:`|fl(X Y) - X Y| \le \gamma_k |X| |Y|` in any order of
-        summation (Higham, 2002, section 3.5; 4 for complex numbers) and :math:`\|\, |X|^H |X|\, \|_F \le \|X\|_F^2`,
-        which is the trace of :math:`X^H X`, at most n s for R and for A.
+        For any computed factor R, :math:`R^H R` is positive semidefinite.  With :math:`E = s I - G - R^H R` and
+        :math:`G = A^H A`, the norm is therefore at most :math:`\sqrt{s + \|E\|_F}`.  Cholesky gives an R with a tiny E
+        if s is above the squared norm, and fails otherwise.  E is computed; its rounding error, and that of G, is below
+        :math:`4 u k\, n s`, with u the unit roundoff, n the order of G and k the number of terms in the longest sum,
+        because :math:`|fl(X Y) - X Y| \le \gamma_k |X| |Y|` in any order of summation (Higham, 2002, section 3.5; 4 for
+        complex numbers) and :math:`\|\, |X|^H |X|\, \|_F \le \|X\|_F^2`, which is the trace of :math:`X^H X`, at most
+        n s for R and for A.
         """
         if not self.parts.any():
             return 0.0
         failed, proven, best = 0.0, math.inf, math.inf
-        # A kernel may touch nothing but padding: then the map is zero, and anything above zero can be proven.
+        # A kernel may cover only padding; the map is then zero, and any positive bound can be proven.
         least = 1e-18 * float(self.parts.abs().square().sum())
         square, step = max(least, self.largest() ** 2 * (1 + tolerance)), tolerance
         while True:
@@ -85,13 +85,13 @@ class BlockBandedOperator:
                 square = failed * (1 + step)
             elif failed == 0 or proven <= failed * (1 + 4 * tolerance):
                 return math.sqrt(best) * (1 + 4 * UNIT)
-            else:  # the estimate was too low, and the steps up from it may have been too long
+            else:  # the estimate was too low, and the steps above it may have been too large
                 square = (failed + proven) / 2
 
     def largest(self, steps: int = 60) -> float:
-        """The largest singular value, from below, by Lanczos; only a proof makes it a bound.
+        """Estimate the largest singular value from below with Lanczos, without a proof.
 
-        A few steps for every frequency tell which of them deserve more.
+        A few steps for every frequency select the frequencies that get all steps.
         """
         operator = self
         if len(self.parts) > FREQUENCIES:
@@ -99,9 +99,9 @@ class BlockBandedOperator:
         return math.sqrt(max(0.0, float(operator._lanczos(steps).max())))
 
     def _lanczos(self, steps: int) -> Tensor:
-        """An eigenvalue of the Gram matrix of each frequency, close to the largest.
+        """Return an eigenvalue of the Gram matrix of each frequency that is close to the largest.
 
-        Lanczos vectors are not made orthogonal again: that costs copies of the largest value, which do no harm.
+        Lanczos vectors are not reorthogonalized; the resulting copies of the largest eigenvalue do no harm.
         """
         draw = generator("largest singular value")
         shape = (len(self.parts), self.rows_in, self.parts.shape[3])
@@ -122,7 +122,7 @@ class BlockBandedOperator:
         return eigenvalues[:, -1]
 
     def apply(self, x: Tensor) -> Tensor:
-        """The map of ``(frequencies, rows_in, inputs)``."""
+        """Apply the map to ``(frequencies, rows_in, inputs)``."""
         y = x.new_zeros(len(x), self.rows_out, self.parts.shape[2])
         for tap in range(self.taps):
             source, target = self._meet(tap)
@@ -130,7 +130,7 @@ class BlockBandedOperator:
         return y
 
     def transposed(self, y: Tensor) -> Tensor:
-        """The adjoint map of ``(frequencies, rows_out, outputs)``."""
+        """Apply the adjoint map to ``(frequencies, rows_out, outputs)``."""
         x = y.new_zeros(len(y), self.rows_in, self.parts.shape[3])
         for tap in range(self.taps):
             source, target = self._meet(tap)
@@ -138,7 +138,7 @@ class BlockBandedOperator:
         return x.conj()
 
     def _meet(self, tap: int) -> tuple[slice, slice]:
-        """The input and output rows that meet in a tap."""
+        """Return the input and output rows that a tap connects."""
         first = max(0, -((tap - self.padding) // self.stride))
         last = min(self.rows_out - 1, (self.rows_in - 1 + self.padding - tap) // self.stride)
         if last < first:
@@ -149,7 +149,7 @@ class BlockBandedOperator:
     # --- the Gram matrix ----------------------------------------------------------------------------------------
 
     def _shape(self, output_side: bool) -> tuple[int, int, int]:
-        """Rows of the Gram matrix, the size of each, and how many neighbours on each side a row meets."""
+        """Return the number of block rows of the Gram matrix, their size, and the number of blocks on each side."""
         if output_side:
             return self.rows_out, self.parts.shape[2], min(self.rows_out - 1, (self.taps - 1) // self.stride)
         return self.rows_in, self.parts.shape[3], min(self.rows_in - 1, self.taps - 1)
@@ -163,14 +163,14 @@ class BlockBandedOperator:
 
     @cached_property
     def _product(self) -> Callable[[int, int], Tensor]:
-        """The product of two taps, as a block of the Gram matrix contains it; each is computed once."""
+        """A cached function that returns the product of two taps, a term of a block of the Gram matrix."""
         parts = self.parts.unbind(1)
         if self.output_side:
             return cache(lambda tap, other: parts[tap] @ parts[other].mH)
         return cache(lambda tap, other: parts[tap].mH @ parts[other])
 
     def _block(self, row: int, offset: int) -> Tensor | None:
-        """Block (row, row + offset) of the Gram matrix; None for zero."""
+        """Return block (row, row + offset) of the Gram matrix, or None if it is zero."""
         total: Tensor | None = None
         for tap in range(self.taps):
             if self.output_side:  # sum over input rows y of P_{y+p-si} P_{y+p-s(i+d)}^H
@@ -186,7 +186,7 @@ class BlockBandedOperator:
         return total
 
     def _tridiagonal(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The Gram matrix as diagonal blocks and the blocks to the right of them, rows joined until that is all."""
+        """Yield the Gram matrix as a block tridiagonal matrix: diagonal blocks and the blocks to the right of them."""
         rows, size, width = self._shape(self.output_side)
         group = max(1, width)
         for first in range(0, rows, group):
@@ -203,11 +203,11 @@ class BlockBandedOperator:
             yield whole[:, :, :split], whole[:, :, split:] if following else None
 
     def _defect(self, square: float) -> float | None:
-        """Frobenius norm of ``square * I - G - R^H R`` with the Cholesky factor R, or None if there is none."""
+        """Return the Frobenius norm of ``square * I - G - R^H R`` with the Cholesky factor R, or None if it fails."""
         _, size, width = self._shape(self.output_side)
-        # A few frequencies at a time: more would only wait for fresh memory.
-        some = max(1, CHUNK // (max(1, width) * size) ** 2)
-        parts = [self] if len(self.parts) <= some else [replace(self, parts=p) for p in torch.split(self.parts, some)]
+        # A few frequencies at a time, because allocating more memory would be slower.
+        count = max(1, CHUNK // (max(1, width) * size) ** 2)
+        parts = [self] if len(self.parts) <= count else [replace(self, parts=p) for p in torch.split(self.parts, count)]
         total = 0.0
         for part in parts:
             defect = part._own_defect(square)
@@ -217,7 +217,7 @@ class BlockBandedOperator:
         return math.sqrt(total)
 
     def _own_defect(self, square: float) -> float | None:
-        """The same squared, with all frequencies at once."""
+        """Return the square of ``_defect``, with all frequencies at once."""
         total, carried = 0.0, None
         for diagonal, beside in self._tridiagonal():
             rest = -diagonal
@@ -237,7 +237,7 @@ class BlockBandedOperator:
         return total
 
     def _rounding(self, square: float) -> float:
-        """What rounding can hide in the defect and in the Gram matrix; see ``norm``."""
+        """Return a bound of the rounding error of the defect and the Gram matrix; see ``norm``."""
         rows, size, width = self._shape(self.output_side)
         inner = self.taps * self.parts.shape[3 if self.output_side else 2]
         longest = 4 * (max(1, width) * size + inner + self.terms**2 + 8)
@@ -245,5 +245,5 @@ class BlockBandedOperator:
 
 
 def _length(v: Tensor) -> Tensor:
-    """The norm of each frequency's vector; where nothing is left of it, any number that can be divided by."""
+    """Return the norm of the vector of each frequency, at least 1e-200 to avoid division by zero."""
     return v.abs().square().sum((1, 2), keepdim=True).sqrt().clamp_min(1e-200).to(v.dtype)

@@ -1,4 +1,4 @@
-"""What is known of the values of a graph, and of their computation with rounding."""
+"""Bounds of the values of a graph, and of the rounding errors of their computation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Shape = tuple[int, ...]
 
 
 def gamma(terms: int, unit: float) -> float:
-    """The relative error of a sum of products, in any order (Higham, 2002, section 3.1)."""
+    """Return the relative error of a sum of products, in any order of summation (Higham, 2002, section 3.1)."""
     if terms * unit >= 0.5:
-        raise InputError(f"{terms:,} terms are too many to add up in this precision")
+        raise InputError(f"a sum of {terms:,} terms is too long for this precision")
     return terms * unit / (1 - terms * unit)
 
 
@@ -29,8 +29,8 @@ def gamma(terms: int, unit: float) -> float:
 class Precision:
     r"""Floating-point arithmetic: an operation returns :math:`r (1 + \delta) + \eta`.
 
-    :math:`|\delta|` is at most the unit roundoff, and :math:`|\eta|` the smallest normal number: subnormal numbers may
-    be flushed to zero.
+    :math:`|\delta|` is at most the unit roundoff, and :math:`|\eta|` at most the smallest normal number, because
+    subnormal numbers may be flushed to zero.
     """
 
     unit: float
@@ -40,14 +40,14 @@ class Precision:
     @staticmethod
     def of(dtype: torch.dtype) -> Precision:
         if dtype not in UNIT_ROUNDOFF:
-            raise InputError(f"certificates are for float32 and float64, got {dtype}")
+            raise InputError(f"certificates require float32 or float64, got {dtype}")
         info = torch.finfo(dtype)
         return Precision(UNIT_ROUNDOFF[dtype], float(info.tiny), float(info.max))
 
 
 @dataclass(frozen=True)
 class Error:
-    r"""A bound :math:`\rho \|x\| + \sigma` for inputs x of the network."""
+    r"""An error bound :math:`\rho \|x\| + \sigma` for inputs x of the network."""
 
     relative: float = 0.0
     absolute: float = 0.0
@@ -60,12 +60,12 @@ class Error:
 
     @staticmethod
     def joint(errors: list[Error]) -> Error:
-        """Of values side by side, in l2."""
+        """Return the l2 error of concatenated values."""
         return Error(math.hypot(*(e.relative for e in errors)), math.hypot(*(e.absolute for e in errors)))
 
 
 class TracedConstant(float):
-    """A Lipschitz constant that remembers how it was computed from others, so that it can be computed again.
+    """A Lipschitz constant that records how it was computed from others, so that it can be computed again.
 
     >>> sigma = TracedConstant(3.0, "norm")
     >>> total = hypot(2 * sigma + 1, 0.0)
@@ -89,7 +89,7 @@ class TracedConstant(float):
     __rmul__, __radd__ = __mul__, __add__
 
     def evaluate(self, leaves: Mapping[Any, Tensor]) -> Tensor:
-        """The constant with other numbers in the place of those it was made from."""
+        """Compute the constant again from other numbers."""
         if not isinstance(self.recipe, tuple):
             return leaves[self.recipe]
         function, *arguments = self.recipe
@@ -100,7 +100,7 @@ class TracedConstant(float):
 
 
 def hypot(*values: float) -> float:
-    """The root of the sum of squares."""
+    """Return the square root of the sum of squares; keeps the record of traced constants."""
     total = values[0]
     for value in values[1:]:
         length = math.hypot(total, value)
@@ -111,13 +111,13 @@ def hypot(*values: float) -> float:
 
 @dataclass(frozen=True)
 class Bound:
-    r"""What is known of a function f of the network's input and of its computation :math:`\hat f`, in l2.
+    r"""Bounds (l2) of a function f of the network's input and of its computation :math:`\hat f`.
 
     Args:
-        lipschitz: :math:`\|f(x) - f(y)\| \le L \|x - y\|`.
-        offset: :math:`\|f(0)\| \le \beta`.
-        relative: with ``absolute``, :math:`\|\hat f(x) - f(x)\| \le \rho \|x\| + \sigma`.
-        absolute: see ``relative``.
+        lipschitz: L in :math:`\|f(x) - f(y)\| \le L \|x - y\|`.
+        offset: :math:`\beta` in :math:`\|f(0)\| \le \beta`.
+        relative: :math:`\rho` in :math:`\|\hat f(x) - f(x)\| \le \rho \|x\| + \sigma`.
+        absolute: :math:`\sigma`, see ``relative``.
     """
 
     lipschitz: float = 1.0
@@ -132,7 +132,7 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """A value that others are expressed by: bound, node, and, of a minimum or maximum, the two values."""
+    """A value that other values are functions of: its bound, its node and, for a minimum or maximum, both arguments."""
 
     bound: Bound
     node: str = ""
@@ -141,13 +141,13 @@ class Base:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    r"""Every entry is a function of one entry of the base, or constant.
+    r"""A relation in which every entry is a function of one entry of the base, or constant.
 
     Args:
-        index: which entry of the base (from 1; 0 for a constant), float64 in the shape of the value; None for all
-            entries in their order.
-        slope: Lipschitz constant of the functions, one number or one for each entry.
-        linear: the functions are the identity.
+        index: index of the entry of the base (starting at 1; 0 for a constant), float64 in the shape of the value; None
+            for all entries in order.
+        slope: Lipschitz constant of the functions, one number or one per entry.
+        linear: whether the functions are the identity.
     """
 
     index: Tensor | None = None
@@ -172,15 +172,16 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """The result of an operation for one point: how it depends on a base, and what rounding may have added.
+    """The result of an operation for one point, as a function of a base, with a bound of the rounding error.
 
     Args:
-        base: what it is expressed by.
-        relation: how.
-        zero: the value where the network's input is zero, float64, with a batch dimension of 1.
+        base: the value that it is a function of.
+        relation: the function.
+        zero: the value for a zero input of the network, float64, with a batch dimension of 1.
         local: error of the operations between base and value.
-        name: of the layer, for the table.
-        kind: of operation.
+        name: name of the layer, for reports.
+        kind: kind of operation.
+        node: name of the node.
     """
 
     base: Base
@@ -201,7 +202,7 @@ class Value:
 
     @property
     def cheap_gain(self) -> float:
-        """An upper bound of the Lipschitz constant of the relation that takes no proof."""
+        """An upper bound of the Lipschitz constant of the relation that needs no expensive proof."""
         return self.relation.gain if isinstance(self.relation, Selection) else self.relation.spread
 
     @cached_property
@@ -210,14 +211,14 @@ class Value:
 
     @cached_property
     def magnitude(self) -> Error:
-        """A bound of the norm of the computed value."""
+        """Bound of the norm of the computed value."""
         error = self.cheap_error
         length = norm(self.zero) + error.absolute
         return Error(self.cheap_gain * self.base.bound.lipschitz, length) + error
 
 
 def norm(value: Tensor) -> float:
-    """An upper bound of the l2 norm, without overflow of squares."""
+    """Return an upper bound of the l2 norm, without overflow of squares."""
     largest = float(value.abs().max()) if value.numel() else 0.0
     if not 0 < largest < math.inf:
         return largest

@@ -1,4 +1,4 @@
-"""Certificates of Centroid Nets: distances to where a centroid of another class would be nearest."""
+"""Certificates of Centroid Nets, from distances to the regions in which a centroid of another class is nearest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from atoll.certify.bounds import UNIT_ROUNDOFF, Bound, Precision, gamma
 from atoll.certify.certificate import Certificate, rounded_inputs
-from atoll.certify.lipschitz import OnLayer, captured, check_arithmetic, propagate
+from atoll.certify.lipschitz import OnLayer, check_arithmetic, ensure_captured, propagate
 from atoll.certify.norms import BUDGET
 from atoll.certify.polyhedra import distance_bounds
 from atoll.certify.propagation import LayerBound
@@ -24,51 +24,51 @@ from atoll.models.stretch import Stretch
 from atoll.modules import evaluation_mode
 from atoll.threat import Bounds
 
-CHUNK = 2**22  # numbers that are looked at together
-OWN = 4  # own centroids, from the nearest on, that a bisecting plane is drawn for
-LARGEST_NORM = 1e3  # of inputs without bounds, for the guarantees of an eta-layer
-REFINED_OWN = 24  # the same when all planes are used together,
-REFINED_OTHER = 8  # for this many other centroids at a time
+CHUNK = 2**22  # largest number of elements to process together
+OWN = 4  # number of nearest own centroids that are used for single bisecting planes
+LARGEST_NORM = 1e3  # largest norm of inputs without bounds, for the guarantees of an eta layer
+REFINED_OWN = 24  # number of nearest own centroids when all planes are used together
+REFINED_OTHER = 8  # number of other centroids to refine at a time
 
 
 class NearestCentroid:
-    r"""Certifies a ``CentroidNet`` whose encoder has a Lipschitz constant L.
+    r"""Certifier for a ``CentroidNet`` whose encoder has a Lipschitz constant L.
 
-    The class can only change to that of a centroid c at features z' to which c is at least as close as every centroid
-    p of the predicted class.  For a single p these z' are a half-space, at the distance
+    The class can change to that of a centroid c only at features z' that are at least as close to c as to every
+    centroid p of the predicted class.  For a single p, these z' form a half-space at the distance
 
     .. math:: \frac{\|z - c\|^2 - \|z - p\|^2}{2 \|c - p\|}
 
-    from z, so the largest of these over some p bounds the distance to c's region, the smallest over all c the distance
-    to any other class, and that divided by L is a radius.  With ``radii`` the p are taken together where that decides
-    about one of these radii: c's region is a polyhedron, and its distance is bounded by ``polyhedra.distance_bounds``.
-    Without an encoder the polyhedron is also cut with the box of valid inputs (``model.bounds``), and the radius then
-    is about valid inputs only; so are threat models.  If inputs are stretched, centroids are compared with
-    :math:`\phi(z)`; a plane's distance there, with every feature multiplied by its gain, is a first bound, and
-    ``distance_bounds`` finds that of the inputs themselves.
+    from z.  The largest of these distances over some p is a lower bound of the distance to the region of c, the
+    smallest over all c a lower bound of the distance to any other class, and this divided by L is a radius.  With
+    ``radii``, all p are used together if this may decide one of these radii: the region of c is a polyhedron, whose
+    distance ``polyhedra.distance_bounds`` bounds.  Without an encoder, the polyhedron is also intersected with the box
+    of valid inputs (``model.bounds``), and the radius then refers to valid inputs only, as threat models do.  If inputs
+    are stretched, centroids are compared with :math:`\phi(z)`.  The distance of a plane in this space, with every
+    feature multiplied by its gain, is a first bound, and ``distance_bounds`` finds that of the inputs themselves.
 
-    Rounding.  The head chooses centroids by products and then computes their distances; with the unit roundoff of the
-    network a computed squared logit is off by no more than :math:`5 \gamma (\|z'\| + \max \|c\|)^2`.  That, at any z'
-    that matters, and the error of the differences computed here, in float64, is subtracted from the numerator; the
-    encoder's error is paid for at both ends, as in ``gloro.radius``.  A stretched pixel is off by at most four
-    roundings of its slope.
+    Rounding: the head selects centroids by products and then computes their distances.  With the unit roundoff of the
+    network, the error of a computed squared logit is at most :math:`5 \gamma (\|z'\| + \max \|c\|)^2`.  This error, at
+    any relevant z', and the error of the differences computed here in float64, are subtracted from the numerator.  The
+    error of the encoder counts at both points, as in ``gloro.radius``.  The error of a stretched pixel is at most four
+    roundings times its slope.
 
-    ``NearestCentroid.proven`` captures the model and makes sure that the end of the graph is what ``Centroids``
-    computes; certificates are about the captured graph.
+    ``NearestCentroid.proven`` captures the model and verifies that the end of the graph is equal to ``Centroids``; the
+    certificates are about the captured graph.
 
     Args:
         head: the centroids.
         encoder: bound of the features.
-        run: features and logits of inputs.
-        layers: what the bound was made of, for the table.
-        model: what ``run`` runs.
-        bounds: the valid range of inputs.
-        input_size: numbers of an input.
-        identity: the features are the inputs themselves.
-        largest_input: norm of inputs up to which nothing can overflow in the encoder.
-        radii: where tighter bounds are worth their time.
-        eta: with an eta-layer; where it rejects, the radius is 0, and elsewhere the prediction within the radius is
-            the same, or rejected.
+        run: returns features and logits of inputs.
+        layers: bounds of the layers, for reports.
+        model: the model that ``run`` runs.
+        bounds: valid range of inputs.
+        input_size: number of elements of an input.
+        identity: whether the features are the inputs themselves.
+        largest_input: largest norm of inputs that cannot overflow in the encoder.
+        radii: radii for which to compute tighter bounds.
+        eta: parameter of an eta layer.  If it rejects an input, the radius is 0; otherwise the prediction within the
+            radius is the same, or rejected.
 
     >>> model = CentroidNet((2,), 2, per_class=1).double()
     >>> _ = model.head.centroids.data.copy_(torch.tensor([[[0.0, 0.0]], [[1.0, 0.0]]]))
@@ -109,11 +109,14 @@ class NearestCentroid:
         radii: Sequence[float] = (),
         eta: float = 0.0,
     ) -> NearestCentroid:
-        """With a proven constant; an InputError names an operation that has none, and its source line."""
-        graph, head = captured(model), _copy_of(model.head)
+        """Build a certifier with a proven constant.
+
+        Raises an InputError that names the operation and its source line if an operation has no rule.
+        """
+        graph, head = ensure_captured(model), _copy_of(model.head)
         features = find_input(graph, capture(head, (head.centroids.shape[2],), dtype=head.centroids.dtype))
         if features is None:
-            raise InputError("the model cannot be certified: its head does not compute what Centroids does")
+            raise InputError("the model cannot be certified: its head differs from Centroids")
         propagation, value = propagate(graph, budget=budget, on_layer=on_layer, node=features)
         encoder = propagation.bound(value)
         tapped = graph.with_value(features)
@@ -139,7 +142,7 @@ class NearestCentroid:
 
     @staticmethod
     def estimated(model: CentroidNet, lipschitz: float) -> NearestCentroid:
-        """With a constant that training estimates: no proof."""
+        """Build a certifier with an estimated constant, as in training, which is not a proof."""
 
         def run(x: Tensor) -> tuple[Tensor, Tensor]:
             with evaluation_mode(model):
@@ -154,7 +157,7 @@ class NearestCentroid:
 
     @property
     def lipschitz(self) -> float:
-        """The encoder's constant."""
+        """The Lipschitz constant of the encoder."""
         return self.encoder.lipschitz
 
     @torch.no_grad()
@@ -167,7 +170,7 @@ class NearestCentroid:
         prediction = logits.argmax(1)
         rows = max(1, CHUNK // max(OWN * len(self.centroids), REFINED_OWN * z.shape[1]))
         parts = zip(*(torch.split(v, rows) for v in (z.double(), prediction, error)), strict=True)
-        # What has to be reached in feature space for a radius, and a little more.
+        # The required distances in feature space for the radii, and a little more.
         distances = [self._distance(z, top, [r * gain * (1 + 1e-9) + e for r in self.radii]) for z, top, e in parts]
         radius = ((torch.cat(distances) - error) / gain).clamp_min(0) * (1 - 1e-12)
         room = (self._largest_size() - size).clamp_min(0)
@@ -177,7 +180,7 @@ class NearestCentroid:
         return Certificate(prediction, rounded_inputs(radius, size, given, x.dtype), function)
 
     def _largest_size(self) -> float:
-        """Inputs up to this norm overflow neither in the encoder nor in the squares of the head."""
+        """Return the largest norm of inputs that overflow neither in the encoder nor in the squares of the head."""
         squares = math.sqrt(self.precision.largest) / 8 - float(self.centroids.norm(dim=1).max())
         encoder = self.encoder
         slope = encoder.lipschitz + encoder.relative
@@ -185,33 +188,33 @@ class NearestCentroid:
         return max(0.0, min(self.largest_input, room / slope if slope else math.inf))
 
     def _distance(self, z: Tensor, top: Tensor, goals: Sequence[Tensor]) -> Tensor:
-        """How far features are from those of any other class, at least."""
-        near = _Neighbourhood.of(z, top, self)
+        """Return lower bounds of the distance of features to the regions of other classes."""
+        near = _Neighborhood.of(z, top, self)
         bounds = self._planes(near)
         for goal in goals:
             self._refine(near, bounds, goal)
         return bounds.amin(1)
 
-    def _planes(self, near: _Neighbourhood) -> Tensor:
-        """The distance to the region of every centroid, by single planes, ``(batch, centroids)``."""
-        c = self.centroids * self.head.gain  # no move changes a feature by more than its gain
+    def _planes(self, near: _Neighborhood) -> Tensor:
+        """Return lower bounds of the distances to all regions, by single planes, ``(batch, centroids)``."""
+        c = self.centroids * self.head.gain  # a move changes a feature by at most its gain
         own, norms = near.own[:, :OWN], c.square().sum(1)
         between = norms[own][:, :, None] - 2 * c[own] @ c.T + norms
-        # Computed by a difference, so that rounding is not small where two centroids almost meet.
+        # This is a difference, so rounding is not negligible if two centroids are almost equal.
         between = (between.clamp_min(0) + 8 * gamma(c.shape[1] + 8, UNIT_ROUNDOFF[torch.float64]) * norms.max()).sqrt()
         margin = near.squares[:, None] - near.squares.gather(1, own)[:, :, None] - near.slack[:, None, None]
         distance = (margin / (2 * between)).amax(1)
         classes = torch.arange(len(c), device=c.device) // self.head.centroids.shape[1]
         return distance.masked_fill(classes == near.top[:, None], math.inf)
 
-    def _refine(self, near: _Neighbourhood, bounds: Tensor, goal: Tensor) -> None:
-        """Raise the bounds below the goal, as far as that may lift a point's smallest one to it."""
+    def _refine(self, near: _Neighborhood, bounds: Tensor, goal: Tensor) -> None:
+        """Improve bounds below the goal, in place, as long as the smallest bound of a point may reach the goal."""
         c, below = self.centroids, bounds < goal[:, None]
         rows = ((bounds.amin(1) > 0) & below.any(1)).nonzero().squeeze(1)
         while len(rows):
-            # The most threatening first: mostly they decide.
-            some = min(REFINED_OTHER, int(below[rows].sum(1).max()))
-            other = bounds[rows].masked_fill(~below[rows], math.inf).topk(some, dim=1, largest=False).indices
+            # The closest regions first, because they usually decide.
+            count = min(REFINED_OTHER, int(below[rows].sum(1).max()))
+            other = bounds[rows].masked_fill(~below[rows], math.inf).topk(count, dim=1, largest=False).indices
             own = near.own[rows]
             margin = near.squares[rows].gather(1, other)[:, :, None] - near.squares[rows].gather(1, own)[:, None]
             refined = distance_bounds(
@@ -228,11 +231,11 @@ class NearestCentroid:
             below[rows[:, None], other] = False
             rows = rows[(better >= goal[rows, None]).all(1) & below[rows].any(1)]
 
-    # --- the guarantees of an eta-layer ---------------------------------------------------------------------------
+    # --- the guarantees of an eta layer ---------------------------------------------------------------------------
 
     @torch.no_grad()
     def accepts(self, x: Tensor) -> Tensor:
-        """Whether the eta-layer accepts each input (thesis, Definition 22); the radius there may still be 0."""
+        """Return whether the eta layer accepts each input (thesis, Definition 22); the radius may still be 0."""
         return self._accepted(self._run(x.to(self.head.centroids.dtype))[1])
 
     def _accepted(self, logits: Tensor) -> Tensor:
@@ -250,22 +253,22 @@ class NearestCentroid:
 
     @property
     def global_radius(self) -> float:
-        r""":math:`\eta\, d_{\min} / L`, less rounding: valid inputs that close are never accepted in different classes.
+        r"""Radius within which valid inputs are never accepted in different classes: :math:`\eta\, d_{\min} / L`.
 
-        Thesis, Theorem 8, corrected: accepted as y, the nearest centroid of any other class y' is further away than
-        that of y by at least :math:`\eta (d_1 + d_2) \ge \eta\, d_{\min}`; accepted as y', it is the other way round;
-        and a step of r changes the difference by at most 2 L r.  Rounding: see ``_margin``.  Without bounds, inputs
-        up to an l2 norm of ``LARGEST_NORM`` are valid.
+        Thesis, Theorem 8, corrected.  If an input is accepted as y, the nearest centroid of any other class y' is
+        farther away than that of y by at least :math:`\eta (d_1 + d_2) \ge \eta\, d_{\min}`; if it is accepted as y',
+        it is the other way around; and a step of r changes the difference by at most 2 L r.  Rounding errors are
+        subtracted, see ``_margin``.  Without bounds, inputs up to an l2 norm of ``LARGEST_NORM`` are valid.
         """
         margin, _, error = self._margin()
         return max(0.0, margin - 2 * error) / self._feature_lipschitz() * (1 - 1e-12)
 
     @property
     def local_radius(self) -> float:
-        r""":math:`\eta\, d_{\min} / (2L)`, less rounding: the class of an accepted valid input is the nearest in it.
+        r"""Radius within which the class of an accepted valid input does not change: :math:`\eta\, d_{\min} / (2L)`.
 
-        Thesis, Theorem 9, corrected, for the net without rejection.  In exact arithmetic the radius of a call is never
-        smaller, since :math:`\|c - p\| \le d_1 + d_2`.
+        Thesis, Theorem 9, corrected, for the net without rejection.  Rounding errors are subtracted.  In exact
+        arithmetic, the radius of a certificate is never smaller, since :math:`\|c - p\| \le d_1 + d_2`.
         """
         margin, tie, error = self._margin()
         return max(0.0, margin / 2 - tie / 2 - 2 * error) / self._feature_lipschitz() * (1 - 1e-12)
@@ -274,13 +277,14 @@ class NearestCentroid:
         return (self.encoder.lipschitz + self.encoder.relative) * self.head.lipschitz
 
     def _margin(self) -> tuple[float, float, float]:
-        r"""The least :math:`d_2 - d_1` of an accepted input, the largest one that is computed as a tie, and the error
-        of features, for valid inputs.
+        r"""Return bounds of :math:`d_2 - d_1` and of the error of features, for valid inputs.
 
-        With computed squares off by at most E, acceptance means :math:`d_2^2 \ge \kappa^2 d_1^2 - F`,
-        :math:`\kappa = (1 + \eta) / (1 - \eta)`, :math:`F = (\kappa^2 + 1) E`; and :math:`d_1 + d_2 \ge D = d_{\min}`.
-        The difference is smallest where both are equalities:
-        :math:`d_1 = (D^2 + F) / (D + \sqrt{\kappa^2 D^2 + (\kappa^2 - 1) F})`, and is then :math:`D - 2 d_1`.
+        The three numbers are the smallest difference of an accepted input, the largest difference that is computed as a
+        tie, and the error of features.  If the error of computed squares is at most E, acceptance means
+        :math:`d_2^2 \ge \kappa^2 d_1^2 - F` with :math:`\kappa = (1 + \eta) / (1 - \eta)` and
+        :math:`F = (\kappa^2 + 1) E`, and :math:`d_1 + d_2 \ge D = d_{\min}`.  The difference is smallest if both are
+        equalities: :math:`d_1 = (D^2 + F) / (D + \sqrt{\kappa^2 D^2 + (\kappa^2 - 1) F})`, and is then
+        :math:`D - 2 d_1`.
         """
         distance, eta = self.separation * (1 - 1e-12), self.eta.eta
         if eta >= 1 or not distance > 0:
@@ -295,12 +299,12 @@ class NearestCentroid:
         return distance - 2 * nearest, 2 * square / distance, error
 
     def _valid_size(self) -> float:
-        """The largest norm of a valid input; without bounds, of the inputs that the guarantees are about."""
+        """Return the largest norm of a valid input; without bounds, the largest norm that the guarantees cover."""
         bounds = self.bounds
         return LARGEST_NORM if bounds is None else max(map(abs, bounds)) * math.sqrt(self.input_size)
 
     def _square_error(self, size: float) -> float:
-        """How far a computed squared distance to the nearest centroid may be off, for features of a norm."""
+        """Return the error of a computed squared distance to the nearest centroid, for features of norm ``size``."""
         features, largest = self.centroids.shape[1], float(self.centroids.norm(dim=1).max())
         size = min(size * self.head.lipschitz, math.sqrt(features)) if self.head.stretch is not None else size
         rounding = 5 * gamma(features + 16, self.precision.unit) * (size + largest) ** 2
@@ -311,18 +315,18 @@ class NearestCentroid:
 
 
 @dataclass(frozen=True)
-class _Neighbourhood:
-    """What the certificates of some points are made of."""
+class _Neighborhood:
+    """The quantities from which the certificates of a batch are computed."""
 
     top: Tensor  # predicted classes
     squares: Tensor  # squared distances (of stretched features) to all centroids, ``(batch, centroids)``
     own: Tensor  # the nearest centroids of the predicted class, nearest first
-    slack: Tensor  # what rounding may have added to a difference of two squared distances
-    low: Tensor  # moves of a feature below it change nothing more, where that is known,
-    high: Tensor  # nor do moves above it
+    slack: Tensor  # rounding error of a difference of two squared distances
+    low: Tensor  # moves of a feature below it have no further effect; -inf if there is no such bound
+    high: Tensor  # the same for moves above it
 
     @staticmethod
-    def of(z: Tensor, top: Tensor, certifier: NearestCentroid) -> _Neighbourhood:
+    def of(z: Tensor, top: Tensor, certifier: NearestCentroid) -> _Neighborhood:
         c, head, precision = certifier.centroids, certifier.head, certifier.precision
         per_class = head.centroids.shape[1]
         norms = c.square().sum(1)
@@ -332,10 +336,10 @@ class _Neighbourhood:
         own = mine.topk(min(REFINED_OWN, per_class), largest=False).indices + per_class * top[:, None]
         low, high = torch.full_like(z, -math.inf), torch.full_like(z, math.inf)
         size, largest = u.norm(dim=1), norms.max().sqrt()
-        # No region is further away than its own centroid, so features beyond that do not matter.
+        # A region is at most as far away as its centroid, so features beyond that do not matter.
         farthest = 2 * size + largest
         if certifier.box is not None:
-            # A little wider, because of rounding here; and never without z itself, should it not be valid.
+            # A little wider because of rounding here, and including z itself even if it is not valid.
             low, high = (certifier.box[0] - z - 1e-12).clamp_max(0), (certifier.box[1] - z + 1e-12).clamp_min(0)
             farthest = farthest.clamp_min(max(map(abs, certifier.box)) * math.sqrt(z.shape[1]))
         terms, unit = z.shape[1] + 16, UNIT_ROUNDOFF[torch.float64]
@@ -346,11 +350,11 @@ class _Neighbourhood:
             # The difference of two squared distances is linear in u, with slopes of length 2 |p - c|.
             off = 4 * (precision.unit + unit) * head.stretch.lipschitz * math.sqrt(z.shape[1])
             slack = slack + 4 * largest * off * (1 + 1e-12)
-        return _Neighbourhood(top, squares, own, slack, low, high)
+        return _Neighborhood(top, squares, own, slack, low, high)
 
 
 def _copy_of(head: Centroids) -> Centroids:
-    """A head of the class itself with the same centroids, which nobody else can change."""
+    """Return a private copy of a head, as an instance of ``Centroids`` itself."""
     classes, per_class, features = head.centroids.shape
     copy = Centroids(features, classes, per_class, head.stretch.t if head.stretch is not None else 0.0)
     if head.stretch is not None and head.stretch.thresholds is not None:

@@ -1,4 +1,4 @@
-"""Certificates and certifiers, whatever they rest on."""
+"""Certificates, and the interface of certifiers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from atoll.graph import CapturedModel
 
 @dataclass(frozen=True)
 class Certificate:
-    """For each input a prediction and an l2 radius within which it provably cannot change.
+    """A prediction for each input, and an l2 radius within which it provably cannot change.
 
     Args:
-        prediction: class of each input, int64; -1 if a certifier that samples abstains.
-        radius: float64; 0 if nothing is proven.
-        function: digest of the captured graph that this is proven of, "" if it is not a proof.
+        prediction: class of each input, int64; -1 if randomized smoothing abstains.
+        radius: radius of each input, float64; 0 if nothing is proven.
+        function: digest of the captured graph that the proof is about, "" if there is no proof.
 
     >>> certificate = Certificate(torch.tensor([3, 7]), torch.tensor([0.5, 0.1], dtype=torch.float64))
     >>> certificate.answer(0.2)
@@ -36,15 +36,15 @@ class Certificate:
         return (self.radius > 0) & (self.radius >= eps)
 
     def answer(self, eps: float | Tensor) -> Tensor:
-        """The prediction, or -1 if the classifier abstains because nothing is proven within eps."""
+        """Return the prediction, or -1 (abstain) if it is not proven within eps."""
         return self.prediction.where(self.holds(eps), -1)
 
 
 def rounded_inputs(radius: Tensor, size: Tensor, given: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """The radius for inputs that are rounded to the precision of the network first, which moves both ends.
+    """Correct a radius for inputs that are first rounded to the precision of the network.
 
     Args:
-        radius: between rounded inputs.
+        radius: certified radius for rounded inputs.
         size: l2 norm of each input.
         given: precision of the inputs.
         dtype: precision of the network.
@@ -59,7 +59,7 @@ Certifier = Callable[[Tensor], Certificate]
 
 
 class Proof(Protocol):
-    """A certifier, the captured graph that its certificates are about, and the Lipschitz bounds they rest on."""
+    """A certifier with the captured graph that its certificates are about, and the Lipschitz bounds it uses."""
 
     @property
     def layers(self) -> tuple[LayerBound, ...]: ...

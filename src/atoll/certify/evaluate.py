@@ -1,4 +1,4 @@
-"""The certifier of a model, its certificates on a set of points, and attacks that try to break them."""
+"""Choice of a certifier, certificates of data sets, and attacks that try to break them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from atoll.rng import PointRNG, generator
 from atoll.stats import Accuracy
 from atoll.threat import Bounds, ThreatModel
 
-BROKEN = "broken.safetensors"  # a point whose certificate an attack broke
+BROKEN = "broken.safetensors"  # file with a point whose certificate an attack broke
 
 AttackTable = Mapping[str, Callable[[ThreatModel], Attack]]
 
-# Each attacks the points that are still robust.  All are short: a wrong bound is mostly wrong by a lot.
+# Each attack runs on the points that are still robust.  All are short, because a wrong bound is usually far off.
 CHECKS: AttackTable = {
     "APGD-CE": lambda threat: APGD(threat, steps=50),
     "APGD-T": lambda threat: APGD(threat, steps=20, targets=3),
@@ -61,14 +61,14 @@ def certifier_for(
     radii: Sequence[float] = (),
     eta: float = 0.0,
 ) -> Proof:
-    """The certifier of a model: ``NearestCentroid`` for Centroid Nets, ``GloRo`` for other classifiers.
+    """Build the certifier of a model: ``NearestCentroid`` for Centroid Nets, ``GloRo`` for other classifiers.
 
     Args:
         model: maps a batch of inputs to logits; it is captured, and the certificates are about the captured graph.
-        shape: of one input, if the model has no ``input_shape``.
-        budget: operations per layer's proof.
-        on_layer: called after each layer's proof.
-        radii: radii that matter; some certifiers search longer for points that do not reach them.
+        shape: shape of one input, if the model has no ``input_shape``.
+        budget: largest number of operations for the proof of a layer.
+        on_layer: called after the proof of each layer.
+        radii: radii of interest, for which some certifiers compute tighter bounds.
         eta: parameter of an eta layer, for Centroid Nets only.
 
     >>> from atoll.models import MLP
@@ -83,7 +83,7 @@ def certifier_for(
 
 
 def heuristic_certifier(model: Classifier, lipschitz: LipschitzEstimator) -> Certifier:
-    """A certifier with the constants that training estimates: no proof."""
+    """Build a certifier with estimated constants, as in training, which is not a proof."""
     pairs = lipschitz.converged()
     if isinstance(model, CentroidNet):
         return NearestCentroid.estimated(model, float(pairs[0, 1]) / (2 * model.head.lipschitz))
@@ -91,7 +91,7 @@ def heuristic_certifier(model: Classifier, lipschitz: LipschitzEstimator) -> Cer
 
 
 def special_attacks(model: nn.Module) -> AttackTable:
-    """Attacks for kinds of models that other attacks may fail on.
+    """Return attacks for kinds of models on which other attacks may fail.
 
     >>> from atoll.models import MLP, CentroidNet
     >>> [list(special_attacks(kind((2,), 2))) for kind in (MLP, CentroidNet)]
@@ -101,7 +101,7 @@ def special_attacks(model: nn.Module) -> AttackTable:
 
 
 def parse_attacks_for(model: nn.Module, names: str, threat: ThreatModel) -> dict[str, Attack]:
-    """The attacks of a suite or of a list of names, and the special attacks of the model."""
+    """Parse a suite or a list of attacks, and add the special attacks of the model."""
     return parse_attacks(names, threat) | {name: make(threat) for name, make in special_attacks(model).items()}
 
 
@@ -128,11 +128,11 @@ class Certification:
         return Accuracy(int(self.correct.sum()), len(self.label))
 
     def verified(self, eps: float) -> Accuracy:
-        """Verified robust accuracy (VRA): correct, and proven not to change within eps."""
+        """Return the verified robust accuracy (VRA): points that are correct and certified within eps."""
         return Accuracy(int(self.holds(eps).sum()), len(self.label))
 
     def rejected(self, eps: float) -> Accuracy:
-        """Share of points for which nothing is certified at eps, whatever their label."""
+        """Return the share of points that are not certified at eps, independent of their labels."""
         certified = Certificate(self.prediction, self.radius).holds(eps)
         return Accuracy(int((~certified).sum()), len(self.label))
 
@@ -141,12 +141,12 @@ class Certification:
 
     @property
     def median_radius(self) -> float:
-        """Of the points that are classified correctly; 0 if there are none.  Infinite radii are the largest."""
+        """Median radius of the correctly classified points; 0 if there are none."""
         radii = self.radius[self.correct]
         return float(radii.median()) if len(radii) else 0.0
 
     def curve(self, points: int = 101) -> tuple[Tensor, Tensor]:
-        """Radii from 0 to the largest (finite) one, and the verified robust accuracy at each."""
+        """Return radii from 0 to the largest finite one, and the verified robust accuracy at each."""
         largest = float(self._finite_radii.max()) if len(self._finite_radii) else 1.0
         radii = torch.linspace(0, largest, points, dtype=torch.float64)
         return radii, torch.tensor([self.verified(float(r)).value for r in radii], dtype=torch.float64)
@@ -164,7 +164,7 @@ def certify(
     device: torch.device | str = "cpu",
     on_progress: OnProgress | None = None,
 ) -> Certification:
-    """The certificates of all points; under torchrun each process certifies a part of them."""
+    """Certify all points of a split; under torchrun, each process certifies a part of them."""
     if not len(split):
         raise InputError("split: expected at least one point, got none")
     mine = torch.arange(len(split))[rank() :: world_size()]
@@ -183,7 +183,7 @@ def certify(
 def rejected(
     certifier: Certifier, split: Split, eps: float, *, batch_size: int = 256, device: torch.device | str = "cpu"
 ) -> Accuracy:
-    """The share of points on which the classifier abstains because nothing is certified at eps.
+    """Return the share of points on which the classifier abstains because they are not certified at eps.
 
     >>> from atoll.models import MLP
     >>> rejected(GloRo.proven(MLP((2,), 2)), noise((2,), 50), 1e6).correct
@@ -195,7 +195,7 @@ def rejected(
 def coverage(
     certifier: NearestCentroid, split: Split, *, batch_size: int = 256, device: torch.device | str = "cpu"
 ) -> Accuracy:
-    """The share of points that the eta-layer of a Centroid Net accepts; under torchrun each process takes a part.
+    """Return the share of points that the eta layer of a Centroid Net accepts; torchrun distributes the points.
 
     >>> net = CentroidNet((1,), 2, per_class=1)
     >>> _ = net.head.centroids.data.copy_(torch.tensor([[[0.0]], [[1.0]]]))
@@ -210,7 +210,7 @@ def coverage(
 
 
 def noise(shape: tuple[int, ...], count: int, *, seed: object = 0) -> MemorySplit:
-    """Inputs with independent uniform numbers in [0, 1]; all labels are 0.
+    """Return inputs of independent uniform numbers in [0, 1]; all labels are 0.
 
     >>> noise((1, 8, 8), 3).images.shape
     torch.Size([3, 1, 8, 8])
@@ -221,11 +221,11 @@ def noise(shape: tuple[int, ...], count: int, *, seed: object = 0) -> MemorySpli
 
 @dataclass(frozen=True)
 class CertificateCheck:
-    """An attack on certified points at their certified radius that changed no prediction."""
+    """The result of attacking certified points at their certified radius, if no prediction changed."""
 
-    attacked: int  # points
-    certified: int  # points that could have been attacked
-    passes: int  # forward and backward
+    attacked: int  # number of attacked points
+    certified: int  # number of certified points
+    passes: int  # forward and backward passes
     seconds: float
 
 
@@ -246,17 +246,24 @@ def attack_certified(
 ) -> CertificateCheck:
     """Attack certified points at their certified radius; raises ``UnsoundError`` if a prediction changes.
 
-    Points of about the same radius are attacked together, at the smallest radius among them, so that every success is
-    a contradiction.  It counts only if the certifier itself predicts another class there, so that rounding in the
-    attacked model does not matter.  The label is the certified prediction, right or wrong.
+    Points of similar radius are attacked together at the smallest of their radii, so that every success is a
+    contradiction.  A success counts only if the certifier itself predicts another class there, so that rounding in the
+    attacked model does not matter.  The label is the certified prediction, whether it is correct or not.
 
     Args:
-        model: the model that the certifier captured, for ``special_attacks``; the others attack the captured graph.
-        points: attack this many points, chosen at random (default: all).
-        attacks: attacks by name, built for each radius; those of ``special_attacks`` are added.
+        model: the original model, for ``special_attacks``; other attacks use the captured graph of the certifier.
+        certifier: the certifier.
+        split: the points.
+        certification: the certificates of the points.
+        bounds: valid range of inputs.
+        points: number of points to attack, chosen at random (default: all).
+        attacks: attacks by name, built for each radius; ``special_attacks`` are added.
+        batch_size: attack batch size.
         seed: seed of the attacks and of the choice of points.
-        folder: where to write ``broken.safetensors``, the first point whose certificate is false; removed if there
-            is none.
+        device: where to compute.
+        folder: where to write ``broken.safetensors``, the first point whose certificate is false; the file is deleted
+            if there is none.
+        on_progress: called with the name of the task, the number of attacked points, and the total.
     """
     began = time.monotonic()
     graph = getattr(certifier, "model", model)
@@ -292,7 +299,7 @@ def attack_certified(
 
 
 class CastInputs(nn.Module):
-    """A captured model for inputs of another precision, such as attacks make."""
+    """Wraps a captured model and casts inputs to its precision."""
 
     def __init__(self, model: CapturedModel) -> None:
         super().__init__()
@@ -326,7 +333,7 @@ def _confirm(
     first = int(broken.nonzero()[0])
     row = rows[first]
     message = (
-        f"a certificate is false: point {int(index[row])} was certified to {float(radius[first]):.6g}, and"
+        f"a certificate is false: point {int(index[row])} has the certified radius {float(radius[first]):.6g}, but"
         f" {evaluation.attacks[int(evaluation.broken_by[row])].name} changed its class at {float(distance[first]):.6g}"
     )
     if folder is not None:
@@ -335,13 +342,13 @@ def _confirm(
             point = {"x": x[row], "x_adv": x_adv[first], "radius": radius[first].clone()}
             write_atomic(folder / BROKEN, save(point, metadata={"message": message}))
         message += f"; the point is saved in {folder / BROKEN}"
-    raise UnsoundError(f"{message}; please report this")
+    raise UnsoundError(f"{message}; please report this bug")
 
 
 def broken_certificates(results: Path) -> dict[Path, str]:
-    """Certificates below a folder that an attack broke: the file of each point, and what happened.
+    """Find the certificates below a folder that an attack broke: the file of each point and a message.
 
-    A measurement that finds one fails and stores no result, so this is the only trace of it.
+    A measurement that breaks a certificate stores no result, so these files are the only record.
     """
     messages = {}
     for path in sorted(results.rglob(BROKEN)):
@@ -366,12 +373,12 @@ def empirical(
     device: torch.device | str = "cpu",
     on_progress: OnProgress | None = None,
 ) -> Accuracy:
-    """Robust accuracy under l2 attacks (``parse_attacks_for``); points that are certified at eps are not attacked."""
+    """Measure robust accuracy under l2 attacks (``parse_attacks_for``) without attacking points certified at eps."""
     safe = certification.holds(eps)
     rest = certification.correct & ~safe
     if not rest.any():
         return Accuracy(int(safe.sum()), len(split))
-    # A misclassified point is not attacked, and the others keep their index and with it their random numbers.
+    # Misclassified points are not attacked; the others keep their indices and therefore their random numbers.
     wrong = torch.where(certification.prediction == 0, 1, 0)
     evaluation = evaluate(
         model,
@@ -402,9 +409,9 @@ class _RelabeledSplit:
 
 
 def relative_cost(certifier: Certifier, model: nn.Module, x: Tensor) -> float:
-    """Time of certifying a batch over plain inference: the median of runs side by side, of one if they are long."""
+    """Return the time to certify a batch divided by the time of inference: the median of up to seven runs."""
     ratios = []
-    for _ in range(8):  # the first to warm up
+    for _ in range(8):  # the first is a warm-up
         start = time.perf_counter()
         with torch.no_grad(), evaluation_mode(model):
             model(x)

@@ -1,4 +1,4 @@
-"""GloRo Nets (Leino et al., 2021): certificates from global Lipschitz constants of the logits' differences."""
+"""GloRo Nets (Leino et al., 2021): certificates from global Lipschitz constants of logit differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from atoll.certify.bounds import Error, Shape, Value
 from atoll.certify.certificate import Certificate, rounded_inputs
 from atoll.certify.linear import Dense
-from atoll.certify.lipschitz import OnLayer, captured, check_arithmetic, propagate
+from atoll.certify.lipschitz import OnLayer, check_arithmetic, ensure_captured, propagate
 from atoll.certify.norms import BUDGET
 from atoll.certify.propagation import LayerBound, Propagation
 from atoll.graph import CapturedModel
@@ -23,12 +23,12 @@ UP = 1 + 1e-12  # more than the rounding of a few hundred products and sums in f
 
 @dataclass(frozen=True)
 class PairwiseLipschitz:
-    r"""What the certificate of a network rests on, for all pairs of classes, ``(classes, classes)`` in float64.
+    r"""Lipschitz constants and error bounds for all pairs of classes, ``(classes, classes)`` in float64.
 
     Args:
-        lipschitz: :math:`K_{ji}`, of :math:`f_j - f_i`.
-        relative: with ``absolute``, :math:`f_j - f_i` is computed to within :math:`A_{ji} \|x\| + B_{ji}`.
-        absolute: see ``relative``.
+        lipschitz: :math:`K_{ji}`, the Lipschitz constant of :math:`f_j - f_i`.
+        relative: A; the error of a computed :math:`f_j - f_i` is at most :math:`A_{ji} \|x\| + B_{ji}`.
+        absolute: B, see ``relative``.
     """
 
     lipschitz: Tensor
@@ -37,7 +37,7 @@ class PairwiseLipschitz:
 
     @staticmethod
     def estimated(matrix: Tensor) -> PairwiseLipschitz:
-        """From an estimate of K, such as training makes: no proof."""
+        """Build from an estimate of K, as in training, which is not a proof."""
         matrix = matrix.detach().double()
         return PairwiseLipschitz(matrix, torch.zeros_like(matrix), torch.zeros_like(matrix))
 
@@ -45,15 +45,15 @@ class PairwiseLipschitz:
 def radius(
     logits: Tensor, size: Tensor, constants: PairwiseLipschitz, largest_input: float | Tensor = math.inf
 ) -> Tensor:
-    r"""How far an input of l2 norm ``size`` can be moved before the prediction j changes, at least.
+    r"""Return a radius within which the prediction j of an input of l2 norm ``size`` cannot change.
 
     .. math:: \min_{i \ne j} \frac{f_j - f_i - 2 (A_{ji} \|x\| + B_{ji})}{K_{ji} + A_{ji}}
 
-    The computed margin may be too large by :math:`A \|x\| + B`.  At distance r it has lost at most :math:`r K`, and is
-    itself computed with an error of at most :math:`A (\|x\| + r) + B`.  What is left is positive for all smaller r, so
-    the computed prediction does not change either, and in exact arithmetic (A = B = 0) this is the radius of GloRo.
+    The computed margin may be too large by :math:`A \|x\| + B`.  At distance r it has decreased by at most :math:`r K`,
+    and is itself computed with an error of at most :math:`A (\|x\| + r) + B`.  The rest is positive for all smaller r,
+    so the computed prediction does not change.  In exact arithmetic (A = B = 0) this is the radius of GloRo.
 
-    Inputs longer than ``largest_input`` may overflow: no radius goes there.
+    Inputs longer than ``largest_input`` may overflow, so no radius extends beyond it.
 
     >>> constants = PairwiseLipschitz.estimated(torch.tensor([[0.0, 2.0], [2.0, 0.0]]))
     >>> radius(torch.tensor([[3.0, 1.0]]), torch.ones(1), constants)
@@ -66,7 +66,7 @@ def radius(
 
 
 def radius_per_class(logits: Tensor, size: Tensor, constants: PairwiseLipschitz) -> Tensor:
-    """The radius within which the prediction is proven against each class, infinity for its own; see ``radius``.
+    """Return the radius within which the prediction cannot change to each class, infinity for its own; see ``radius``.
 
     >>> constants = PairwiseLipschitz.estimated(torch.tensor([[0.0, 2.0, 1.0], [2.0, 0.0, 1.0], [1.0, 1.0, 0.0]]))
     >>> radius_per_class(torch.tensor([[3.0, 1.0, 0.0]]), torch.ones(1), constants)
@@ -76,7 +76,7 @@ def radius_per_class(logits: Tensor, size: Tensor, constants: PairwiseLipschitz)
     top = f.argmax(1)
     k, a, b = (matrix.to(f.device)[top] for matrix in (constants.lipschitz, constants.relative, constants.absolute))
     margin = f.gather(1, top[:, None]) - f - 2 * (a * size.double()[:, None] + b)
-    # A pair of classes whose difference is constant can change nothing, unless it is a tie.
+    # The order of two classes with a constant difference cannot change, unless it is a tie.
     ratio = margin / (k + a)
     ratio = torch.where((margin > 0) & (ratio > 0), ratio, 0.0)
     return ratio.scatter(1, top[:, None], math.inf)
@@ -84,17 +84,17 @@ def radius_per_class(logits: Tensor, size: Tensor, constants: PairwiseLipschitz)
 
 @dataclass(eq=False)
 class GloRo:
-    """Certifies any classifier whose operations have a certification rule.
+    """Certifier for any classifier whose operations have a certification rule.
 
-    The captured graph is run once, as for a prediction.  Certificates are about this object as it computes, in its own
-    precision: rounding is counted in full, at its worst, which in float32 costs one to ten per cent of the radius, and
-    in float64 (``model.double()``) nothing that could be seen.
+    Certifying runs the captured graph once, as a prediction does.  Certificates cover the actual computation in the
+    precision of the model: the worst-case rounding error is subtracted, which costs one to ten percent of the radius in
+    float32 and a negligible amount in float64 (``model.double()``).
 
     Args:
-        model: the captured classifier, whose digest every certificate carries; for an estimate, any classifier.
-        constants: ``GloRo.proven`` makes them.
-        layers: what they were made of, for the table.
-        largest_input: norm of inputs up to which nothing can overflow.
+        model: the captured classifier, whose digest every certificate contains; for an estimate, any classifier.
+        constants: Lipschitz constants; see ``GloRo.proven``.
+        layers: bounds of the layers, for reports.
+        largest_input: largest norm of inputs that cannot overflow.
 
     >>> from atoll.models import MLP
     >>> model = MLP((2,), 2, hidden=()).double()
@@ -111,15 +111,18 @@ class GloRo:
 
     @property
     def lipschitz(self) -> float:
-        """The largest constant of a difference of two logits."""
+        """The largest Lipschitz constant of a difference of two logits."""
         return float(self.constants.lipschitz.max())
 
     @staticmethod
     def proven(
         model: nn.Module, shape: Shape | None = None, *, budget: float = BUDGET, on_layer: OnLayer | None = None
     ) -> GloRo:
-        """With proven constants; an InputError names an operation that has none, and its source line."""
-        graph = captured(model, shape)
+        """Build a certifier with proven constants.
+
+        Raises an InputError that names the operation and its source line if an operation has no rule.
+        """
+        graph = ensure_captured(model, shape)
         propagation, logits = propagate(graph, budget=budget, on_layer=on_layer)
         constants = _pairs(propagation, logits)
         return GloRo(graph, constants, tuple(propagation.layers), propagation.largest_input)
@@ -135,9 +138,9 @@ class GloRo:
 
 
 def run_certified(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs in the precision of a model, and its logits.
+    """Return inputs in the precision of a model, and its logits.
 
-    A captured model runs its generated code, without hooks, after a check that nothing has changed since the capture.
+    A captured model runs its generated code, without hooks, after a check that it has not changed since the capture.
     """
     if isinstance(model, CapturedModel):
         check_arithmetic(model)
@@ -151,9 +154,9 @@ def run_certified(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _pairs(propagation: Propagation, logits: Value) -> PairwiseLipschitz:
-    r"""The constants of all pairs of logits, and the error of computing them.
+    r"""Return the constants of all pairs of logits, and the error of computing them.
 
-    For a linear head with rows w, :math:`\|w_j - w_i\|` times those of the features; otherwise
+    For a linear head with rows w, they are :math:`\|w_j - w_i\|` times those of the features, otherwise
     :math:`\sqrt 2` times those of the vector of logits.
     """
     classes = logits.size

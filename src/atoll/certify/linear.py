@@ -1,4 +1,4 @@
-"""Linear maps between the values of a graph: proven norms, sums, products with diagonals."""
+"""Linear maps between values of a graph, with proven norms, sums, and products with diagonals."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from atoll.certify.norms import BUDGET, Pair, SpectralNormBound, conv_norm, dense_norm
 
-UNIT = 2.0**-53  # of float64, in which maps are added and scaled
+UNIT = 2.0**-53  # unit roundoff of float64, in which maps are added and scaled
 
 
 class LinearMap(Protocol):
     r"""A linear map A of one point.
 
-    ``spread`` bounds the norm of :math:`|A|`, the map with the absolute values of all weights, without a proof that
-    takes time: rounding errors grow with it.  ``terms`` is how many products make one output.
+    ``spread`` is a cheap bound of the norm of :math:`|A|`, the map with the absolute values of all weights, to which
+    rounding errors are proportional.  ``terms`` is the number of products in one output.
     """
 
     @property
@@ -32,15 +32,15 @@ class LinearMap(Protocol):
     def norm(self, budget: float = BUDGET) -> SpectralNormBound: ...
 
     def after(self, diagonal: Diagonal) -> LinearMap | None:
-        """The map with ``diagonal`` before it, or None if that is no map of this kind."""
+        """Return this map applied after ``diagonal``, or None if the product is not a map of this kind."""
         ...
 
     def scaled(self, diagonal: Diagonal) -> LinearMap | None:
-        """The map with ``diagonal`` after it."""
+        """Return this map followed by ``diagonal``, or None."""
         ...
 
     def plus(self, other: LinearMap) -> LinearMap | None:
-        """The sum."""
+        """Return the sum of two maps, or None."""
         ...
 
 
@@ -49,8 +49,8 @@ class Diagonal:
     """Multiplies every entry by a number.
 
     Args:
-        weight: float64, for all entries of a point or for fewer (broadcasting).
-        error: by how much the norm may be off from what rounding did to the weights.
+        weight: factors in float64, for all entries of a point or fewer (broadcasting).
+        error: error of the norm due to rounding of the weights.
 
     >>> Diagonal(torch.tensor([3.0, -4.0]).double()).norm().value
     4.0
@@ -134,14 +134,15 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A two-dimensional convolution with zero padding, without groups or dilation (``convolution`` makes these).
+    """A two-dimensional convolution with zero padding, without groups or dilation; see ``convolution``.
 
     Args:
         weight: ``(out, in, height, width)``, float64.
         size: height and width of the input.
-        stride: down and across.
-        padding: on all sides.
-        adjoint: the transposed map of this convolution, from its outputs to its inputs.
+        stride: vertical and horizontal stride.
+        padding: vertical and horizontal padding.
+        adjoint: whether this is the transposed map, from outputs to inputs.
+        error: error of the norm due to rounding of the weights.
     """
 
     weight: Tensor
@@ -153,7 +154,7 @@ class Convolution:
 
     @property
     def spread(self) -> float:
-        """By Schur's test; or by Cauchy and Schwarz, with the number of patches that a pixel is part of."""
+        """Bound by Schur's test, or by Cauchy-Schwarz with the number of patches that contain a pixel."""
         scale = _power_of_two(self.weight)
         weight = (self.weight / scale).abs()
         patches = math.prod(math.ceil(k / s) for k, s in zip(weight.shape[2:], self.stride, strict=True))
@@ -162,7 +163,7 @@ class Convolution:
         return min(frobenius, math.sqrt(float(rows) * float(columns))) * (1 + 1e-12) * scale + self.error
 
     def _column_sums(self, weight: Tensor) -> Tensor:
-        """For each input channel the largest sum of the weights that one of its pixels meets."""
+        """Return the largest sum of the weights of one pixel, for each input channel."""
         (s, t), (height, width) = self.stride, weight.shape[2:]
         weight = F.pad(weight, (0, -width % t, 0, -height % s)).sum(0)
         rows, columns = weight.shape[1] // s, weight.shape[2] // t
@@ -207,7 +208,7 @@ class Convolution:
         return self._sum(other)
 
     def _sum(self, other: Convolution) -> Convolution | None:
-        """Both kernels in the middle of one that holds both, if they are centered."""
+        """Add two kernels after padding them to the same size; None if they are not centered alike."""
         sides = []
         for axis in (0, 1):
             small, large = sorted((c.weight.shape[2 + axis], c.padding[axis]) for c in (self, other))
@@ -227,7 +228,7 @@ class Convolution:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Maps side by side, each on its own part of the input: a grouped convolution."""
+    """Maps on separate parts of the input, such as a grouped convolution."""
 
     maps: tuple[Convolution, ...]
 
@@ -262,7 +263,7 @@ def convolution(
     groups: int,
     output_size: tuple[int, ...] | None = None,
 ) -> Convolution | Blocks:
-    """A convolution in one or two dimensions, or, if the size of its output is given, a transposed one.
+    """Build a convolution in one or two dimensions, or a transposed one if ``output_size`` is given.
 
     >>> kernel = torch.ones(1, 1, 2, dtype=torch.float64)
     >>> convolution(kernel, (20,), (1,), (0,), (1,), 1).norm().value < 2  # 2 cos(pi / 21)
@@ -292,7 +293,7 @@ def _dilated(weight: Tensor, dilation: Pair) -> Tensor:
 
 
 def _per_channel(weight: Tensor, channels: int) -> Tensor | None:
-    """The factors of a diagonal, if there is one for each channel of a point, or one for all."""
+    """Return the factors of a diagonal if there is one per channel, or one for all; otherwise None."""
     if weight.numel() == 1:
         return weight.reshape(1)
     if weight.dim() in (2, 3) and weight.numel() == weight.shape[0] == channels:
@@ -310,7 +311,7 @@ def _largest(weight: Tensor) -> float:
 
 
 def _spread(weight: Tensor) -> float:
-    """An upper bound of the norm of a matrix of absolute values: Frobenius, or Schur's test."""
+    """Return an upper bound of the norm of the matrix of absolute values, by Frobenius or Schur's test."""
     if not weight.numel():
         return 0.0
     scale = _power_of_two(weight)
@@ -320,7 +321,7 @@ def _spread(weight: Tensor) -> float:
 
 
 def _power_of_two(weight: Tensor) -> float:
-    """Close to the largest entry, so that squares of the quotient neither overflow nor vanish."""
+    """Return a power of two close to the largest entry, so that squares of the quotient neither overflow nor vanish."""
     largest = _largest(weight)
     return 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 1.0
 

@@ -1,4 +1,4 @@
-"""Certified radii of a subject: the measurement behind ``atoll certify`` and the test of certified training."""
+"""The measurement of certified radii, used by ``atoll certify`` and by the final test of certified training."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ from atoll.stats import Accuracy, percent_interval
 from atoll.subject import Subject
 from atoll.threat import ThreatModel
 
-PROTOTYPES = 6  # points whose prototypes are stored
+PROTOTYPES = 6  # number of points whose prototypes are stored
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertifySettings(Settings):
-    """Which radii, by which proof, and which attacks on the certified points.
+    """Settings of ``atoll certify``: radii, kind of proof, and attacks on certified points.
 
     Args:
         eps: l2 radii such as 0.3,36/255 (default: as trained).
         attacks: attacks for the empirical robust accuracy, such as standard, fast or APGD-CE.
-        check: attack this many certified points at their radius.
+        check: number of certified points to attack at their radius.
         attack: attack certified points (disable with --no-attack).
         eta: parameter of the eta layer of Centroid Nets.
         reject: report the rejection rate on noise, or on a data set named as in a recipe.
         smooth: certify by randomized smoothing with noise of this standard deviation.
-        samples: noise samples per point, for smoothing.
+        samples: number of noise samples per point, for smoothing.
         alpha: failure probability of each certificate, for smoothing.
-        precision: of the certified network (default: float64, and float32 for smoothing).
-        budget: operations per layer's proof.
-        batch_size: points per batch.
+        precision: precision of the certified network (default: float64, and float32 for smoothing).
+        budget: largest number of operations for the proof of a layer.
+        batch_size: number of points per batch.
     """
 
     kind: ClassVar[str] = "certify"
@@ -89,16 +89,16 @@ class CertifySettings(Settings):
 
     def resolve(self, subject: Subject) -> Self:
         if self.eps is None and subject.threat.norm != "l2":
-            raise InputError(f"eps: the model was trained against {subject.threat.norm}; give an l2 radius")
+            raise InputError(f"eps: the model was trained against {subject.threat.norm}; specify an l2 radius")
         eps = str(subject.threat.eps) if self.eps is None else self.eps
         settings = dataclasses.replace(self, eps=eps, **self._unused)
-        for radius in settings.radii:  # a wrong name is an error before any work
+        for radius in settings.radii:  # report unknown names before any work is done
             parse_attacks_for(subject.model, self.attacks, ThreatModel("l2", radius, subject.data.bounds))
         return settings
 
     @property
     def _unused(self) -> dict[str, Any]:
-        """Defaults for what the measurement does not look at, so that equal questions have equal settings."""
+        """Defaults for settings that the measurement does not use, so that equal questions have equal settings."""
         smooth = self.smooth is not None
         attack = self.attack and not smooth
         unused = [*(["budget"] if smooth else ["samples", "alpha"]), *([] if attack else ["attacks", "check"])]
@@ -113,7 +113,7 @@ class CertifySettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """Accuracy at one radius: points that are classified correctly and certified."""
+    """Verified accuracy at one radius: the share of points that are classified correctly and certified."""
 
     eps: float
     accuracy: Accuracy
@@ -130,7 +130,7 @@ class EmpiricalAccuracy:
 
 @dataclass(frozen=True, kw_only=True)
 class Rejection:
-    """Share of a data set for which nothing is certified at a radius."""
+    """Share of a data set that is not certified at a radius."""
 
     data: str
     eps: float
@@ -139,14 +139,14 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True)
 class CentroidGuarantees:
-    r"""What a Centroid Net with an eta layer guarantees for all inputs (thesis, Theorems 8 and 9, corrected).
+    r"""Guarantees of a Centroid Net with an eta layer for all inputs (thesis, Theorems 8 and 9, corrected).
 
     Args:
         separation: :math:`d_{\min}`, the smallest distance between centroids of different classes.
-        global_radius: :math:`\eta\,d_{\min} / K`: inputs this close are never accepted in different classes.
-        local_radius: :math:`\eta\,d_{\min} / (2K)`: within it the class of an accepted input does not change.
+        global_radius: :math:`\eta\,d_{\min} / K`; inputs this close are never accepted in different classes.
+        local_radius: :math:`\eta\,d_{\min} / (2K)`; within it, the class of an accepted input does not change.
         coverage: share of the points that the eta layer accepts.
-        prototypes: of the first points: how far the features of each prototype (Definition 23) are from the centroid.
+        prototypes: distances of the features of prototypes (Definition 23) from the centroid, for the first points.
     """
 
     separation: float
@@ -162,14 +162,14 @@ class CertifyResult(Result):
 
     Args:
         clean: accuracy without attack.
-        verified: accuracy at each radius.
-        median_radius: of the points that are classified correctly.
+        verified: verified accuracy at each radius.
+        median_radius: median radius of the correctly classified points.
         curve: radii and verified accuracies.
-        function: digest of the captured graph that the certificates are about; they are void for any other.
+        function: digest of the captured graph; the certificates hold only for this graph.
         lipschitz: Lipschitz bound of the network, None for smoothing.
-        layers: bounds of the layers and how each was proven.
-        rejected: shares of other data that are rejected.
-        relative_cost: time of certifying relative to predicting.
+        layers: bounds of the layers and the method of each proof.
+        rejected: rejection rates on other data.
+        relative_cost: time of certification divided by time of prediction.
         check: the attack on certified points at their radius.
         empirical: accuracy under attack at each radius.
         centroids: guarantees of a Centroid Net for all inputs, None for other models.
@@ -192,7 +192,7 @@ class CertifyResult(Result):
 
     @property
     def is_probabilistic(self) -> bool:
-        """Whether the certificates hold with a probability instead of for certain."""
+        """Whether the certificates hold only with a probability."""
         return self.settings.smooth is not None
 
     def table(self) -> TextTable:
@@ -207,17 +207,17 @@ class CertifyResult(Result):
 
 @MEASUREMENTS.register("certify", own_name=False)
 class MeasureCertify(Measurement):
-    """Provable robustness of a model.
+    """Verified accuracy of a model.
 
-    If an attack breaks a certificate, the measurement fails with an ``UnsoundError`` and stores no result, only the
-    point (``evaluate.broken_certificates`` lists them).
+    If an attack breaks a certificate, the measurement raises an ``UnsoundError`` and stores only the point, not a
+    result (``evaluate.broken_certificates`` lists such points).
     """
 
     settings = CertifySettings
     result = CertifyResult
 
     def depends_on(self, subject: Subject, settings: CertifySettings, context: Context) -> tuple[str, ...]:
-        """The data to reject, and the code of attacks from outside Atoll."""
+        """Return the digests of the data to reject and of the code of attacks from outside Atoll."""
         digests = [split_digest(other) for other in _rejection_data(subject, settings).values()]
         if settings.attack:
             attacks = AttackSettings(attacks=settings.attacks, norm="l2", eps=str(settings.radii[0]))
@@ -225,7 +225,7 @@ class MeasureCertify(Measurement):
         return tuple(digests)
 
     def measure(self, subject: Subject, settings: CertifySettings, context: Context) -> dict[str, Any]:
-        # The model in its own precision is what gets attacked; it is faster.
+        # Attacks use the model in its own precision, which is faster.
         dtype, model = getattr(torch, settings.precision or "float64"), subject.model
         certified = model if subject.precision == dtype else copy.deepcopy(model).to(dtype)
         split = self.inputs(subject, settings)
@@ -240,7 +240,7 @@ class MeasureCertify(Measurement):
 def _accuracies(
     certification: Certification, subject: Subject, settings: CertifySettings, context: Context
 ) -> dict[str, Any]:
-    """The fields that follow from the certificates, which are saved together with a picture of the curve."""
+    """Return the fields that follow from the certificates; save the certificates and a plot of the curve."""
     radius, accuracy = curve = certification.curve()
     if context.folder is not None and is_main():
         write_atomic(context.folder / "certificates.safetensors", save(vars(certification)))
@@ -257,7 +257,7 @@ def _accuracies(
 def _prove(
     subject: Subject, certified: nn.Module, split: Split, settings: CertifySettings, context: Context
 ) -> dict[str, Any]:
-    """Certificates that are proofs, and attacks that try to refute them."""
+    """Certify with proofs, and attack the certified points."""
     certifier = certifier_for(
         certified,
         shape=tuple(subject.data.shape),
@@ -296,7 +296,7 @@ def _prove(
 def _guarantees(
     certifier: NearestCentroid, model: nn.Module, split: Split, settings: CertifySettings, context: Context
 ) -> CentroidGuarantees:
-    """What holds for all valid inputs, and the prototypes of the first points, saved with a picture of images."""
+    """Return the guarantees for all valid inputs; save the prototypes of the first points, with a plot for images."""
     first = torch.arange(min(PROTOTYPES, len(split)))
     x = to_float(split.fetch(first)).to(context.device, certifier.head.centroids.dtype)
     assert isinstance(model, CentroidNet)
@@ -324,7 +324,7 @@ def _attack(
     settings: CertifySettings,
     context: Context,
 ) -> dict[str, Any]:
-    """Attacks on certified points at their radius, and robust accuracy under attack at the radii of the settings."""
+    """Attack certified points at their radius, and measure robust accuracy at the radii of the settings."""
     model, bounds, seed = subject.model, subject.data.bounds, settings.seed
     device, progress = context.device, context.on_progress
     check = attack_certified(
@@ -343,7 +343,7 @@ def _attack(
 
 
 def _rejection_data(subject: Subject, settings: CertifySettings) -> dict[str, Split]:
-    """Inputs of other kinds by name: ``noise``, or the first test points of a data set named as in a recipe."""
+    """Return other inputs by name: ``noise``, or the first test points of a data set named as in a recipe."""
     shape, count = subject.data.shape, len(select(subject.data, settings.split, settings.points))
     splits: dict[str, Split] = {}
     for name in settings.reject:

@@ -1,4 +1,4 @@
-"""Upper bounds of the norms of single linear maps: proofs, in float64."""
+"""Proven upper bounds of the norms of single linear maps, in float64."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor
 from atoll.certify.banded import BlockBandedOperator
 from atoll.errors import InputError
 
-BUDGET = 1.5e11  # operations that one proof may take by default: seconds on two cores
+BUDGET = 1.5e11  # default number of operations for one proof: seconds on two cores
 
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class SpectralNormBound:
-    """An upper bound and how it was proven: ``exact`` (to a thousandth), ``strip`` or ``torus``."""
+    """An upper bound and the method of its proof: ``exact`` (to a thousandth), ``strip`` or ``torus``."""
 
     value: float
     method: str
 
 
 def dense_norm(weight: Tensor) -> SpectralNormBound:
-    """The largest singular value of a matrix.
+    """Return a proven upper bound of the largest singular value of a matrix.
 
     >>> round(dense_norm(torch.diag(torch.tensor([3.0, 4.0]))).value, 2)
     4.0
@@ -38,22 +38,24 @@ def dense_norm(weight: Tensor) -> SpectralNormBound:
 def conv_norm(
     weight: Tensor, size: Pair, stride: Pair = (1, 1), padding: Pair = (0, 0), *, budget: float = BUDGET
 ) -> SpectralNormBound:
-    """The norm of a convolution with zero padding, for inputs of a known size; the tightest bound within the budget.
+    """Return the tightest bound within the budget of the norm of a convolution with zero padding, for an input size.
 
-    Where kernels do not overlap it is the norm of the kernel as one matrix.  Otherwise one of ``OPERATORS``: the
-    convolution itself, or a larger map that it is a part of, and that is easier to take apart.
+    If windows do not overlap, this is the norm of the kernel as one matrix.  Otherwise it is one of ``OPERATORS``: the
+    convolution itself, or a larger map that contains it and is easier to decompose.
 
     Args:
         weight: ``(out, in, height, width)``.
         size: height and width of the input.
-        budget: operations a proof may take; the torus is the last resort whatever it takes.
+        stride: vertical and horizontal stride.
+        padding: vertical and horizontal padding.
+        budget: largest number of operations for a proof; the torus is the last resort at any cost.
 
     >>> conv_norm(torch.ones(1, 1, 1, 2), (1, 20)).value < 2  # 2 cos(pi / 21)
     True
     """
     weight = _exact(weight)
     if any(n + 2 * p < k for n, p, k in zip(size, padding, weight.shape[2:], strict=True)):
-        raise InputError(f"size: expected at least that of the kernel, {tuple(weight.shape[2:])}, got {size}")
+        raise InputError(f"size: expected at least the kernel size {tuple(weight.shape[2:])}, got {size}")
     if all(k <= s for k, s in zip(weight.shape[2:], stride, strict=True)):
         return dense_norm(weight.flatten(1))
     layout = Layout(size, stride, padding)
@@ -64,24 +66,24 @@ def conv_norm(
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a convolution finds its inputs: their size, stride and padding, down and across."""
+    """The geometry of a convolution: input size, stride and padding, vertically and horizontally."""
 
     size: Pair
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
 
     def out(self, kernel: int, axis: int) -> int:
-        """The size of the output along an axis."""
+        """Return the size of the output along an axis."""
         return (self.size[axis] + 2 * self.padding[axis] - kernel) // self.stride[axis] + 1
 
     def banded(self, parts: Tensor, terms: int = 1) -> BlockBandedOperator:
-        """The map between rows, given its parts."""
+        """Return the map between rows with the given parts."""
         rows_out = self.out(parts.shape[1], 0)
         return BlockBandedOperator(parts, self.size[0], rows_out, self.stride[0], self.padding[0], terms)
 
 
 def exact(weight: Tensor, layout: Layout) -> BlockBandedOperator:
-    """The convolution itself, which is block-banded once it is cut into rows of pixels."""
+    """Return the convolution itself, which is block-banded with respect to rows of pixels."""
     channels_out, channels_in, height, width = weight.shape
     size, out = layout.size[1], layout.out(width, 1)
     parts = weight.new_zeros(height, out, channels_out, size, channels_in)
@@ -94,19 +96,19 @@ def exact(weight: Tensor, layout: Layout) -> BlockBandedOperator:
 
 
 def strip(weight: Tensor, layout: Layout) -> BlockBandedOperator:
-    """The convolution on a strip that is closed to a ring from left to right, with one banded map per frequency.
+    """Return the convolution on a strip whose left and right ends are joined, with one banded map per frequency.
 
-    There is as much room that nothing meets itself around the ring, so the convolution is a part of this map, and its
-    norm is not larger.
+    The ring is wide enough that no output reaches around it, so the convolution is a part of this map, and its norm is
+    not larger.
     """
     ring, terms = _ring(weight, 1, layout)  # out, in, height, phase, frequency
     return layout.banded(ring.permute(4, 2, 0, 1, 3).flatten(3).contiguous(), terms)
 
 
 def torus(weight: Tensor, layout: Layout) -> BlockBandedOperator:
-    """Closed in both directions, with one small matrix per frequency.
+    """Return the convolution on a torus, with one small matrix per frequency.
 
-    Never above the norm on the infinite grid, which takes all frequencies, not only those of this torus.
+    Its norm is at most the norm on the infinite grid, which has all frequencies, not only those of this torus.
     """
     half, rows = _ring(weight, 0, layout)  # out, in, width, phase, frequency
     both, columns = _ring(half, 1, layout)  # out, in, phase, frequency, phase, frequency
@@ -114,12 +116,12 @@ def torus(weight: Tensor, layout: Layout) -> BlockBandedOperator:
     return BlockBandedOperator(parts[:, None].contiguous(), terms=rows * columns)
 
 
-# From the tightest to the cheapest.
+# From tightest to cheapest.
 OPERATORS: dict[str, Callable[[Tensor, Layout], BlockBandedOperator]] = {"exact": exact, "strip": strip, "torus": torus}
 
 
 def _exact(weight: Tensor) -> Tensor:
-    """The weights in float64, which holds every float32 as it is."""
+    """Convert weights to float64, which represents every float32 exactly."""
     weight = weight.detach().double()
     if not weight.isfinite().all():
         raise InputError("weights: expected finite numbers, got NaN or infinity")
@@ -127,15 +129,15 @@ def _exact(weight: Tensor) -> Tensor:
 
 
 def _ring(weight: Tensor, axis: int, layout: Layout) -> tuple[Tensor, int]:
-    r"""A convolution along one axis as matrices for the frequencies of a ring, and the number of terms in each.
+    r"""Return a convolution along one axis as matrices for the frequencies of a ring, and the number of terms in each.
 
-    A stride s is a stride 1 on s interleaved inputs (phases): input :math:`s J + a - p`, tap :math:`s q + a`, output j
-    meet where :math:`J = j + q`.  Inputs are non-zero for J from ``first`` to ``last``; on a ring of m places j + q and
-    J may meet only if they are equal, so m is larger than any difference between the two.  The map is then a part of
-    the circulant, and not above its norm.
+    A stride s is a stride 1 on s interleaved inputs (phases): input :math:`s J + a - p`, tap :math:`s q + a` and output
+    j are connected if :math:`J = j + q`.  Inputs are nonzero for J from ``first`` to ``last``.  On a ring of m places,
+    j + q and J may coincide only if they are equal, so m is larger than any difference between them.  The map is then a
+    part of the circulant, and its norm is not larger.
 
-    Returns the kernel with its first remaining axis moved to the end and turned into (phase, frequency); of the
-    frequencies of real weights only those that are not each other's complex conjugates.
+    The first remaining axis of the kernel is moved to the end and replaced by (phase, frequency).  For real weights,
+    only one of two complex conjugate frequencies is returned.
     """
     dim = 2 if axis == 0 or weight.is_complex() else 3
     size, stride, padding = layout.size[axis], layout.stride[axis], layout.padding[axis]
@@ -145,7 +147,7 @@ def _ring(weight: Tensor, axis: int, layout: Layout) -> tuple[Tensor, int]:
     w = weight.movedim(dim, -1)
     w = F.pad(w, (0, taps * stride - w.shape[-1]))
     w = w.reshape(*w.shape[:-1], taps, stride).mT  # ..., phase, q
-    # Angles are reduced in integers, so that sine and cosine are right to the last bits.
+    # Angles are reduced in integer arithmetic, so that sine and cosine are accurate.
     count = m if weight.is_complex() else m // 2 + 1
     turns = torch.outer(torch.arange(taps), torch.arange(count)) % m
     angle = (2 * math.pi / m) * turns.double()

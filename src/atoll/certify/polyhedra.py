@@ -1,4 +1,4 @@
-"""Proven lower bounds of the distance to a polyhedron within a box, or of stretched inputs, by its dual."""
+"""Proven lower bounds of the distance to a polyhedron, within a box or for stretched inputs, from the dual problem."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from atoll.certify.bounds import UNIT_ROUNDOFF, gamma
 from atoll.models.stretch import minimal_moves, multiplier
 
-STEPS = 200  # of ascent at most,
-CHECK = 20  # between checks whether the goal is reached
+STEPS = 200  # maximum number of ascent steps
+CHECK = 20  # number of steps between checks whether the goal is reached
 
 
 def distance_bounds(
@@ -26,34 +26,35 @@ def distance_bounds(
     gain: Tensor | None = None,
     steps: int = STEPS,
 ) -> Tensor:
-    r"""Lower bounds of the length of a move after which c is at least as close as all p.
+    r"""Return lower bounds of the length of a move after which c is at least as close as all p.
 
-    With :math:`s_p = \|z - c\|^2 - \|z - p\|^2` these are the moves with :math:`2 (p - c) \cdot \Delta + s_p \le 0`
-    for all p, where :math:`\Delta` is what the move :math:`\delta` changes: the move itself, or, of stretched inputs,
-    what ``stretch_distance`` describes.  For any :math:`\lambda \ge 0`, and :math:`v = 2 \sum_p \lambda_p (p - c)`,
+    With :math:`s_p = \|z - c\|^2 - \|z - p\|^2`, these are the moves with :math:`2 (p - c) \cdot \Delta + s_p \le 0`
+    for all p, where :math:`\Delta` is the effect of the move :math:`\delta`: the move itself or, for stretched inputs,
+    the change described in ``stretch_distance``.  For any :math:`\lambda \ge 0` and
+    :math:`v = 2 \sum_p \lambda_p (p - c)`,
 
     .. math:: \tfrac12 \|\delta\|^2 \ge q(\lambda) = \lambda \cdot s
               + \sum_i \min_{\delta_i} \tfrac12 \delta_i^2 + v_i \Delta_i.
 
-    So :math:`\sqrt{2 q}` is a bound whatever :math:`\lambda` is.  The best one of a single p is found by bisection;
-    from there on accelerated gradient ascent (Nesterov, 1983; restarts: O'Donoghue & Candes, 2015) makes use of the
-    others.  It stops where all pairs of a point have reached the goal.
+    Therefore :math:`\sqrt{2 q}` is a bound for every :math:`\lambda`.  Bisection finds the best multiplier of a single
+    p; accelerated gradient ascent (Nesterov, 1983; restarts: O'Donoghue & Candes, 2015) then uses the others.  It stops
+    when all pairs of a point have reached the goal.
 
     Rounding: q is computed to within :math:`\gamma\, (\lambda \cdot |s| + 3 g^2 V^2)`, where g is the largest gain and
-    :math:`V = 2 \sum_p \lambda_p (\|p\| + \|c\|) \ge \|v\|`: v is a sum over the p, its error at most
-    :math:`\gamma V`; the minimum moves with v no faster than :math:`\|\Delta\| \le g^2 \|v\|`; and it is itself a sum
-    over the features of at most :math:`1.5\, g^2 \|v\|^2`.  Where low and high, numbers of size 1, are off by
-    rounding, a minimum is off by no more than that times its slope there, :math:`1 + g |v_i|`.
+    :math:`V = 2 \sum_p \lambda_p (\|p\| + \|c\|) \ge \|v\|`.  v is a sum over the p with an error of at most
+    :math:`\gamma V`; the minimum changes with v at most at the rate :math:`\|\Delta\| \le g^2 \|v\|`; and it is itself
+    a sum over the features of at most :math:`1.5\, g^2 \|v\|^2`.  If low and high, numbers of size 1, have rounding
+    errors, the error of a minimum is at most that error times its slope there, :math:`1 + g |v_i|`.
 
     Args:
         own: the p of each point, ``(batch, own, features)``, float64.
         other: the c, ``(batch, other, features)``.
-        margin: s, or less, ``(batch, other, own)``.
-        low: moves below it change nothing more, ``(batch, features)``.
-        high: nor do moves above it.
-        goal: what is enough, ``(batch, other)``.
-        gain: change for a move in between, ``(features,)``; None for 1.
-        steps: of ascent.
+        margin: s or a lower bound of it, ``(batch, other, own)``.
+        low: moves have no further effect below it, ``(batch, features)``.
+        high: moves have no further effect above it.
+        goal: sufficient distance, ``(batch, other)``.
+        gain: effect of a move in between, ``(features,)``; None for 1.
+        steps: maximum number of ascent steps.
 
     >>> own, other = torch.zeros(1, 1, 2).double(), torch.tensor([[[2.0, 0.0]]]).double()
     >>> free = torch.full((1, 2), torch.inf).double()
@@ -66,7 +67,7 @@ def distance_bounds(
 
 
 def ascend(problem: Dual, goal: Tensor, *, steps: int = STEPS) -> tuple[Tensor, Tensor]:
-    """The bounds of ``distance_bounds``, and the multipliers in the end."""
+    """Return the bounds of ``distance_bounds`` and the final multipliers."""
     point = ahead = problem.best_single()
     margin, reached = problem.margin, point.clone()
     best = torch.zeros_like(margin[:, :, 0])
@@ -84,7 +85,7 @@ def ascend(problem: Dual, goal: Tensor, *, steps: int = STEPS) -> tuple[Tensor, 
                 point, ahead, pace, rate = (v[rows] for v in (point, ahead, pace, rate))
         gradient = problem.gradient(ahead)
         moved = (ahead + rate * gradient).clamp_min(0)
-        # Momentum that points downhill is dropped.
+        # Drop momentum that points downhill.
         good = ((moved - point) * gradient).sum(2, keepdim=True) >= 0
         following = torch.where(good, (1 + (1 + 4 * pace**2).sqrt()) / 2, 1.0)
         ahead = moved + torch.where(good, (pace - 1) / following, 0.0) * (moved - point)
@@ -94,7 +95,7 @@ def ascend(problem: Dual, goal: Tensor, *, steps: int = STEPS) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class Dual:
-    """q, in the notation of ``distance_bounds``; multipliers are ``(batch, other, own)``."""
+    """The dual function q of ``distance_bounds``; multipliers are ``(batch, other, own)``."""
 
     own: Tensor
     other: Tensor
@@ -108,7 +109,7 @@ class Dual:
         return Dual(own, other, margin, low, high, self.gain)
 
     def best_single(self) -> Tensor:
-        """Multipliers of the p whose plane alone is furthest away; the others are 0."""
+        """Return multipliers that are nonzero only for the p whose plane is farthest away."""
         between = torch.cdist(self.other, self.own).clamp_min(torch.finfo(self.own.dtype).tiny)
         best = (self.margin / between).argmax(2, keepdim=True)
         p = self.own.gather(1, best.expand(-1, -1, self.own.shape[2]))
@@ -117,7 +118,7 @@ class Dual:
         return torch.zeros_like(self.margin).scatter(2, best, value[:, :, None])
 
     def slope(self, multipliers: Tensor) -> Tensor:
-        """v."""
+        """Return v of ``distance_bounds``."""
         return 2 * (multipliers @ self.own - multipliers.sum(2, keepdim=True) * self.other)
 
     def gradient(self, multipliers: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ class Dual:
         return 2 * (change @ self.own.mT - (change * self.other).sum(2, keepdim=True)) + self.margin
 
     def rate(self) -> Tensor:
-        """One over an upper bound of the largest eigenvalue of the Gram matrix of the 2 g (p - c) (Gershgorin)."""
+        """Return the step size, one over Gershgorin's bound of the eigenvalues of the Gram matrix of 2 g (p - c)."""
         own, other = self.gain * self.own, self.gain * self.other
         cross = other @ own.mT  # batch, other, own
         gram = (own @ own.mT)[:, None] - cross[..., None] - cross[:, :, None]

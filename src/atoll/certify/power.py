@@ -1,4 +1,4 @@
-"""Lipschitz constants for training: power iteration, quick and differentiable, but from below and so no proof."""
+"""Lipschitz constants for training, by power iteration: fast and differentiable, but lower bounds and not proofs."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ from atoll.rng import generator
 
 
 class LipschitzEstimator(nn.Module):
-    r"""Estimates of :math:`K_{ji}`, the Lipschitz constant of logit j minus logit i, for all pairs of classes.
+    r"""Estimates the Lipschitz constants :math:`K_{ji}` of logit j minus logit i, for all pairs of classes.
 
     The formula is that of the proof (``lipschitz``), such as :math:`K_{ji} = \|w_j - w_i\| \prod_l \sigma_l` with the
-    rows w of a linear head, and with the current weights.  For every linear part of the graph
-    :math:`\sigma = \|A v\|`; every call runs a few more power iterations on v, starting where the last call ended.
-    Only the last product has a gradient.  With ``Centroids`` as head every logit has one constant, mostly 1, and the
-    difference of two of them twice that.
+    rows w of a linear head, for the current weights.  For every linear part A of the graph, :math:`\sigma = \|A v\|`.
+    Every call runs a few power iterations on v, starting where the last call ended.  Only the last product has a
+    gradient.  With ``Centroids`` as head, all logits have the same constant, usually 1, and differences twice that.
 
-    The vectors are buffers of this module, not of the model: a model's file holds weights only.
+    The vectors are buffers of this module, not of the model, so that the model's file contains only weights.
 
-    A call returns that matrix and, with the head's own norm in place of the distances, the constant of the vector of
-    all logits.
+    A call returns the matrix K and the constant of the vector of all logits, in which the norm of the head replaces the
+    distances of its rows.
 
     Args:
         model: a classifier whose operations have a certification rule.
-        iterations: of power iteration at every call.
+        iterations: number of power iterations per call.
 
     >>> from atoll.models import MLP
     >>> model = MLP((2,), 2, hidden=())
@@ -66,26 +65,26 @@ class LipschitzEstimator(nn.Module):
                 self.register_buffer(_buffer(name), (v / v.norm()).to(parameter.device, parameter.dtype))
 
     def forward(self, update: bool = True) -> tuple[Tensor, Tensor]:
-        """The constants of all pairs, and of the vector of logits; ``update`` runs power iterations first."""
+        """Return the constants of all pairs and of the vector of logits; ``update`` runs power iterations first."""
         plan = self._plan
         with torch.autocast(self._device_type, enabled=False):
             weights = self._weights()
             norms = {name: self._norm(name, weights, update) for name in plan.parts}
             body = plan.body.evaluate(norms) if isinstance(plan.body, TracedConstant) else float(plan.body)
             body = torch.as_tensor(body, dtype=self._dtype, device=self._device)
-            if plan.head is None:  # every logit has the same constant
+            if plan.head is None:  # all logits have the same constant
                 differ = 1 - torch.eye(self._classes, dtype=self._dtype, device=self._device)
-                scale = 1.0 if plan.centroids is None else plan.centroids.lipschitz  # changes if contrast is learned
+                scale = 1.0 if plan.centroids is None else plan.centroids.lipschitz  # changes if thresholds are learned
                 return body * scale * plan.pair_factor * differ, body * scale * plan.vector_factor
             return body * pair_distances(plan.parts[plan.head].matrix(weights)), body * norms[plan.head]
 
     @property
     def exact(self) -> bool:
-        """Whether there is nothing to estimate: no linear layers, but for centroids."""
+        """Whether nothing is estimated, because there are no linear layers except centroids."""
         return not self._plan.parts
 
     def products(self) -> dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]]:
-        """For every linear part A of the graph the product :math:`A^T A`, and the shape of its input."""
+        """Return the product with :math:`A^T A` and the input shape for every linear part A of the graph."""
         weights = {node: weight.detach() for node, weight in self._weights().items()}
 
         def product(part: _Part) -> Callable[[Tensor], Tensor]:
@@ -95,7 +94,7 @@ class LipschitzEstimator(nn.Module):
 
     @torch.no_grad()
     def converged(self, calls: int = 20) -> Tensor:
-        """The matrix after more iterations, with the vectors restored afterwards: for measuring, not for training."""
+        """Return the matrix after more iterations, for measurements; the vectors are restored afterwards."""
         with preserve_buffers(self):
             for _ in range(calls - 1):
                 self()
@@ -117,14 +116,14 @@ class LipschitzEstimator(nn.Module):
 
 @dataclass(frozen=True)
 class _Part:
-    """A linear part of the graph, from one value to another, with the weights as they are."""
+    """A linear part of the graph, from one value to another, with the current weights."""
 
     source: _Subgraph
-    shape: tuple[int, ...]  # of its input
+    shape: tuple[int, ...]  # shape of its input
     diagonal: bool
 
     def __call__(self, u: Tensor, weights: dict[fx.Node, Tensor]) -> Tensor:
-        """The linear map, without its shift."""
+        """Apply the linear map without its bias."""
         y = self.source(torch.cat([u, torch.zeros_like(u[:1])]), weights)
         return y[:-1] - y[-1:]
 
@@ -138,7 +137,7 @@ class _Part:
         return v
 
     def gram(self, v: Tensor, weights: dict[fx.Node, Tensor], shift: Tensor) -> Tensor:
-        """:math:`A^T A v`, given the value at zero."""
+        """Return :math:`A^T A v`, given the value at zero."""
         with torch.enable_grad():
             v = v.detach().requires_grad_()
             y = self.source(v, weights)
@@ -146,7 +145,7 @@ class _Part:
         return product
 
     def matrix(self, weights: dict[fx.Node, Tensor]) -> Tensor:
-        """Outputs times inputs, for a map to vectors."""
+        """Return the matrix (outputs, inputs) of a map to vectors."""
         weight = next(iter(weights.values()))
         basis = torch.eye(math.prod(self.shape), dtype=weight.dtype, device=weight.device)
         return self(basis.view(-1, *self.shape), weights).T
@@ -154,14 +153,14 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The formula of a model's constants, and the linear parts it is made of, by name."""
+    """The formula of the constants of a model, and its linear parts by name."""
 
     body: float
     parts: dict[str, _Part]
-    head: str | None = None  # the linear part that maps features to logits
-    pair_factor: float = 1.0  # without one, factors for a difference of logits
-    vector_factor: float = 1.0  # and for all of them
-    centroids: Centroids | None = None  # whose own constant comes on top
+    head: str | None = None  # the linear part that maps features to logits, if there is one
+    pair_factor: float = 1.0  # otherwise, the factor for a difference of logits
+    vector_factor: float = 1.0  # and the factor for the vector of logits
+    centroids: Centroids | None = None  # a head whose constant is an additional factor
 
     @staticmethod
     def of(live: LiveGraph, model: Classifier) -> _Plan:
@@ -180,7 +179,7 @@ class _Plan:
                 return _Plan(logits.base.bound.lipschitz, tracer.parts, name)
             return _Plan(tracer.bound(logits).lipschitz, tracer.parts, None, math.sqrt(2))
         except InputError as error:
-            raise InputError(f"the model cannot be trained with a Lipschitz bound: {error}") from None
+            raise InputError(f"model: cannot be trained with a Lipschitz bound: {error}") from None
 
 
 class _Tracer(Propagation):
@@ -206,7 +205,7 @@ class _Tracer(Propagation):
 
 
 class _Subgraph:
-    """The operations from one node to another as a function of the first one's value and of weights."""
+    """The operations from one node to another, as a function of the value of the first node and of weights."""
 
     def __init__(self, live: LiveGraph, start: fx.Node, end: fx.Node) -> None:
         self.graph = fx.Graph()
@@ -244,7 +243,7 @@ class _Subgraph:
 
 
 class _Weights:
-    """Computes the weights that subgraphs need from the model's tensors, whatever they are at that moment."""
+    """Computes the weights that subgraphs need from the current tensors of the model."""
 
     def __init__(self, live: LiveGraph, model: nn.Module, subgraphs: list[_Subgraph]) -> None:
         self.nodes = list(dict.fromkeys(node for part in subgraphs for node in part.inputs))
@@ -275,7 +274,7 @@ class _Weights:
 
 
 def pair_distances(weight: Tensor) -> Tensor:
-    """The distances between all rows, with a gradient that is finite where they are zero.
+    """Return the distances between all rows, with finite gradients at distance zero.
 
     >>> pair_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     tensor([[0., 5.],

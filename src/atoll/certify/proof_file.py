@@ -1,8 +1,8 @@
-"""Proof files: the certificates of some inputs, with all that an independent checker needs to prove them again.
+"""Proof files: certificates of inputs, with everything an independent checker needs to verify them.
 
-A file has the format of safetensors.  Its arrays are the constants of the captured graph, the inputs, their classes and
-radii, and the multipliers of Centroid Nets.  Its header has the graph as a list of operations, and the norms of the
-layers.  ``atoll.checker`` reads it with NumPy and SciPy only.
+A file has the safetensors format.  Its arrays are the constants of the captured graph, the inputs, their classes and
+radii, and the multipliers of Centroid Nets.  Its header contains the graph as a list of operations, and the norms of
+the layers.  ``atoll.checker`` reads it using only NumPy and SciPy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, fx
 
-from atoll.certify.centroids import NearestCentroid, _Neighbourhood
+from atoll.certify.centroids import NearestCentroid, _Neighborhood
 from atoll.certify.certificate import Certificate
 from atoll.certify.gloro import GloRo
 from atoll.certify.polyhedra import Dual, ascend
@@ -28,16 +28,16 @@ from atoll.graph.capture import CapturedModel
 from atoll.graph.nodes import bind_arguments, locate, operation_name
 
 FORMAT = 1
-BLANK = "0" * 64  # stands for the digest while it is computed
-CUT = 1e-6  # radii are cut by this share, more than rounding in the checker takes
+BLANK = "0" * 64  # placeholder for the digest while it is computed
+CUT = 1e-6  # radii are reduced by this share, which exceeds the rounding error of the checker
 SMALLEST_NORM = 1e-100
-POINTS, PAIRS = 64, 256  # points, and pairs of a point and a centroid, whose multipliers are computed together
+POINTS, PAIRS = 64, 256  # batch sizes: points, and pairs of a point and a centroid
 _DTYPES = (torch.float32, torch.float64, torch.int64)
 
 
 @dataclass(frozen=True)
 class ProofFile:
-    """What was written: the file, its claims, the points they are a part of, and the size of the file in bytes."""
+    """A written proof file: its path, the number of claims, the number of points, and its size in bytes."""
 
     path: str
     claims: int
@@ -46,15 +46,15 @@ class ProofFile:
 
 
 def write_proof(path: Path, certifier: GloRo | NearestCentroid, x: Tensor, certificate: Certificate) -> ProofFile:
-    """Write certificates with the witnesses that ``atoll.checker`` needs to prove them again.
+    """Write certificates with the witnesses that ``atoll.checker`` needs to verify them.
 
-    Points with radius 0 are left out, because nothing is claimed about them.  Radii are cut by ``CUT``.
+    Points with radius 0 are omitted, because there is no claim about them.  Radii are reduced by a share of ``CUT``.
 
     Args:
         path: the file.
-        certifier: with proven constants.
+        certifier: a certifier with proven constants.
         x: the inputs.
-        certificate: what the certifier says about them.
+        certificate: the certificates of the inputs.
 
     >>> import tempfile
     >>> from atoll.checker import check
@@ -69,7 +69,7 @@ def write_proof(path: Path, certifier: GloRo | NearestCentroid, x: Tensor, certi
         raise InputError("proof: expected a certifier with proven constants, got one with estimates")
     stretch = certifier.head.stretch if isinstance(certifier, NearestCentroid) else None
     if stretch is not None and stretch.thresholds is not None:
-        raise InputError("proof: the checker does not cover learned thresholds of stretched inputs")
+        raise InputError("proof: the checker does not support learned thresholds of stretched inputs")
     rows = (certificate.radius > 0).nonzero().squeeze(1)
     if not len(rows):
         raise InputError("proof: expected at least one certified point, got none")
@@ -98,7 +98,7 @@ def write_proof(path: Path, certifier: GloRo | NearestCentroid, x: Tensor, certi
 
 @torch.no_grad()
 def multipliers(certifier: NearestCentroid, x: Tensor, prediction: Tensor, radius: Tensor) -> dict[str, Tensor]:
-    """Multipliers for the points and centroids whose distance no single plane proves, in the order of the points."""
+    """Return multipliers for pairs of points and centroids that no single plane separates, in the order of points."""
     parts: dict[str, list[Tensor]] = {"point": [], "other": [], "own": [], "multiplier": []}
     encoder, c = certifier.encoder, certifier.centroids
     for start in range(0, len(x), POINTS):
@@ -106,7 +106,7 @@ def multipliers(certifier: NearestCentroid, x: Tensor, prediction: Tensor, radiu
         size = torch.linalg.vector_norm(inputs.flatten(1), dim=1, dtype=torch.float64)
         error = 2 * (encoder.relative * size + encoder.absolute)
         goal = radius[start : start + POINTS] * (encoder.lipschitz + encoder.relative) * (1 + CUT / 2) + error
-        near = _Neighbourhood.of(certifier._run(inputs)[0].double(), top, certifier)
+        near = _Neighborhood.of(certifier._run(inputs)[0].double(), top, certifier)
         pairs = (certifier._planes(near) < goal[:, None]).nonzero()
         for point, other in (part.unbind(1) for part in torch.split(pairs, PAIRS) if len(part)):
             own = near.own[point]
@@ -121,7 +121,7 @@ def multipliers(certifier: NearestCentroid, x: Tensor, prediction: Tensor, radiu
 
 
 def graph_entries(model: CapturedModel) -> tuple[list[dict[str, Any]], int, dict[str, Tensor]]:
-    """The operations of a captured graph as plain data, the place of the output among them, and the constants.
+    """Return the operations of a captured graph as plain data, the index of the output, and the constants.
 
     >>> from atoll.graph import capture
     >>> entries, output, constants = graph_entries(capture(torch.nn.Linear(2, 3), (2,)))
@@ -157,7 +157,7 @@ def _checked(name: str, tensor: Tensor) -> Tensor:
 
 
 def _plain(value: Any, places: dict[fx.Node, int]) -> Any:
-    """An argument as JSON; the batch size becomes -1."""
+    """Convert an argument to JSON; the batch size becomes -1."""
     if isinstance(value, fx.Node):
         if _is_batch_size(value):
             return -1
@@ -170,7 +170,7 @@ def _plain(value: Any, places: dict[fx.Node, int]) -> Any:
 
 
 def encode(header: dict[str, Any], arrays: dict[str, Tensor]) -> bytes:
-    """The bytes of a file, with a digest of everything else.
+    """Return the content of a file, including a digest of everything else.
 
     >>> len(encode({}, {"radius": torch.zeros(1)})) > 64
     True

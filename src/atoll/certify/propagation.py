@@ -1,11 +1,11 @@
-r"""Follow one point through a captured graph: Lipschitz constants and rounding errors of every value.
+r"""Propagate Lipschitz constants and bounds of rounding errors through a captured graph, for one point.
 
-Each operation has a rule (``rules.RULES``).  A value is expressed by an earlier one, its base: by a linear map, whose
-norm is only proven where something other than a linear map follows, or by a selection of its entries.  So
-``x + scale * conv(x)`` is one convolution, and sorted pairs of channels are as long as the channels.
+Each operation has a rule (``rules.RULES``).  A value is a function of an earlier one, its base: either a linear map,
+whose norm is proven only when a nonlinear operation follows, or a selection of entries.  Therefore
+``x + scale * conv(x)`` is one convolution, and sorting pairs of channels preserves norms.
 
-The offset of a bound, :math:`\|f(0)\|`, comes from running the graph on zeros in float64.  That evaluation is off by
-no more than the rounding error bound of the graph's own precision.
+The offset of a bound, :math:`\|f(0)\|`, comes from running the graph on zeros in float64.  The error of this evaluation
+is at most the bound of the rounding error in the precision of the graph.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from atoll.errors import InputError
 from atoll.graph import CapturedModel, bind_arguments, locate
 from atoll.graph.nodes import live_nodes, operation_name
 
-BATCHES = (2, 3)  # on which operations that move entries are tried
-ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv)  # of batch sizes
+BATCHES = (2, 3)  # batch sizes with which operations that move entries are tested
+ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv)  # allowed arithmetic with batch sizes
 
 Rule = Callable[["Call"], Any]
 
 
 @dataclass(frozen=True)
 class LayerBound:
-    """One line of the table: a layer's name and kind, its norm, how it was proven, the seconds that took, its node."""
+    """The bound of a layer: its name and kind, norm, method of proof, duration of the proof in seconds, and node."""
 
     name: str
     kind: str
@@ -46,7 +46,7 @@ class LayerBound:
 
 
 class Refusal(Exception):
-    """Why an operation cannot be certified."""
+    """An operation cannot be certified; the message is the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +61,14 @@ class Call:
         return self.arguments[name]
 
     def value(self, name: str) -> Value:
-        """An argument that has to depend on the input."""
+        """Return an argument that must depend on the input."""
         value = self.arguments[name]
         if not isinstance(value, Value):
             raise Refusal(f"expected {name} to depend on the input and the other arguments to be constant")
         return value
 
     def constant(self, name: str) -> Tensor | None:
-        """An argument that must not depend on the input, in float64, or None if it is not given."""
+        """Return an argument that must not depend on the input, in float64, or None if it is not given."""
         value = self.arguments[name]
         if isinstance(value, Value):
             raise Refusal(f"{name} depends on the input")
@@ -76,7 +76,7 @@ class Call:
 
     @property
     def result(self) -> Tensor:
-        """The result where the network's input is zero, float64, with a batch dimension of 1."""
+        """The result for a zero input of the network, float64, with a batch dimension of 1."""
         result: Tensor = self.run({})
         return result
 
@@ -86,7 +86,7 @@ class Call:
         return Precision.of((meta[0] if isinstance(meta, (tuple, list)) else meta).dtype)
 
     def run(self, replacements: dict[str, Tensor], batch: int = 1, *, exact: bool = True, **changes: Any) -> Any:
-        """Call the operation on zeros, or on replacements for values; in float64 if it is to be exact."""
+        """Call the operation for a zero input, or with replacements for values; in float64 if ``exact``."""
 
         def plain(value: Any, name: str = "") -> Any:
             if isinstance(value, Value):
@@ -112,13 +112,13 @@ class Call:
     # --- results of rules
 
     def anchored(self, bound: Bound, zero: Tensor | None = None) -> Value:
-        """A value that later ones are expressed by."""
+        """Return a value that is its own base."""
         zero = self.result if zero is None else zero
         base = Base(replace(bound, offset=norm(zero) + bound.absolute), self.node.name)
         return self.named(Value(base, Selection(), zero))
 
     def linear(self, value: Value, linear: LinearMap, shift: Tensor | None = None) -> Value:
-        """The value ``linear(value) + shift``, computed as a sum of products in any order."""
+        """Return the value ``linear(value) + shift``, computed as a sum of products in any order."""
         zero = self.result
         relation = self.composed(value, linear)
         if relation is None:
@@ -130,7 +130,7 @@ class Call:
         return self.named(Value(value.base, relation, zero, local))
 
     def operator(self, value: Value, lipschitz: float, spread: float, terms: int) -> Value:
-        """A linear map with a known norm that is not expressed as a ``LinearMap``."""
+        """Apply a linear map with a known norm that is not a ``LinearMap``."""
         bound, zero = self.propagation.bound(value), self.result
         error = bound.error.times(lipschitz) + self.rounding(value, spread, terms + 2, zero.numel())
         return self.anchored(Bound(lipschitz * bound.lipschitz, 0.0, error.relative, error.absolute), zero)
@@ -138,12 +138,12 @@ class Call:
     def elementwise(
         self, value: Value, slope: float, roundings: int = 0, *, size: float = 0.0, jump: float = 0.0
     ) -> Value:
-        r"""A function f of every entry.
+        r"""Apply a function f to every entry.
 
         Args:
             value: the entries.
             slope: Lipschitz constant K of f.
-            roundings: r, where :math:`|\hat f(t) - f(t)| \le r u (K |t| + size) + r \eta + jump`.
+            roundings: r in :math:`|\hat f(t) - f(t)| \le r u (K |t| + size) + r \eta + jump`.
             size: see ``roundings``; :math:`|f(0)|` is added.
             jump: see ``roundings``.
         """
@@ -162,13 +162,13 @@ class Call:
         return self.named(Value(value.base, Selection(selection.index, slopes, False), zero, local))
 
     def exact(self, value: Value, lipschitz: float, zero: Tensor | None = None) -> Value:
-        """A function without rounding, such as a maximum."""
+        """Apply a function without rounding, such as a maximum."""
         bound = self.propagation.bound(value)
         error = bound.error.times(lipschitz)
         return self.anchored(Bound(lipschitz * bound.lipschitz, 0.0, error.relative, error.absolute), zero)
 
     def rounding(self, value: Value, spread: float, terms: int, outputs: int, offset: float = 0.0) -> Error:
-        """The rounding error of sums of products, in l2; makes sure that none of them overflows."""
+        """Return the l2 rounding error of sums of products, and limit inputs so that no sum overflows."""
         precision = self.precision
         factor = gamma(terms, precision.unit)
         magnitude = value.magnitude.times(spread) + Error(0.0, offset)
@@ -192,13 +192,13 @@ class Call:
 
 
 class Propagation:
-    """Bounds of the values of a captured graph.
+    """Computes bounds of the values of a captured graph.
 
     Args:
         model: the captured graph.
-        rules: by name of the operation.
-        budget: operations that the proof of one layer may take.
-        on_layer: called after each layer's proof.
+        rules: rules by name of the operation.
+        budget: largest number of operations for the proof of one layer.
+        on_layer: called after the proof of each layer.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Propagation:
         self.layers: list[LayerBound] = []
         self.largest_input = math.inf
         self._results: dict[fx.Node, Any] = {}
-        self._bases: dict[int, tuple[Value, Base]] = {}  # by identity; the value is there to stay alive
+        self._bases: dict[int, tuple[Value, Base]] = {}  # by identity; the reference keeps the value alive
         self._anchors: dict[int, Value] = {}
         self._rows: dict[int, Tensor] = {}  # constants that depend on the batch size, by identity
         self._batch: Any = None
@@ -221,7 +221,7 @@ class Propagation:
 
     @torch.no_grad()
     def run(self, last: fx.Node | None = None) -> Value:
-        """The value of a node, by default of the logits."""
+        """Return the value of a node, by default of the logits."""
         for node in live_nodes(self.model.graph_module.graph):
             if node.op == "output":
                 break
@@ -234,7 +234,7 @@ class Propagation:
     def _value(self, node: fx.Node) -> Value:
         value = self._results[node]
         if not isinstance(value, Value):
-            raise InputError("the logits do not depend on the input: there is nothing to certify")
+            raise InputError("the logits do not depend on the input, so there is nothing to certify")
         return value
 
     def _visit(self, node: fx.Node) -> Any:
@@ -259,7 +259,7 @@ class Propagation:
             base = replace(part.base, node=node.name) if part.base.node == source.name else part.base
             return replace(part, base=base, node=node.name)
         if isinstance(node.meta.get("val"), (int, torch.SymInt)):
-            return node  # a batch size: `batch_number` computes it
+            return node  # a batch size, which `batch_number` computes
         return self._apply(node)
 
     def _apply(self, node: fx.Node) -> Any:
@@ -275,12 +275,12 @@ class Propagation:
             return rule(call)
         except (Refusal, InputError) as error:
             raise self._refusal(node, str(error)) from None
-        except Exception as error:  # shapes or values that no rule expects
+        except Exception as error:  # shapes or values that a rule does not expect
             message = next(iter(str(error).splitlines()), type(error).__name__)
             raise self._refusal(node, f"its rule failed: {message}") from error
 
     def _constant(self, call: Call) -> Tensor:
-        """A tensor made from the batch size, such as zeros to append; it must be the same for every point."""
+        """Return a tensor that depends only on the batch size, such as zeros to append, if all its rows are equal."""
         tensors = [call.run({}, batch, exact=False) for batch in BATCHES]
         for tensor, batch in zip(tensors, BATCHES, strict=True):
             same = isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == batch and (tensor == tensor[:1]).all()
@@ -289,18 +289,18 @@ class Propagation:
         return self.row_constant(tensors[0][:1])
 
     def row_constant(self, tensor: Tensor) -> Tensor:
-        """Register a constant that stands for one row of a batch."""
+        """Register a constant that represents one row of a batch."""
         self._rows[id(tensor)] = tensor
         return tensor
 
     def for_batch(self, tensor: Tensor, batch: int) -> Tensor:
-        """A constant as an operation sees it: one row for every point, if it stands for one."""
+        """Expand a constant that represents one row of a batch to all rows; return other constants unchanged."""
         return tensor.expand(batch, *tensor.shape[1:]) if id(tensor) in self._rows else tensor
 
     def _check_rows(self, node: fx.Node) -> None:
-        """Every result starts with the batch dimension and has no other that depends on the batch size."""
+        """Check that a result starts with the batch dimension and that no other dimension depends on the batch size."""
         value = node.meta["val"]
-        if isinstance(value, Tensor):  # of several results each one that is used
+        if isinstance(value, Tensor):  # if there are several results, those that are used are checked one by one
             batch, *shape = value.shape or (0,)
             if str(batch) != str(self._batch) or not all(isinstance(n, int) for n in shape):
                 raise Refusal("it mixes the points of a batch")
@@ -309,10 +309,10 @@ class Propagation:
         where = f" ({line})" if (line := locate(node)) else ""
         return InputError(f"{operation_kind(node)} cannot be certified: {reason}{where}")
 
-    # --- what rules need
+    # --- helpers for rules
 
     def batch_number(self, node: fx.Node, batch: int) -> int:
-        """A number that depends on the batch size, for a batch size."""
+        """Evaluate a number that depends on the batch size."""
         if node.target in ARITHMETIC:
             left, right = (self.batch_number(a, batch) if isinstance(a, fx.Node) else a for a in node.args)
             return int(node.target(left, right))
@@ -324,14 +324,14 @@ class Propagation:
         return batch
 
     def finite(self, tensor: Tensor | float) -> Tensor:
-        """A constant in float64; the difference to its own precision is none."""
+        """Convert a constant to float64, which is exact; it must be finite."""
         tensor = torch.as_tensor(tensor).detach().double()
         if not tensor.isfinite().all():
             raise Refusal("its weights are not finite")
         return tensor
 
     def per_point(self, constant: Tensor, shape: Shape) -> Tensor:
-        """A constant that is combined with a value, without its batch dimension."""
+        """Remove the batch dimension of a constant that is combined with a value."""
         if constant.dim() > len(shape):
             if constant.dim() > len(shape) + 1 or constant.shape[0] != 1:
                 raise Refusal("it mixes the points of a batch")
@@ -339,7 +339,7 @@ class Propagation:
         return constant
 
     def limit(self, magnitude: Error, precision: Precision) -> None:
-        """Numbers up to this magnitude must not overflow: bounds the norm of inputs."""
+        """Limit the norm of inputs so that numbers up to this magnitude do not overflow."""
         room = precision.largest / 4 - magnitude.absolute
         if not room > 0:
             raise Refusal("it may overflow, or its weights are not finite")
@@ -347,11 +347,11 @@ class Propagation:
             self.largest_input = min(self.largest_input, room / magnitude.relative)
 
     def is_input(self, value: Value) -> bool:
-        """Whether a value has the numbers of the network's input in their order."""
+        """Whether a value has the same entries as the input of the network, in order."""
         return value.base is self._input and self.base(value) is self._input
 
     def bound(self, value: Value) -> Bound:
-        """A value as a function of the network's input; proves the norm of a linear map."""
+        """Return the bound of a value as a function of the network's input; proves the norm of a linear map."""
         return self.base(value).bound
 
     def base(self, value: Value) -> Base:
@@ -368,18 +368,18 @@ class Propagation:
         return Base(Bound(gain * before.lipschitz, offset, error.relative, error.absolute), value.node)
 
     def anchor(self, value: Value) -> Value:
-        """The same value as its own base."""
+        """Return the same value as its own base."""
         if id(value) not in self._anchors:
             self._anchors[id(value)] = replace(value, base=self.base(value), relation=Selection(), local=Error())
         return self._anchors[id(value)]
 
     def gain(self, value: Value) -> float:
-        """The Lipschitz constant of a value's relation to its base."""
+        """Return the Lipschitz constant of a value as a function of its base."""
         relation = value.relation
         return relation.gain if isinstance(relation, Selection) else self.prove(value, relation)
 
     def prove(self, value: Value, relation: LinearMap) -> float:
-        """The proven norm of a linear map."""
+        """Prove the norm of a linear map."""
         began = time.monotonic()
         proven = relation.norm(self.budget)
         seconds = time.monotonic() - began
@@ -390,14 +390,14 @@ class Propagation:
         return proven.value
 
     def common_base(self, one: Value, two: Value) -> tuple[Value, Value] | None:
-        """Two values as linear functions of the same base, if they are."""
+        """Return two values as linear functions of the same base, or None if they are not."""
         for first, second in ((one, two), (self._shallow(one, two), two), (one, self._shallow(two, one))):
             if first.base is second.base and _is_linear(first) and _is_linear(second):
                 return first, second
         return None
 
     def _shallow(self, value: Value, other: Value) -> Value:
-        """A value as its own base, if the other one is already expressed by it."""
+        """Return a value as its own base if the other value is already a function of it."""
         known = self._bases.get(id(value))
         return self.anchor(value) if known is not None and known[1] is other.base else value
 
@@ -408,13 +408,13 @@ def _is_linear(value: Value) -> bool:
 
 
 def as_linear(value: Value) -> LinearMap:
-    """The relation of a value that is linear in its base."""
+    """Return the relation of a value that is linear in its base."""
     relation = value.relation
     return Diagonal(torch.ones((), dtype=torch.float64)) if isinstance(relation, Selection) else relation
 
 
 def operation_kind(node: fx.Node) -> str:
-    """The name of an ATen operation without its overload.
+    """Return the name of an ATen operation without its overload.
 
     >>> graph = fx.Graph()
     >>> operation_kind(graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("x"), 1)))
@@ -424,7 +424,7 @@ def operation_kind(node: fx.Node) -> str:
 
 
 def locate_module(node: fx.Node) -> str:
-    """The path of the module that a node comes from, or the node's own name."""
+    """Return the path of the module that a node comes from, or the name of the node."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     return next((path for path, _ in reversed(stack) if path), node.name)
 
@@ -438,7 +438,10 @@ def _flat(value: Any) -> list[Any]:
 
 
 def joined(propagation: Propagation, values: Sequence[Value]) -> tuple[Base, list[Value]] | None:
-    """Values as selections of one base, where they are: also smaller and larger of the same pairs, taken together."""
+    """Return values as selections of one base, or None if they are not.
+
+    The minimum and the maximum of the same pairs count as selections of the pairs.
+    """
     parts = [value if isinstance(value.relation, Selection) else propagation.anchor(value) for value in values]
     bases = {id(part.base): part.base for part in parts}
     if len(bases) == 2:
@@ -450,9 +453,10 @@ def joined(propagation: Propagation, values: Sequence[Value]) -> tuple[Base, lis
 
 
 def _sorted_pairs(parts: list[Value], bases: list[Base]) -> list[Value] | None:
-    r"""Minimum and maximum of two values: :math:`\Delta\min^2 + \Delta\max^2 \le \Delta a^2 + \Delta b^2`.
+    r"""Return the minimum and maximum of a and b as selections of a and b, or None.
 
-    So the minimum counts as a change of a, and the maximum as one of b, if every pair is there as often.
+    Because :math:`\Delta\min^2 + \Delta\max^2 \le \Delta a^2 + \Delta b^2`, the minimum counts as a change of a and the
+    maximum as a change of b, if both contain the same pairs.
     """
     first, second = bases[0].order, bases[1].order
     if first is None or second is None or first[1] is not second[1] or first[2] is not second[2]:
@@ -468,9 +472,9 @@ def _sorted_pairs(parts: list[Value], bases: list[Base]) -> list[Value] | None:
 
 
 def _as_argument(part: Value, slope: float) -> Value:
-    """An entry of a minimum as one of the first argument, an entry of a maximum as one of the second.
+    """Treat an entry of a minimum as one of the first argument, and an entry of a maximum as one of the second.
 
-    The slope of functions that follow is the largest for both: it is not known which argument an entry comes from.
+    The slope is the larger one for both, because it is not known from which argument an entry comes.
     """
     assert part.base.order is not None
     kind, a, b = part.base.order
@@ -488,11 +492,11 @@ def selection_of(value: Value) -> Selection:
 
 
 def entries(value: Value) -> Tensor:
-    """The index of a selection, written out."""
+    """Return the explicit index of a selection."""
     index = selection_of(value).index
     return numbered(value) if index is None else index
 
 
 def numbered(value: Value) -> Tensor:
-    """The entries of a value, numbered from 1."""
+    """Return the numbers of the entries of a value, starting at 1."""
     return torch.arange(1, value.size + 1, dtype=torch.float64).view(value.shape)

@@ -1,4 +1,4 @@
-"""An attack on nearest-prototype classifiers that knows them."""
+"""An attack that is specific to nearest-prototype classifiers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from atoll.models.stretch import minimal_moves
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel
 
-POINTS = 32  # at a time
+POINTS = 32  # number of points to attack together
 
 
 class PrototypeAttack(Attack):
-    r"""Moves of length eps towards the regions of the closest prototypes of other classes, in l2.
+    r"""Moves inputs by eps (l2) toward the regions of the closest prototypes of other classes.
 
-    Where inputs are stretched, gradients are zero at black and white pixels, and attacks that follow them are blind.
-    The dual of the distance to a region (``polyhedra.distance_bounds``) is not: its multipliers say which pixels bring
-    most for their price, and at the best ones the ``minimal_moves`` all but cross.  Multiplied until the moves are as
-    long as eps, they are tried.  This takes two passes at most for each prototype, and no gradient.
+    If inputs are stretched, gradients are zero at black and white pixels, so gradient attacks fail.  This attack uses
+    the dual of the distance to a region (``polyhedra.distance_bounds``) instead: its multipliers say which pixels have
+    the largest effect per distance, and the ``minimal_moves`` of the best multipliers almost reach the region.  The
+    attack scales them so that the moves have length eps.  Costs at most two forward passes per prototype and no
+    gradients.
 
     Args:
-        threat: in l2.
-        targets: prototypes of other classes, the closest regions first.
-        own: prototypes of the right class, the nearest first, that have to be left behind.
-        steps: of ascent.
+        threat: l2.
+        targets: number of prototypes of other classes to try, closest region first.
+        own: number of nearest prototypes of the true class to consider.
+        steps: number of ascent steps.
 
     >>> model = CentroidNet((2,), 2, per_class=1)
     >>> _ = model.head.centroids.data.copy_(torch.tensor([[[0.0, 0.5]], [[1.0, 0.5]]]))
@@ -55,17 +56,17 @@ class PrototypeAttack(Attack):
         if not attackable(model):
             raise InputError(f"PrototypeAttack: expected a CentroidNet without encoder, got {type(model).__name__}")
         result = x.clone()
-        for steps in (0, self.steps):  # most points fall to single planes, which cost little
+        for steps in (0, self.steps):  # single planes are cheap and enough for most points
             robust = (model(result).argmax(1) == y).nonzero().squeeze(1)
             for rows in robust.split(POINTS):
                 result[rows] = self._move(model, x[rows], y[rows], steps)
         return result
 
     def _move(self, model: CentroidNet, x: Tensor, y: Tensor, steps: int) -> Tensor:
-        """The first of the moves that changes the class; the inputs themselves if none does."""
+        """Return the inputs after the first move that changes the class, or unchanged if none does."""
         problem = self._problem(model, x.flatten(1).double(), y)
-        endless = torch.full_like(problem.margin[:, :, 0], math.inf)
-        _, multipliers = ascend(problem, endless, steps=steps)
+        goal = torch.full_like(problem.margin[:, :, 0], math.inf)
+        _, multipliers = ascend(problem, goal, steps=steps)
         moves = self._of_length(problem, problem.slope(multipliers))
         result, robust = x.clone(), torch.ones_like(y, dtype=torch.bool)
         for move in moves.unbind(1):
@@ -93,7 +94,7 @@ class PrototypeAttack(Attack):
         return Dual(c[own], c[other], margin, low[:, None], high[:, None], head.gain.double())
 
     def _of_length(self, problem: Dual, v: Tensor) -> Tensor:
-        """The ``minimal_moves`` of the multiple of v that makes them as long as eps, if any does; by bisection."""
+        """Return the ``minimal_moves`` of the multiple of v for which they have length eps, found by bisection."""
 
         def moves(factor: Tensor) -> Tensor:
             return minimal_moves(factor[:, :, None] * v, problem.low, problem.high, problem.gain)[0]
@@ -108,5 +109,5 @@ class PrototypeAttack(Attack):
 
 
 def attackable(model: nn.Module) -> TypeGuard[CentroidNet]:
-    """Whether a model is a classifier by the nearest prototype in input space."""
+    """Whether a model is a nearest-prototype classifier in input space."""
     return isinstance(model, CentroidNet) and model.is_nearest_prototype

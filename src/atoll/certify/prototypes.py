@@ -15,24 +15,24 @@ from atoll.modules import evaluation_mode
 
 @dataclass(frozen=True)
 class Prototypes:
-    """The prototypes of some inputs."""
+    """Prototypes of inputs."""
 
     inputs: Tensor  # one prototype for each input
-    centroid: Tensor  # the features they stand for, those of the nearest centroid
-    distance: Tensor  # how far the prototype's own features are from these
+    centroid: Tensor  # the nearest centroid, in feature space
+    distance: Tensor  # distance of the features of the prototype from the centroid
 
 
 def prototypes(model: CentroidNet, x: Tensor, *, steps: int = 300, lr: float = 0.02) -> Prototypes:
-    r"""The valid inputs whose features come closest to the nearest centroid of x (thesis, Definition 23).
+    r"""Find the valid inputs whose features are closest to the nearest centroid of x (thesis, Definition 23).
 
     .. math:: \arg\min_{x'} \|f(x') - c\|, \quad c = \arg\min_c \|f(x) - c\|
 
-    Without an encoder that is the centroid itself, moved into the bounds of inputs; otherwise Adam looks for it in
-    evaluation mode, from x on, and the best input on its way is returned.
+    Without an encoder this is the centroid itself, clipped to the bounds of inputs.  Otherwise Adam searches for it,
+    starting at x with the model in evaluation mode, and the best input of the search is returned.
 
     >>> model = CentroidNet((2,), 2, per_class=1)
     >>> _ = model.head.centroids.data.copy_(torch.tensor([[[0.2, 0.2]], [[0.9, 1.4]]]))
-    >>> prototypes(model, torch.tensor([[0.8, 0.8]])).inputs  # 1.4 is no valid input
+    >>> prototypes(model, torch.tensor([[0.8, 0.8]])).inputs  # 1.4 is not a valid input
     tensor([[0.9000, 1.0000]])
     """
     low, high = model.bounds or (-math.inf, math.inf)
@@ -62,7 +62,7 @@ def prototypes(model: CentroidNet, x: Tensor, *, steps: int = 300, lr: float = 0
 
 @torch.no_grad()
 def nearest_examples(model: CentroidNet, features: Tensor, split: Split, count: int = 5) -> Tensor:
-    """Which points of a split have features closest to the given ones, ``(batch, count)``, nearest first.
+    """Return the indices of the points of a split with the closest features, ``(batch, count)``, nearest first.
 
     >>> from atoll.data import MemorySplit
     >>> split = MemorySplit(torch.tensor([[0.0], [0.7], [0.4]]), torch.tensor([0, 1, 0]))
@@ -76,8 +76,8 @@ def nearest_examples(model: CentroidNet, features: Tensor, split: Split, count: 
     return torch.cat(parts, 1).topk(min(count, len(split)), largest=False).indices
 
 
-def explained(model: CentroidNet, x: Tensor, split: Split, count: int = 5) -> tuple[Prototypes, Tensor]:
-    """Prototypes and the nearest training examples themselves, as ``plots.plot_prototypes`` draws them."""
+def prototypes_with_examples(model: CentroidNet, x: Tensor, split: Split, count: int = 5) -> tuple[Prototypes, Tensor]:
+    """Return prototypes and the nearest training examples, for ``plots.plot_prototypes``."""
     result = prototypes(model, x)
     rows = nearest_examples(model, result.centroid, split, count)
     examples = to_float(split.fetch(rows.flatten().cpu()))

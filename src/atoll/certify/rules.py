@@ -1,8 +1,8 @@
-r"""One rule for each operation of a graph: its Lipschitz constant, its rounding error, what can overflow.
+r"""Certification rules of operations: Lipschitz constant, rounding error and overflow.
 
 A rule takes a ``Call`` and returns a ``Value`` (or several, for operations with several results; None for a result
-that cannot be certified).  To add an operation, write a function with ``@rule("its ATen name")``; a graph with any
-other operation is refused.
+that cannot be certified).  To add an operation, write a function with the decorator ``@rule("its ATen name")``.  Graphs
+with other operations are rejected.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from atoll.certify.propagation import (
 
 RULES: dict[str, Rule] = {}
 
-GELU_SLOPE = 1.13  # upper bounds of the largest slopes: 1.12890... for GELU and its approximation by tanh,
-SILU_SLOPE = 1.1  # 1.09984...,
+# Upper bounds of the largest slopes.
+GELU_SLOPE = 1.13  # 1.12890... for GELU and its tanh approximation
+SILU_SLOPE = 1.1  # 1.09984...
 MISH_SLOPE = 1.09  # 1.08850...
 ERF_SLOPE = 1.13  # 2 / sqrt(pi) = 1.12838...
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the rule of operations, by their ATen name without the overload."""
+    """Register a rule for operations, by ATen name without the overload."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -106,7 +107,7 @@ def _sizes(values: Any, count: int) -> tuple[int, ...]:
 
 @rule("_native_batch_norm_legit_no_training")
 def _batch_norm(call: Call) -> tuple[Value | None, ...]:
-    r"""Mean, variance, factor and shift in whatever order; shift and mean may be large and cancel."""
+    r"""Rule for batch norm with mean, variance, factor and shift in any order; shift and mean may cancel."""
     value = call.value("input")
     mean, variance = call.constant("running_mean"), call.constant("running_var")
     weight, bias = call.constant("weight"), call.constant("bias")
@@ -124,13 +125,13 @@ def _batch_norm(call: Call) -> tuple[Value | None, ...]:
 
 
 def _call_linear(call: Call, value: Value, diagonal: Diagonal, zero: Tensor, shifts: Tensor, terms: int) -> Value:
-    """A product with a diagonal whose result is known, with rounding of as many terms."""
+    """Apply a diagonal map with a known result at zero; ``terms`` bounds the number of roundings."""
     precision = call.precision
     relation = call.composed(value, diagonal)
     if relation is None:
         value, relation = call.propagation.anchor(value), diagonal
     rounding = call.rounding(value, diagonal.spread, terms, zero.numel(), norm(shifts))
-    # The factor itself may have been flushed to zero or lost digits there.
+    # The factor itself may be subnormal and flushed to zero.
     rounding = rounding + value.magnitude.times(terms * precision.tiny)
     return call.named(Value(value.base, relation, zero, value.local.times(diagonal.spread) + rounding))
 
@@ -182,7 +183,7 @@ def _sum(call: Call, left: Value, right: Value, signs: tuple[float, float]) -> V
 
 
 def _expanded(call: Call, value: Value) -> Value:
-    """A value that is combined with a larger one: entries that are repeated count as often."""
+    """Broadcast a value to the shape of the result; repeated entries count as often as they are repeated."""
     shape = tuple(call.result.shape[1:])
     if value.shape == shape:
         return value
@@ -252,7 +253,7 @@ def _average_pool(call: Call) -> Value:
     pads = any(padding) and not call["count_include_pad"]
     if len(value.shape) != 3 or call["ceil_mode"] or call.arguments.get("divisor_override") or pads:
         return _non_negative(call, terms)
-    # All weights are positive, so the norm is also that of their absolute values.
+    # All weights are positive, so the norm equals that of their absolute values.
     window = torch.full((1, 1, *kernel), 1 / terms, dtype=torch.float64)
     linear = convolution(window, value.shape[1:], stride, padding, (1, 1), 1)
     norm = linear.norm(call.propagation.budget).value * (1 + 1e-12)
@@ -262,12 +263,12 @@ def _average_pool(call: Call) -> Value:
 @rule("_adaptive_avg_pool2d", "upsample_bilinear2d", "upsample_nearest2d")
 def _interpolate(call: Call) -> Value:
     name = "self" if "self" in call.arguments else "input"
-    # Weights depend on positions, which are computed as well.
+    # Additional terms, because the weights depend on positions that are also computed.
     return _non_negative(call, call.value(name).size + 16, name)
 
 
 def _non_negative(call: Call, terms: int, name: str = "self") -> Value:
-    """A linear map with weights >= 0: by Schur's test its norm squared is at most row sum times column sum."""
+    """Apply a linear map with weights >= 0; by Schur's test, its squared norm is at most row sum times column sum."""
     value = call.value(name)
     with torch.enable_grad():
         ones = torch.ones(1, *value.shape, dtype=torch.float64, requires_grad=True)
@@ -318,7 +319,7 @@ def _check_dims(call: Call, name: str) -> None:
     flat = [d for dim in dims for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
     kind = operation_kind(call.node)
     if kind in ("permute", "unsqueeze", "squeeze"):
-        return  # the shape of the result tells
+        return  # checked by the shape of the result
     if kind == "slice" and flat == [0]:
         start, end = call["start"], call["end"]
         if start not in (None, 0) or call["step"] != 1 or not (end is None or (isinstance(end, int) and end >= 2**62)):
@@ -328,7 +329,7 @@ def _check_dims(call: Call, name: str) -> None:
 
 
 def _moved(call: Call, name: str, numbers: Tensor) -> Tensor:
-    """Where each entry of the result comes from (0: a constant), found by moving numbers; refuses to mix points."""
+    """Find where each entry of the result comes from (0 for a constant) by moving numbers; points must not mix."""
     changes: dict[str, Any] = {"value": 0.0} if isinstance(call.arguments.get("value"), (int, float)) else {}
     results = []
     for batch in BATCHES:
@@ -347,7 +348,7 @@ def _moved(call: Call, name: str, numbers: Tensor) -> Tensor:
 
 
 def _reindexed(call: Call, value: Value, index: Tensor, zero: Tensor | None = None) -> Value:
-    """A selection of the entries of a value that is itself a selection."""
+    """Return a selection of the entries of a value that is itself a selection."""
     zero, selection = call.result if zero is None else zero, selection_of(value)
     count = value.size
     in_order = index.numel() == count and torch.equal(index.flatten(), numbered(value).flatten())
@@ -365,13 +366,13 @@ def _reindexed(call: Call, value: Value, index: Tensor, zero: Tensor | None = No
 
 @rule("full_like")
 def _full_like(call: Call) -> Tensor:
-    """A constant in the shape of a value."""
+    """Return a constant in the shape of a value."""
     return call.propagation.row_constant(call.result.to(call.node.meta["val"].dtype))
 
 
 @rule("_to_copy")
 def _to_copy(call: Call) -> Value:
-    """Another precision; from float32 to float64 nothing is lost."""
+    """Rule for a change of precision, which is exact from float32 to float64."""
     value, precision = call.value("self"), call.precision
     before = Precision.of(call.node.all_input_nodes[0].meta["val"].dtype)
     if precision.unit <= before.unit:
@@ -419,7 +420,7 @@ def _cat(call: Call) -> Value:
 
 @rule("minimum", "maximum")
 def _minimum(call: Call) -> Value:
-    r"""One result for two values: :math:`|\Delta \min(a, b)|^2 \le \Delta a^2 + \Delta b^2` for each entry."""
+    r"""Rule for elementwise extremes: :math:`|\Delta \min(a, b)|^2 \le \Delta a^2 + \Delta b^2` for each entry."""
     propagation, left, right = call.propagation, call["self"], call["other"]
     if not (isinstance(left, Value) and isinstance(right, Value)):
         value = left if isinstance(left, Value) else right
@@ -455,7 +456,7 @@ def _extreme(call: Call) -> Value:
 
 @rule("max", "min", "sort", "topk")
 def _sort(call: Call) -> tuple[Value, None]:
-    """Sorting changes no distance, and a part of it none either; the indices have no bound."""
+    """Rule for sorting, which does not increase distances, nor does a part of the result; indices have no bound."""
     if "dim" not in call.arguments:
         raise Refusal("it mixes the points of a batch")
     _keep_batch(call, [call["dim"]])
@@ -464,7 +465,7 @@ def _sort(call: Call) -> tuple[Value, None]:
 
 @rule("max_pool2d_with_indices", "adaptive_max_pool2d")
 def _max_pool(call: Call) -> tuple[Value, None]:
-    """An entry is part of at most this number of windows."""
+    """Rule for max-pooling: the squared constant is the largest number of windows that contain an entry."""
     value = call.value("self")
     if operation_kind(call.node) == "adaptive_max_pool2d":
         sizes = zip(value.shape[-2:], call["output_size"], strict=True)
@@ -490,7 +491,7 @@ def _function(slope: float, roundings: int = 0, *, size: float = 0.0) -> Rule:
     return apply
 
 
-# Lipschitz constant, and rounding errors relative to |t| and to a size; see `Call.elementwise`.
+# Lipschitz constants, and rounding errors relative to |t| and to a size; see `Call.elementwise`.
 RULES.update(
     abs=_function(1.0),
     atan=_function(1.0, 8),
@@ -518,7 +519,7 @@ def _clamp(call: Call) -> Value:
 
 @rule("hardsigmoid", "hardswish")
 def _hard(call: Call) -> Value:
-    """PyTorch multiplies by 1/6 in float32, whatever the precision."""
+    """Rule for hardsigmoid and hardswish; PyTorch multiplies by 1/6 in float32 in every precision."""
     value, slope = call.value("self"), 0.166667 if operation_kind(call.node) == "hardsigmoid" else 1.50001
     result = call.elementwise(value, slope, 8, size=3.0)
     factor = value.magnitude.times(1e-6) + Error(0.0, 1e-6 * math.sqrt(value.size))
@@ -552,7 +553,7 @@ def _elu(call: Call) -> Value:
 
 @rule("softplus")
 def _softplus(call: Call) -> Value:
-    """Above its threshold PyTorch goes over to the identity: a jump, which counts as an error."""
+    """Rule for softplus; PyTorch switches to the identity above a threshold, and the jump counts as an error."""
     value, beta, threshold = call.value("self"), float(call["beta"]), float(call["threshold"])
     limit = math.log(call.precision.largest) - 1
     if not (beta > 0 and threshold <= limit):

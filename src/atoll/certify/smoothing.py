@@ -1,4 +1,4 @@
-"""Randomized smoothing (Cohen et al., 2019): probabilistic certificates for any classifier, by sampling."""
+"""Randomized smoothing (Cohen et al., 2019): probabilistic certificates for any classifier."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ ABSTAIN = -1
 
 @dataclass(eq=False)
 class Smoothed:
-    r"""The classifier :math:`g(x) = \arg\max_c P[f(x + \delta) = c]`, :math:`\delta \sim N(0, \sigma^2 I)`.
+    r"""The smoothed classifier :math:`g(x) = \arg\max_c P[f(x + \delta) = c]`, :math:`\delta \sim N(0, \sigma^2 I)`.
 
-    If the top class has a probability of at least :math:`\underline p > 1/2`, g is constant within
+    If the probability of the top class is at least :math:`\underline p > 1/2`, g is constant within
     :math:`\sigma \Phi^{-1}(\underline p)` of x in l2 (Cohen, Rosenfeld & Kolter, 2019, theorem 1 with
-    :math:`\overline{p_B} = 1 - \underline p`).  ``n0`` draws choose the class, ``n`` others bound its probability.
+    :math:`\overline{p_B} = 1 - \underline p`).  ``n0`` samples choose the class, and ``n`` others bound its
+    probability.
 
-    **This is no proof.**  The radius of a point is too large with a probability of at most ``alpha``: of a thousand
-    certificates with the default, about one may be false.  Theorem and bound are about real numbers and do not cover
-    the rounding of inputs and noise to the model's precision.
+    **The certificates are not proofs.**  The radius of a point is too large with probability at most ``alpha``: with
+    the default, about one of a thousand certificates may be false.  Theorem and bound are about real numbers and do not
+    cover the rounding of inputs and noise to the precision of the model.
 
-    The noise depends on the seed, the values of the point and the index of the draw.  The certificate is a function of
-    the point: it does not depend on the batch size, the order of points or the number of processes.
+    The noise depends on the seed, the values of the point and the index of the sample.  The certificate of a point is
+    therefore independent of the batch size, the order of points and the number of processes.
 
     Args:
-        model: any module from inputs to logits; noise takes the inputs out of [0, 1].
-        sigma: standard deviation of the noise; the model should have been trained with it (``GaussianNoise``).
-        n0: draws that choose the class.
-        n: draws that bound its probability, and of ``predict``.
+        model: maps inputs to logits; noisy inputs may be outside [0, 1].
+        sigma: standard deviation of the noise; train the model with the same noise (``GaussianNoise``).
+        n0: number of samples to choose the class.
+        n: number of samples to bound its probability, and for ``predict``.
         alpha: probability of a false certificate (or, in ``predict``, of a wrong answer), for each point.
-        batch_size: draws that go through the model together.
-        seed: of the noise.
+        batch_size: number of samples that go through the model together.
+        seed: seed of the noise.
 
-    A call certifies; if it abstains, the prediction is -1 and the radius 0.
+    Call the object to certify inputs.  If it abstains, the prediction is -1 and the radius 0.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))  # the plane x_0 = 0
@@ -73,7 +74,7 @@ class Smoothed:
             raise InputError(f"n0, n, batch_size: expected at least 1, got {self.n0}, {self.n}, {self.batch_size}")
 
     def __call__(self, x: Tensor) -> Certificate:
-        """Cohen's CERTIFY."""
+        """Certify inputs (CERTIFY in the paper)."""
         prediction = torch.full((len(x),), ABSTAIN, device=x.device)
         radius = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         for row, point in enumerate(x):
@@ -85,8 +86,8 @@ class Smoothed:
         return Certificate(prediction, radius)
 
     def predict(self, x: Tensor) -> Tensor:
-        """Cohen's PREDICT: the class of g, or -1 if the two most frequent classes are too close to tell."""
-        from scipy.stats import binomtest  # half a second to import
+        """Return the class of g (PREDICT in the paper), or -1 if the two most frequent classes are too close."""
+        from scipy.stats import binomtest  # slow to import
 
         prediction = torch.full((len(x),), ABSTAIN, device=x.device)
         for row, point in enumerate(x):
@@ -97,7 +98,7 @@ class Smoothed:
 
     @torch.no_grad()
     def counts(self, point: Tensor, n: int, purpose: str) -> Tensor:
-        """How often each class was predicted in n draws, for one input; logits with NaN count for no class."""
+        """Count how often each class is predicted in n samples of one input; logits with NaN do not count."""
         point = point.to(next(self.model.parameters(), point))
         names = (self.seed, "smoothing", purpose, content_hash(point))
         total = torch.zeros((), dtype=torch.int64, device=point.device)
@@ -110,14 +111,14 @@ class Smoothed:
 
 
 class ResumableCertifier:
-    """A certifier that stores every certificate as soon as it is computed, so that an interrupted run can resume.
+    """A certifier that stores every certificate when it is computed, so that an interrupted run can resume.
 
-    Each line of a file is a JSON list of a checksum, the key of a point, its prediction and its radius.  A line that
-    does not match its checksum, such as one that a kill cut short, is ignored and its point computed again.
+    Each line of a file is a JSON list of a checksum, the key of a point, its prediction and its radius.  Lines that do
+    not match their checksum, for example because a kill truncated them, are ignored, and their points computed again.
 
     Args:
-        certifier: computes the certificates that are not stored yet.
-        folder: belongs to this certifier alone; every process writes a file of its own and reads all of them.
+        certifier: computes certificates that are not stored yet.
+        folder: a folder for this certifier only; every process writes its own file and reads all files.
     """
 
     def __init__(self, certifier: Certifier, folder: Path) -> None:
@@ -137,7 +138,7 @@ class ResumableCertifier:
                 certificate = self.certifier(point[None])
                 self.certificates[key] = (int(certificate.prediction), float(certificate.radius))
                 record = [key, *self.certificates[key]]
-                with self.path.open("a") as file:  # the line break first: the line before may have been cut short
+                with self.path.open("a") as file:  # start with a line break, because the last line may be truncated
                     file.write(f"\n{json.dumps([_checksum(record), *record])}")
         predictions, radii = ([self.certificates[key][part] for key in keys] for part in (0, 1))
         return Certificate(
@@ -147,7 +148,7 @@ class ResumableCertifier:
 
 
 def _read_record(line: bytes) -> tuple[int, int, float] | None:
-    """Key, prediction and radius of a line; None if the line is damaged."""
+    """Parse key, prediction and radius of a line; returns None if the line is damaged."""
     try:
         checksum, key, prediction, radius = json.loads(line)
     except (ValueError, TypeError, RecursionError):
@@ -160,13 +161,14 @@ def _checksum(record: list[int | float]) -> str:
 
 
 def clopper_pearson(count: int, total: int, alpha: float) -> float:
-    r"""A lower bound of a probability, given how often it came true; too high with a probability of at most alpha.
+    r"""Return a lower confidence bound of a probability from the number of successes.
 
-    The alpha-quantile of Beta(count, total - count + 1) (Clopper & Pearson, 1934; one-sided).
+    The bound is too high with probability at most alpha.  It is the alpha-quantile of Beta(count, total - count + 1)
+    (Clopper & Pearson, 1934; one-sided).
 
     >>> round(clopper_pearson(100, 100, 0.001), 6)  # 0.001 ** (1 / 100)
     0.933254
     """
-    from scipy.stats import beta  # half a second to import
+    from scipy.stats import beta  # slow to import
 
     return float(beta.ppf(alpha, count, total - count + 1)) if count else 0.0

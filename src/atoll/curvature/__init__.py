@@ -1,4 +1,4 @@
-"""How flat a model is: Hessian traces, Weight-Curvature Index, spectrum, landscapes, PAC-Bayes bounds."""
+"""Curvature of the loss: Hessian traces, Weight-Curvature Index, spectra, landscapes, PAC-Bayes bounds."""
 
 from atoll.curvature.gap import Gap, robust_gap
 from atoll.curvature.landscape import Landscape, input_landscape, weight_landscape

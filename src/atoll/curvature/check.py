@@ -1,15 +1,16 @@
-r"""Check curvature where it is made: second derivatives against differences of gradients, in float64.
+r"""Checks of curvature: second derivatives are compared with differences of gradients, in float64.
 
 Along a random direction v of the weights,
 
 .. math:: H v \approx \frac{\nabla R(\theta + h v) - \nabla R(\theta)}{h}.
 
-The step h is so small that a ReLU net rarely changes its activation pattern; if it does, a smaller step is tried.  The
-losses of the points are added with random signs, so that neither faults nor gradients cancel.  Gradients in the model's
-own precision must also agree with those in float64.
+The step h is so small that the activation pattern of a ReLU network rarely changes; if it does, a smaller step is
+tried.  The losses of the points are added with random signs, so that neither errors nor gradients cancel.  Gradients in
+the precision of the model must also agree with those in float64.
 
-What is checked for all parameters together sees ``BATCH`` points, or one in ``SHARE`` if that is more; of a small net,
-``SMALL_BATCH``.  A fault at a share s of m points is missed with probability :math:`(1 - s)^m`.
+Checks of all parameters together use ``BATCH`` points, or one in ``SHARE`` if that is more; for small networks,
+``SMALL_BATCH``.  The probability to miss an error that affects a share s of the points is :math:`(1 - s)^m` for m
+points.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from atoll.losses.base import Outputs
 from atoll.modules import preserve_buffers
 from atoll.rng import generator
 
-POINTS = 4  # of checks that take a gradient per parameter
-CANDIDATES = 16  # points to choose them from
+POINTS = 4  # number of points for checks with a gradient per parameter
+CANDIDATES = 16  # number of points from which they are chosen
 BATCH, SHARE, SMALL_BATCH = 16, 32, 128
-_SMALL = 100_000  # parameters: the check of a smaller net takes no time to speak of
-STEPS = (1e-6, 1e-8, 1e-9)  # in units of the weights
+_SMALL = 100_000  # number of parameters up to which a network is small and its check takes hardly any time
+STEPS = (1e-6, 1e-8, 1e-9)  # step sizes in units of the weights
 TOLERANCE = 1e-3
 _NOISE = 100 * torch.finfo(torch.float64).eps
 _ROUNDING = 1e4
@@ -47,8 +48,8 @@ class Check:
     """Whether second derivatives agree with differences of gradients.
 
     Args:
-        passed: None if the check could not be made or decided.
-        message: one sentence about it.
+        passed: the result; None if the check could not be made or decided.
+        message: one sentence about the result.
     """
 
     passed: bool | None
@@ -56,10 +57,11 @@ class Check:
 
 
 def check_gauss_newton(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
-    r"""Whether every parameter's Gauss-Newton block is the Hessian's: :math:`J^T \Phi\, J v` against differences.
+    r"""Check that the Gauss-Newton block of every parameter equals that of the Hessian.
 
-    One gradient per parameter, whose forward pass also gives J v, and one more backward pass.  That J is the derivative
-    of the logits is checked at more points, for all parameters together.
+    Compares :math:`J^T \Phi\, J v` with differences of gradients.  Costs one gradient per parameter, whose forward pass
+    also gives J v, and one more backward pass.  A separate check at more points, for all parameters together, verifies
+    that J is the derivative of the logits.
 
     >>> from atoll.losses import Standard
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
@@ -67,14 +69,14 @@ def check_gauss_newton(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
     True
     >>> net[1] = torch.nn.Tanh().eval()
     >>> print(check_gauss_newton(EmpiricalRisk(net, Standard(), torch.rand(9, 2), torch.arange(9) % 3)).message)
-    Gauss-Newton differs from differences of gradients at 0.weight
+    Gauss-Newton differs from differences of gradients for 0.weight
     """
     parts = [(_gauss_newton_cases, _few(risk)), *((_joint_cases, index) for index in _batches(risk))]
     return _check("Gauss-Newton", parts, risk, seed)
 
 
 def check_linearity(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
-    """Whether Gauss-Newton gives the traces of the Hessian: by the operations of the graph and by differences.
+    """Check that Gauss-Newton gives the traces of the Hessian, by the operations of the graph and by differences.
 
     >>> from atoll.losses import Standard
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.GELU(), torch.nn.Linear(8, 3)).eval()
@@ -84,11 +86,11 @@ def check_linearity(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
     if reasons := [risk.nonlinear[name] for name in risk.names if name in risk.nonlinear]:
         return Check(False, reasons[0])
     check = check_gauss_newton(risk, seed=seed)
-    return Check(check.passed is not False, f"the net is piecewise linear in each parameter, and {check.message}")
+    return Check(check.passed is not False, f"the model is piecewise linear in each parameter, and {check.message}")
 
 
 def check_hessian(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
-    """Whether double backward passes give the Hessian, for all parameters at once: three gradients.
+    """Check that double backward passes give the Hessian, for all parameters at once; costs three gradients.
 
     >>> from atoll.losses import Standard
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).eval()
@@ -99,7 +101,7 @@ def check_hessian(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
 
 
 def check_gradient(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
-    """Whether the gradient is the derivative of the loss, and not an estimate such as straight-through.
+    """Check that the gradient is the derivative of the loss, and not an estimate such as straight-through.
 
     >>> from atoll.losses import Standard
     >>> net = torch.nn.Linear(2, 3).eval()
@@ -112,7 +114,7 @@ def check_gradient(risk: EmpiricalRisk, *, seed: object = 0) -> Check:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far a derivative is from differences, how large both are, and how large rounding errors can be."""
+    """The difference of a derivative and finite differences, their size, and the size of rounding errors."""
 
     value: Tensor
     size: float
@@ -124,21 +126,21 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Case:
-    """The deviation of a parameter's derivative, as a function of the step; or of that of all parameters together."""
+    """The deviation of the derivative for one parameter, or jointly for all, as a function of the step."""
 
     name: str
     deviation: Callable[[float], Deviation]
     joint: bool = False
 
     def judge(self) -> tuple[bool | None, Deviation]:
-        """Whether the derivative is right, None if differences do not settle; and the deviation that decided."""
-        tried: list[Deviation] = []
+        """Return whether the derivative is correct (None if differences do not converge), and the last deviation."""
+        deviations: list[Deviation] = []
         for step in STEPS:
-            tried.append(self.deviation(step))
-            if tried[-1].agrees():
-                return True, tried[-1]
-        settled = any(b.agrees(a.value) for a, b in itertools.pairwise(tried))
-        return (False if settled else None), tried[-1]
+            deviations.append(self.deviation(step))
+            if deviations[-1].agrees():
+                return True, deviations[-1]
+        converged = any(b.agrees(a.value) for a, b in itertools.pairwise(deviations))
+        return (False if converged else None), deviations[-1]
 
 
 _Cases = Callable[["DoubleRisk", object], Iterator[Case]]
@@ -154,27 +156,27 @@ def _check(
                 double = DoubleRisk(risk, index, seed=seed)
             except (RuntimeError, NotImplementedError, TypeError) as error:
                 return Check(None, f"{what} could not be checked: {first_line(error)}")
-            if own_precision and (lost := double.lost_digits()):
-                return Check(False, f"{what} loses digits: {lost}")
+            if own_precision and (fault := double.lost_digits()):
+                return Check(False, f"{what} is inaccurate: {fault}")
             try:
                 verdicts = [(case, *case.judge()) for case in cases(double, seed)]
             except (RuntimeError, NotImplementedError) as error:
                 return Check(False, f"{what} fails: {first_line(error)}")
             if wrong := [case.name for case, verdict, _ in verdicts if verdict is False]:
-                return Check(False, f"{what} differs from differences{_OF[what]} at {wrong[0]}")
-            if unsettled := [case.name for case, verdict, _ in verdicts if verdict is None]:
-                doubt = doubt or f"differences{_OF[what]} do not settle at {unsettled[0]}"
-            elif _drowned([(case.joint, deviation) for case, _, deviation in verdicts]):
+                return Check(False, f"{what} differs from differences{_OF[what]} for {wrong[0]}")
+            if undecided := [case.name for case, verdict, _ in verdicts if verdict is None]:
+                doubt = doubt or f"differences{_OF[what]} do not converge for {undecided[0]}"
+            elif _below_noise([(case.joint, deviation) for case, _, deviation in verdicts]):
                 doubt = doubt or "derivatives are not larger than rounding errors"
     if doubt:
         return Check(None, f"{what} could not be checked: {doubt}")
     return Check(True, f"{what} agrees with differences{_OF[what]}")
 
 
-def _drowned(deviations: Sequence[tuple[bool, Deviation]]) -> bool:
-    """Whether a derivative that matters is not larger than rounding errors, so that agreement says nothing.
+def _below_noise(deviations: Sequence[tuple[bool, Deviation]]) -> bool:
+    """Whether a relevant derivative is not larger than rounding errors, so that agreement means nothing.
 
-    A parameter's derivative does not matter if it is small beside those of the same kind of other parameters.
+    The derivative for a parameter is not relevant if it is small compared with those for other parameters.
     """
     own = [deviation for joint, deviation in deviations if not joint]
     least = TOLERANCE * max((deviation.size for deviation in own), default=0.0)
@@ -188,21 +190,21 @@ _OF = {"Gauss-Newton": " of gradients", "the double backward pass": " of gradien
 
 
 def _few(risk: EmpiricalRisk) -> Tensor:
-    """Points for checks that take a gradient per parameter: fewer for large nets."""
+    """Return points for checks with a gradient per parameter, fewer for large networks."""
     count = POINTS if risk.size <= _SMALL else max(1, min(POINTS, len(risk) // (SHARE * len(risk.names))))
     return _informative(risk, CANDIDATES)[:count]
 
 
 def _batches(risk: EmpiricalRisk) -> Sequence[Tensor]:
-    """Points for checks of all parameters together, in batches of one pass."""
+    """Return points for checks of all parameters together, in batches."""
     count = SMALL_BATCH if risk.size <= _SMALL else max(BATCH, len(risk) // SHARE)
     return torch.split(_informative(risk, count), risk.micro_batch)
 
 
 def _informative(risk: EmpiricalRisk, count: int) -> Tensor:
-    """Points from all over the data, those with the largest second derivatives in logit space first.
+    """Return points from the whole data set, those with the largest second derivatives in logit space first.
 
-    Saturated points are left out: they add nothing to the curvature, and everything agrees there.
+    Saturated points are omitted, because they do not contribute to the curvature and would pass any check.
     """
     size = min(count, len(risk))
     index = torch.arange(size) * len(risk) // size
@@ -220,14 +222,14 @@ def first_line(error: Exception) -> str:
 
 
 class DoubleRisk:
-    """The summed loss of some points as a function of weights in float64; the model itself stays as it is.
+    """The summed loss of some points as a function of weights in float64; the model itself does not change.
 
-    A clean prediction that the loss holds constant moves here, because differences cannot hold it.
+    A clean prediction that the loss holds constant is not constant here, because differences cannot hold it constant.
 
     Args:
         risk: the loss as a function of the weights.
-        index: of the points.
-        seed: of random signs for the losses in the sum, and of directions; None for a plain sum.
+        index: indices of the points.
+        seed: seed of random signs for the losses in the sum, and of directions; None for a plain sum.
     """
 
     def __init__(self, risk: EmpiricalRisk, index: Tensor, *, seed: object = None) -> None:
@@ -242,7 +244,7 @@ class DoubleRisk:
         with _StaysDouble():  # type: ignore[no-untyped-call]
             self.losses, self.gradient, self.logits = self.at(self.weights)
         self.slope = self._logit_slope()
-        # A difference of probabilities and labels has absolute rounding errors: they count at saturated points.
+        # A difference of probabilities and labels has absolute rounding errors, which matter at saturated points.
         self.scale = float(torch.stack([g.norm() for g in self.gradient]).norm()) * (1 + 0.01 / self.slope)
 
     def outputs(self, weights: Sequence[Tensor]) -> Outputs:
@@ -253,12 +255,12 @@ class DoubleRisk:
         return Outputs(logits=logits, adv_logits=adv_logits)
 
     def values(self, out: Outputs) -> Tensor:
-        """The loss of each point, with its sign."""
+        """Return the loss of each point, with its sign."""
         losses = torch.stack(list(self.value.values(out, self.y).values())).sum(0)
         return losses * self.signs.to(losses.dtype)
 
     def at(self, weights: Sequence[Tensor]) -> tuple[Tensor, Vector, Tensor]:
-        """Signed losses, the gradient of their sum, and logits at some weights."""
+        """Return signed losses, the gradient of their sum, and logits at the given weights."""
         with torch.enable_grad():
             out = self.outputs(weights)
             losses = self.values(out)
@@ -266,12 +268,12 @@ class DoubleRisk:
         return losses.detach(), gradient, all_logits(out).detach()
 
     def moved(self, direction: Sequence[Tensor | None], step: float) -> tuple[Tensor, Vector, Tensor]:
-        """The same at weights that were moved; None leaves a parameter where it is."""
+        """Return the same as ``at`` for weights moved along a direction; None does not move a parameter."""
         return self.at(self._moved(direction, step))
 
     @torch.no_grad()
     def losses_moved(self, direction: Sequence[Tensor | None], step: float) -> Tensor:
-        """Signed losses at weights that were moved."""
+        """Return signed losses at weights moved along a direction."""
         return self.values(self.outputs(self._moved(direction, step)))
 
     def _moved(self, direction: Sequence[Tensor | None], step: float) -> Vector:
@@ -279,17 +281,17 @@ class DoubleRisk:
         return [w if v is None else (w + step * v).detach().requires_grad_() for w, v in pairs]
 
     def direction(self, seed: object) -> Vector:
-        """Random signs, as large as the weights of their parameter."""
+        """Return a direction of random signs, scaled to the size of the weights of each parameter."""
         draw = generator(seed, "check", device=self.risk.device)
         sizes = [w.detach().square().mean().sqrt().clamp_min(1e-3) for w in self.weights]
         return [_random_signs(w.detach(), draw) * size for w, size in zip(self.weights, sizes, strict=True)]
 
     def noise(self, step: float) -> float:
-        """Rounding errors of a difference of gradients, or of losses along a direction of length 1."""
+        """Return the size of rounding errors of a difference of gradients, or of losses along a unit direction."""
         return _NOISE * (self.scale + float(self.losses.abs().sum())) / step
 
     def _logit_slope(self) -> float:
-        """Size of the derivatives of the losses by the logits."""
+        """Return the size of the derivatives of the losses with respect to the logits."""
         given = [x is not None for x in (self.x, self.x_adv)]
         leaves = [part.detach().requires_grad_() for part in self.logits.chunk(sum(given), 1)]
         clean, adversarial = leaves[0] if given[0] else None, leaves[-1] if given[1] else None
@@ -299,10 +301,10 @@ class DoubleRisk:
         return max(float(torch.cat(slopes, 1).square().mean().sqrt()), 1e-30)
 
     def lost_digits(self) -> str:
-        """Where the model's own precision gives another gradient than rounding errors explain, or "".
+        """Return where the gradient in the model's precision is less accurate than rounding explains, or "".
 
-        Explained are ``_ROUNDING`` rounding errors of the gradient by the weights, and 100 of that by the logits, which
-        is a difference of probabilities and labels.
+        The allowed error is ``_ROUNDING`` rounding errors of the gradient with respect to the weights, and 100 of that
+        with respect to the logits, which is a difference of probabilities and labels.
         """
         dtype = self.risk.parameters[0].dtype
         if dtype == torch.float64:
@@ -316,12 +318,12 @@ class DoubleRisk:
             error = float((own.double() - double).norm()) / max(size, 0.01 * max(sizes), 1e-30)
             if error > allowed:
                 kind = str(dtype).removeprefix("torch.")
-                return f"the gradient by {name} is off by {100 * error:.2g} % in {kind}"
+                return f"the error of the gradient for {name} is {100 * error:.2g} % in {kind}"
         return ""
 
 
 class _StaysDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses models that cast float64 to a lower precision inside: differences would be rounding errors."""
+    """Raises a TypeError if a model casts float64 to a lower precision, because differences would only be rounding."""
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -361,7 +363,7 @@ def _gauss_newton_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
             u = torch.einsum("nij,nj->ni", phi, slope)
             (product,) = derivative([base], [double.weights[k]], [u], retain_graph=True)
             hessian = (gradient[k] - double.gradient[k]) / step
-            # If J is not the derivative of the logits (straight-through), the gradient is wrong in the same way.
+            # If J is not the derivative of the logits (straight-through), the gradient has the same error.
             along = ((product * v).sum() - (u * slope).sum()) / v.norm()
             size = float(torch.maximum(product.norm(), hessian.norm()).maximum((u * slope).sum().abs() / v.norm()))
             return Deviation(torch.cat([(product - hessian).flatten(), along[None]]), size, double.noise(step))
@@ -391,13 +393,13 @@ def _hessian_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
 
 
 def _gradient_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
-    """The derivative of the loss along a direction of each parameter."""
+    """Check the derivative of the loss along a direction of each parameter."""
     for k, (name, v) in enumerate(zip(double.risk.names, double.direction(seed), strict=True)):
         yield Case(name, functools.partial(_slope_deviation, double, _only(double, k, v)))
 
 
 def _joint_cases(double: DoubleRisk, seed: object) -> Iterator[Case]:
-    """The derivative of the loss along a direction of all parameters together."""
+    """Check the derivative of the loss along a direction of all parameters together."""
     yield Case("all parameters", functools.partial(_slope_deviation, double, double.direction(seed)), joint=True)
 
 
@@ -412,5 +414,5 @@ def _slope_deviation(double: DoubleRisk, direction: Sequence[Tensor | None], ste
 
 
 def _only(double: DoubleRisk, k: int, v: Tensor) -> list[Tensor | None]:
-    """A direction of one parameter."""
+    """Return a direction that moves only one parameter."""
     return [v if i == k else None for i in range(len(double.weights))]

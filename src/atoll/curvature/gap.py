@@ -1,4 +1,4 @@
-"""The robust generalization gap: how much worse a model does on test than on training points, under one attack."""
+"""The robust generalization gap: robust error on test points minus robust error on training points."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def robust_gap(
     seed: object = 0,
     batch_size: int = 128,
 ) -> Gap:
-    """The gap with the same attack on both sides; standard errors are those of drawing the points.
+    """Measure the gap with the same attack on both sets; standard errors are due to the sampling of points.
 
     >>> from atoll.attacks import PGD
     >>> from atoll.threat import ThreatModel
@@ -68,7 +68,7 @@ def _measure(
     model: nn.Module, x: Tensor, y: Tensor, attack: Attack, seed: object, batch_size: int
 ) -> tuple[Estimate, Estimate]:
     if not len(x) or len(x) != len(y):
-        raise InputError(f"expected points with one label each, got {len(x)} points and {len(y)} labels")
+        raise InputError(f"labels: expected one per point and at least one point, got {len(y)} for {len(x)} points")
     like = next(model.parameters())
     results = torch.zeros(2, len(x), dtype=torch.float64, device=like.device)
     with preserve_buffers(model):

@@ -1,9 +1,9 @@
 r"""Traces of the generalized Gauss-Newton matrix, layer by layer, by ordinary backward passes.
 
-With the Jacobian J of a point's logits and the Hessian :math:`\Phi` of its loss in logit space, the matrix is the mean
-of :math:`J^T \Phi J` over the points (Schraudolph, "Fast curvature matrix-vector products for second-order gradient
-descent", 2002).  A layer's own block is the Hessian's if the logits are piecewise linear in it
-(``atoll.graph.linearity``).
+With the Jacobian J of the logits of a point and the Hessian :math:`\Phi` of its loss in logit space, the matrix is the
+mean of :math:`J^T \Phi J` over the points (Schraudolph, "Fast curvature matrix-vector products for second-order
+gradient descent", 2002).  The diagonal block of a layer equals that of the Hessian if the logits are piecewise linear
+in the layer (``atoll.graph.linearity``).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from atoll.rng import PointRNG
 
 
 def ggn_trace_samples(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Tensor:
-    r"""For each probe one unbiased estimate of every layer's trace, summed over some points: ``(probes, layers)``.
+    r"""Return an unbiased estimate of each layer's trace per probe, summed over some points: ``(probes, layers)``.
 
     With :math:`\Phi_n = B_n B_n^T` and a vector of random signs :math:`s_n` for each point,
 
     .. math:: E\,\Big\|\sum_n J_{n,k}^T B_n s_n\Big\|^2 = \sum_n \mathrm{Tr}\, J_{n,k}^T \Phi_n J_{n,k},
 
-    and one backward pass gives the sum for all layers k.  If :math:`\Phi` has negative eigenvalues (losses that
-    compare clean and adversarial logits), they get a pass of their own, whose result is subtracted.
+    and one backward pass computes the sum for all layers k.  If :math:`\Phi` has negative eigenvalues (losses that
+    compare clean and adversarial logits), a separate pass for them is subtracted.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
@@ -46,7 +46,7 @@ def ggn_trace_samples(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int],
 
 
 def diagonal(risk: EmpiricalRisk, *, probes: int = 8, group: int = 8, seed: object = 0) -> Vector:
-    r"""An unbiased estimate of the matrix's diagonal, from the same passes: squares instead of squared norms.
+    r"""Return an unbiased estimate of the diagonal of the matrix, from the same passes with squares instead of norms.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
@@ -63,7 +63,7 @@ def diagonal(risk: EmpiricalRisk, *, probes: int = 8, group: int = 8, seed: obje
 
 
 def exact_gauss_newton(risk: EmpiricalRisk, index: Tensor) -> Tensor:
-    r"""Every layer's trace, summed over some points, without error: a backward pass for each point and class.
+    r"""Return the exact trace of every layer, summed over some points, with a backward pass per point and class.
 
     .. math:: \mathrm{Tr}\, J_k^T \Phi J_k = \sum_j \lambda_j \|J_k^T u_j\|^2, \qquad \Phi = \sum_j \lambda_j u_j u_j^T.
     """
@@ -74,8 +74,9 @@ def exact_gauss_newton(risk: EmpiricalRisk, index: Tensor) -> Tensor:
 
 
 def block_factor(risk: EmpiricalRisk, layer: int) -> tuple[Tensor, Tensor]:
-    r"""Rows f and signs s such that one layer's block is :math:`\frac1N \sum_a s_a f_a f_a^T`: a row for each point and
-    logit, by a backward pass.  Every process makes all of them.
+    r"""Return rows f and signs s such that the block of a layer is :math:`\frac1N \sum_a s_a f_a f_a^T`.
+
+    There is one row, and one backward pass, for each point and logit.  Every process computes all of them.
     """
     rows, signs = [], []
     for eigenvalue, (product,) in _summands(risk, torch.arange(len(risk)), [risk.parameters[layer]]):
@@ -85,7 +86,7 @@ def block_factor(risk: EmpiricalRisk, layer: int) -> tuple[Tensor, Tensor]:
 
 
 def logit_hessian(loss: Loss, out: Outputs, y: Tensor) -> Tensor:
-    """Second derivatives of each point's loss by its logits, clean before adversarial: ``(points, size, size)``.
+    """Return second derivatives of the loss with respect to the logits (clean, adversarial): ``(points, size, size)``.
 
     >>> from atoll.losses import Standard
     >>> logit_hessian(Standard(), Outputs(logits=torch.zeros(1, 2)), torch.tensor([0])).tolist()
@@ -107,22 +108,22 @@ def logit_hessian(loss: Loss, out: Outputs, y: Tensor) -> Tensor:
 
 
 def all_logits(out: Outputs) -> Tensor:
-    """Clean and adversarial logits, as far as there are any, one row for each point."""
+    """Concatenate clean and adversarial logits, if they exist, with one row per point."""
     return torch.cat([g for g in (out.logits, out.adv_logits) if g is not None], 1)
 
 
 @torch.enable_grad()
 def _factors(risk: EmpiricalRisk, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of some points, with their graph, and eigenvalues and vectors of the loss's Hessian in logit space."""
+    """Return logits with their graph, and eigenvalues and eigenvectors of the Hessian of the loss in logit space."""
     out, y = risk.outputs(index)
     phi = logit_hessian(risk.loss, out, y)
     eigenvalues, vectors = torch.linalg.eigh(phi.nan_to_num(0, 0, 0))
-    # What is not finite is to show in the sum over all processes, not as an error in one of them.
+    # Non-finite numbers must appear in the sum over all processes, not as an error in one of them.
     return all_logits(out), torch.where(phi.isfinite().all(2), eigenvalues, torch.nan), vectors
 
 
 def _summands(risk: EmpiricalRisk, index: Tensor, parameters: Sequence[Tensor]) -> Iterator[tuple[Tensor, Vector]]:
-    """For each point and eigenvector u of its Phi the eigenvalue and J^T u."""
+    """Yield the eigenvalue and J^T u for each point and eigenvector u of its Phi."""
     with preserve_buffers(risk.model):
         for point in torch.split(index, 1):
             logits, eigenvalues, vectors = _factors(risk, point)
@@ -131,10 +132,10 @@ def _summands(risk: EmpiricalRisk, index: Tensor, parameters: Sequence[Tensor]) 
 
 
 def _vjps(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Iterator[tuple[int, int, Vector]]:
-    """The sum over points of J^T B s for each probe, given with its row and sign."""
+    """Yield row, sign and the sum over points of J^T B s for each probe."""
     with preserve_buffers(risk.model):
         logits, eigenvalues, vectors = _factors(risk, index)
-        # Rounding leaves eigenvalues around zero on both sides.
+        # Because of rounding, zero eigenvalues may be slightly negative.
         signs = (1, -1) if bool((eigenvalues < -1e-9 * eigenvalues.abs().max()).any()) else (1,)
         for row, probe in enumerate(probes):
             streams = PointRNG(seed, "gauss-newton", probe, index=index.to(logits.device))
@@ -145,7 +146,7 @@ def _vjps(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: objec
 
 
 def _vjp(logits: Tensor, parameters: Sequence[Tensor], u: Tensor) -> Vector:
-    """J^T u."""
+    """Return J^T u."""
     return derivative([logits], parameters, [u.to(logits.dtype)], retain_graph=True)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the loss around a point: over inputs and over weights, with the data they show."""
+"""Loss landscapes over inputs and over weights, as data and figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Landscape:
-    """The loss on a grid of two directions: ``loss[i, j]`` is that at ``a[i]`` times the first, ``b[j]`` the second."""
+    """The loss on a grid: ``loss[i, j]`` is at ``a[i]`` times the first direction plus ``b[j]`` times the second."""
 
     a: Tensor
     b: Tensor
@@ -33,12 +33,12 @@ class Landscape:
     axes: tuple[str, str]
 
     def save(self, path: Path) -> None:
-        """The data, as ``.npz``."""
+        """Save the data as ``.npz``."""
         np.savez(path, a=self.a.numpy(), b=self.b.numpy(), loss=self.loss.numpy(), axes=np.array(self.axes))
 
     @staticmethod
     def load(path: Path) -> Landscape:
-        """What ``save`` has written.
+        """Load a file written by ``save``.
 
         >>> import tempfile
         >>> line = torch.linspace(-1, 1, 3)
@@ -52,14 +52,14 @@ class Landscape:
             a, b, loss = (torch.from_numpy(arrays[name].astype(np.float64)) for name in ("a", "b", "loss"))
             first, second = (str(axis) for axis in arrays["axes"])
         except (KeyError, ValueError, TypeError) as error:
-            raise DataError(f"{path}: expected a landscape's a, b, loss and axes, got: {error}") from None
+            raise DataError(f"{path}: expected arrays a, b, loss and axes, got: {error}") from None
         if a.dim() != 1 or b.dim() != 1 or loss.shape != (len(a), len(b)):
             shapes = ", ".join(str(tuple(values.shape)) for values in (a, b, loss))
             raise DataError(f"{path}: expected a landscape over two axes, got shapes {shapes}")
         return Landscape(a, b, loss, (first, second))
 
     def plot(self) -> Figure:
-        """Surface and contour side by side."""
+        """Plot surface and contours side by side."""
         from matplotlib.figure import Figure  # slow to import
 
         figure = Figure(figsize=(10, 4), layout="constrained")
@@ -85,7 +85,9 @@ def input_landscape(
     micro_batch: int = 128,
     on_progress: OnProgress | None = None,
 ) -> Landscape:
-    r"""Mean cross-entropy at :math:`x + a\,\mathrm{sign}\nabla_x \ell + b\,r`, with random signs r (RAT, figure 2).
+    r"""Compute mean cross-entropy at :math:`x + a\,\mathrm{sign}\nabla_x \ell + b\,r` (RAT, figure 2).
+
+    r is a vector of random signs.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.eye(2))
@@ -95,7 +97,7 @@ def input_landscape(
     """
     grid, loss = _grid(radius, steps)
     if not len(x) or len(x) != len(y):
-        raise InputError(f"expected points with one label each, got {len(x)} points and {len(y)} labels")
+        raise InputError(f"labels: expected one per point and at least one point, got {len(y)} for {len(x)} points")
     place = next(model.parameters())
     x, y = x.to(place), y.to(place.device)
     streams = PointRNG(seed, "landscape", index=torch.arange(len(x), device=x.device))
@@ -125,11 +127,11 @@ def weight_landscape(
     seed: object = 0,
     on_progress: OnProgress | None = None,
 ) -> Landscape:
-    r"""The loss at :math:`\theta + a\,d + b\,e`, with two random directions, normalized filter by filter.
+    r"""Compute the loss at :math:`\theta + a\,d + b\,e`, with two random directions normalized filter by filter.
 
-    Every filter (row) of a direction's weight matrix is scaled to the norm of the same filter of the net; biases and
-    scales of normalization stay as they are (Li et al., "Visualizing the loss landscape of neural nets", 2018).  The
-    weights come out bit by bit as they went in.
+    Every filter (row) of a direction is scaled to the norm of the same filter of the network.  Biases and normalization
+    layers do not move (Li et al., "Visualizing the loss landscape of neural nets", 2018).  The weights are restored
+    exactly.
 
     >>> from atoll.losses import Standard
     >>> risk = EmpiricalRisk(nn.Linear(2, 2).eval(), Standard(), torch.rand(4, 2), torch.arange(4) % 2)
@@ -148,7 +150,7 @@ def weight_landscape(
 
 
 def filter_normalized(risk: EmpiricalRisk, seed: object) -> list[Tensor]:
-    """A random direction in which every filter is as long as the net's own; zero for all but weight matrices."""
+    """Return a random direction whose filters have the norms of the network's; zero except for weight matrices."""
     draw = generator(seed, "direction")
     direction = []
     for p in risk.parameters:
@@ -162,9 +164,9 @@ def filter_normalized(risk: EmpiricalRisk, seed: object) -> list[Tensor]:
 
 
 def _grid(radius: float, steps: int) -> tuple[Tensor, Tensor]:
-    """Places along an axis, and room for the loss at all pairs of them."""
+    """Return the positions along an axis, and a tensor for the loss at all pairs of them."""
     check_range("(0, inf)", radius=radius)
     check_count(3, steps=steps)
     if steps % 2 == 0:
-        raise InputError(f"steps: expected an odd number, so that the middle is the point itself, got {steps}")
+        raise InputError(f"steps: expected an odd number, so that the center is the point itself, got {steps}")
     return torch.linspace(-radius, radius, steps, dtype=torch.float64), torch.zeros(steps, steps, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Curvature of a subject's loss: the measurement behind ``atoll curvature``."""
+"""The measurement of curvature, used by ``atoll curvature``."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ from atoll.stats import Estimate
 from atoll.subject import Subject
 from atoll.threat import Norm
 
-INPUTS_SHOWN = 8  # points of an input landscape
+INPUTS_SHOWN = 8  # number of points of an input landscape
 GAP_SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureSettings(Settings):
-    """Which loss, at which points, and what to compute.
+    """Settings of ``atoll curvature``: loss, points and quantities to compute.
 
     Args:
-        split: points to use: train, validation or test.
+        split: which points to use: train, validation or test.
         points: number of random points of the split.
         loss: loss whose curvature is measured, such as AT, "TRADES(lambda_t=3)" or my_loss.py:Mine (default: as
             trained).
-        steps: steps of the PGD that makes the adversarial inputs.
-        estimator: how traces are estimated.
+        steps: PGD steps for adversarial inputs.
+        estimator: estimator of traces.
         relative_error: relative standard error of the index.
         max_probes: maximum number of probes.
-        top: number of largest eigenvalues.
+        top: number of largest eigenvalues to compute.
         density: compute the density of all eigenvalues.
         gap: measure the robust generalization gap with the same attack.
-        proof: draws of random weights for a PAC-Bayes proof; 0 for none, needs a loss without an attack.
-        landscape: compute the loss around the inputs or the weights.
-        norm: norm of the threat (default: as trained).
+        proof: number of random weights for a PAC-Bayes proof (0 for none); requires a loss without an attack.
+        landscape: compute the loss landscape over the inputs or the weights.
+        norm: norm of the threat model (default: as trained).
         eps: radius, a number or a fraction like 8/255 (default: as trained).
     """
 
@@ -90,7 +90,7 @@ class CurvatureSettings(Settings):
     def __post_init__(self) -> None:
         self.at_least(points=1, steps=1, top=0, max_probes=2, proof=0)
         if not 0 < self.relative_error < math.inf:
-            raise InputError(f"relative_error: expected more than 0, got {self.relative_error}")
+            raise InputError(f"relative_error: expected a finite number > 0, got {self.relative_error}")
 
     def resolve(self, subject: Subject) -> Self:
         threat = resolve_threat(subject, self.norm, self.eps)
@@ -99,38 +99,38 @@ class CurvatureSettings(Settings):
 
     @property
     def threat(self) -> str:
-        """As text, ``linf 8/255``."""
+        """The threat model as text, such as ``linf 8/255``."""
         return f"{self.norm} {self.eps}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureResult(Result):
-    """How flat the loss is.
+    """Curvature of the loss.
 
     Args:
         loss: the loss, with its arguments.
-        attacked: whether the loss is taken at adversarial inputs.
+        attacked: whether the loss is measured at adversarial inputs.
         mean_loss: mean loss at the points.
         wci: Weight-Curvature Index.
-        bound: the index is at most this.
-        weight_norm: of all weight matrices.
+        bound: upper bound of the index.
+        weight_norm: norm of all weight matrices.
         root_trace: root of the sum of their traces.
         negative: number of traces that were estimated as negative and count as zero.
         unresolved: weight matrices whose trace is not clearly positive, so that their share of the index is uncertain.
         layers: one entry per weight matrix.
-        trace: of the whole Hessian.
-        estimator: how traces were estimated.
-        reason: why this way.
+        trace: trace of the whole Hessian.
+        estimator: estimator of the traces.
+        reason: why this estimator was used.
         probes: number of random vectors per group of points.
-        eigenvalues: the largest ones.
+        eigenvalues: the largest eigenvalues.
         pac_bayes: estimates of bounds, one entry per posterior.
         proofs: proven bounds, one entry per posterior.
-        theorem: the terms of WCI's bound on the gap, at the layerwise variances that minimize it.
+        theorem: the terms of the WCI bound on the gap, at the layerwise variances that minimize it.
         gap: robust generalization gap.
     """
 
     kind: ClassVar[str] = "curvature"
-    version: ClassVar[int] = 2  # since 2: every number is checked, the index is corrected for its bias, alpha is shared
+    version: ClassVar[int] = 2  # 2: every number is checked, the index is bias-corrected, bounds share alpha
     settings: CurvatureSettings
     loss: str
     attacked: bool
@@ -167,12 +167,12 @@ class CurvatureResult(Result):
         return TextTable(f"{self._title}, {self.loss}, {where}", ["", "value"], rows)
 
     def landscape(self) -> Landscape | None:
-        """The loss landscape that was computed, if any."""
+        """Load the loss landscape, or return None if there is none."""
         path = self._file(f"landscape-{self.settings.landscape}.npz")
         return None if path is None else Landscape.load(path)
 
     def density(self) -> Density | None:
-        """The density of eigenvalues that was computed, if any."""
+        """Load the density of eigenvalues, or return None if there is none."""
         path = self._file("density.npz")
         return None if path is None else Density.load(path)
 
@@ -183,7 +183,7 @@ class CurvatureResult(Result):
 
 @MEASUREMENTS.register("curvature", own_name=False)
 class MeasureCurvature(Measurement):
-    """How flat the loss of a model is, layer by layer."""
+    """Curvature of the loss of a model, layer by layer."""
 
     settings = CurvatureSettings
     result = CurvatureResult
@@ -192,7 +192,7 @@ class MeasureCurvature(Measurement):
         return _points(subject, settings.split, settings)
 
     def depends_on(self, subject: Subject, settings: CurvatureSettings, context: Context) -> tuple[str, ...]:
-        """The code of a loss from outside Atoll, and the points of the gap."""
+        """Return digests of the code of a loss from outside Atoll, and of the points of the gap."""
         code = foreign_code([type(resolve_loss(subject, settings.loss))])
         gap = [split_digest(_points(subject, split, settings)) for split in GAP_SPLITS] if settings.gap else []
         return (*code, *gap)
@@ -234,7 +234,7 @@ class MeasureCurvature(Measurement):
             values = top_eigenvalues(risk, settings.top, tolerance=0.01, seed=settings.seed)
             fields["eigenvalues"] = tuple(values.tolist())
         stage("bounds")
-        # If Gauss-Newton was right for the traces, it is right for the diagonal.
+        # If Gauss-Newton is valid for the traces, it is also valid for the diagonal.
         is_ggn = index.traces.estimator.endswith("gauss_newton")
         curvature = diagonal(risk, seed=settings.seed) if is_ggn else None
         trace = index.traces.total.value
@@ -254,7 +254,7 @@ class MeasureCurvature(Measurement):
     def _pictures(
         risk: EmpiricalRisk, index: WCI, settings: CurvatureSettings, radius: float, context: Context
     ) -> None:
-        """Figures, and the arrays behind them."""
+        """Save figures and their data."""
         stage = partial(_begin, context)
         pictures: dict[str, WCI | Density | Landscape] = {"layers": index}
         if settings.density:
@@ -281,13 +281,13 @@ class MeasureCurvature(Measurement):
 
 
 def _begin(context: Context, stage: str) -> OnProgress:
-    """Report the next stage of the measurement; returns what it may report its progress to."""
+    """Report the next stage of the measurement and return a callback for its progress."""
     context.on_progress(stage, 0, 1)
     return partial(context.on_progress, stage)
 
 
 def loss_name(loss: Loss) -> str:
-    """The call that makes a loss again; ``resolve_loss`` reads it.
+    """Return the call that creates a loss; ``resolve_loss`` parses it.
 
     >>> from atoll.losses import TRADES
     >>> loss_name(TRADES(lambda_t=3))
@@ -298,10 +298,10 @@ def loss_name(loss: Loss) -> str:
 
 
 def resolve_loss(subject: Subject, name: str | None) -> Loss:
-    """The loss that settings name, or the one that the subject was trained with."""
+    """Return the loss of the settings, or the training loss of the subject."""
     if name is None:
         if subject.loss is None:
-            raise InputError("loss: expected the name of a loss, because the model's own is not known")
+            raise InputError("loss: the training loss of the model is not known; specify a loss")
         return subject.loss
     if subject.loss is not None and name == loss_name(subject.loss):
         return subject.loss
@@ -311,7 +311,7 @@ def resolve_loss(subject: Subject, name: str | None) -> Loss:
 
 
 def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """``TRADES(lambda_t=3)`` as name and arguments; the arguments are literals, nothing is executed."""
+    """Parse ``TRADES(lambda_t=3)`` into name and literal arguments, without executing anything."""
     name, parenthesis, rest = text.partition("(")
     try:
         call = ast.parse(f"f({rest}" if parenthesis else "f()", mode="eval").body
@@ -323,9 +323,9 @@ def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _points(subject: Subject, split: str, settings: CurvatureSettings) -> Split:
-    """Random points of a split."""
-    whole = select(subject.data, split, None)
-    return SubSplit(whole, sample_rows(whole, settings.points or len(whole), "curvature", split, settings.seed))
+    """Return random points of a split."""
+    points = select(subject.data, split, None)
+    return SubSplit(points, sample_rows(points, settings.points or len(points), "curvature", split, settings.seed))
 
 
 def _tensors(split: Split) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
-r"""PAC-Bayes numbers of a trained net: Gaussian prior and posterior, bounds on the expected loss.
+r"""PAC-Bayes bounds on the expected loss of a trained network, with Gaussian prior and posterior.
 
-Prior :math:`P = N(0, \sigma_0^2 I)`, posterior :math:`Q = N(\theta, \mathrm{diag}(\sigma^2))`.  To second order
-:math:`E_Q R = R(\theta) + \tfrac12 \sum_i \sigma_i^2 H_{ii}`; the slope does not count, because Q is symmetric.
+The prior is :math:`P = N(0, \sigma_0^2 I)`, the posterior :math:`Q = N(\theta, \mathrm{diag}(\sigma^2))`.  To second
+order, :math:`E_Q R = R(\theta) + \tfrac12 \sum_i \sigma_i^2 H_{ii}`; the gradient does not contribute, because Q is
+symmetric.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from atoll.modules import preserve_buffers
 from atoll.rng import generator
 from atoll.stats import Estimate
 
-# Priors and temperatures to choose from; the bounds hold for all of them at once.
+# Priors and temperatures to choose from; the bounds hold for all of them simultaneously.
 SIGMAS = tuple(2.0**-k for k in range(13))
-TEMPERATURES = tuple(2.0**k for k in range(-6, 7))  # of lambda, in units of the number of points
+TEMPERATURES = tuple(2.0**k for k in range(-6, 7))  # values of lambda, in units of the number of points
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """A Gaussian around the weights whose variance is constant on blocks of them."""
+    """A Gaussian around the weights with a constant variance on each block of weights."""
 
     variances: Tensor
-    traces: Tensor  # of the Hessian on each block
+    traces: Tensor  # trace of the Hessian on each block
     sizes: Tensor  # number of weights in each block
-    squared_norm: float  # of all weights
+    squared_norm: float  # squared norm of all weights
     sigma0: float  # standard deviation of the prior
 
     @property
@@ -46,7 +47,7 @@ class Posterior:
 
     @property
     def increase(self) -> float:
-        """What the noise adds to the loss, to second order."""
+        """Increase of the loss due to the noise, to second order."""
         return float((self.variances * self.traces).sum()) / 2
 
 
@@ -58,12 +59,12 @@ def optimal_posterior(
     sigma0: float,
     beta: float,
 ) -> Posterior:
-    r"""The variances that minimize :math:`E_Q R + \mathrm{KL}(Q, P) / \beta` to second order.
+    r"""Return the posterior that minimizes :math:`E_Q R + \mathrm{KL}(Q, P) / \beta` to second order.
 
     .. math:: \sigma_b^2 = \frac{\sigma_0^2}{1 + \sigma_0^2\, \beta\, T_b / d_b}
 
-    for a block of d weights with trace T.  One block is the spherical posterior, a block for every weight the diagonal
-    one.  Negative traces count as zero: far out the loss is not what they promise.
+    for a block of d weights with trace T.  One block gives the spherical posterior, one block per weight the diagonal
+    posterior.  Negative traces count as zero, because the loss does not decrease as much as they predict.
 
     >>> optimal_posterior([6.0], [2], 1.0, sigma0=1.0, beta=1.0).variances
     tensor([0.2500], dtype=torch.float64)
@@ -80,7 +81,7 @@ def optimal_posterior(
 def linear_form(
     risk: float, squared_norm: float, trace: float, *, sigma0: float, beta: float, constant: float = 0.0
 ) -> float:
-    r"""The bound of TrH, Theorem 3, up to :math:`O(\sigma_0^4)`: loss, norm and curvature.
+    r"""Return the bound of TrH, Theorem 3, up to :math:`O(\sigma_0^4)`: loss, norm and curvature.
 
     .. math:: R + \frac{\|\theta\|^2}{2 \beta \sigma_0^2} + \frac{\sigma_0^2}{2} \mathrm{Tr}(H) + C
 
@@ -91,7 +92,7 @@ def linear_form(
 
 
 def catoni_constant(*, lambda_: float, n: int, clip: float, alpha: float) -> float:
-    r"""The part of Catoni's bound that is the same for all posteriors.
+    r"""Return the part of Catoni's bound that is the same for all posteriors.
 
     .. math:: \frac{\lambda C^2}{8 n} + \frac{\log(1/\alpha)}{\lambda}
 
@@ -102,7 +103,7 @@ def catoni_constant(*, lambda_: float, n: int, clip: float, alpha: float) -> flo
 
 
 def catoni(risk: float, kl: float, *, lambda_: float, n: int, clip: float, alpha: float) -> float:
-    r"""Catoni's bound on the expected loss, for a loss in [0, C], with probability :math:`1 - \alpha`.
+    r"""Return Catoni's bound on the expected loss, for a loss in [0, C], with probability :math:`1 - \alpha`.
 
     .. math:: E_Q R + \frac{\lambda C^2}{8 n} + \frac{\mathrm{KL} + \log(1/\alpha)}{\lambda}
 
@@ -115,9 +116,11 @@ def catoni(risk: float, kl: float, *, lambda_: float, n: int, clip: float, alpha
 
 
 def square_root(risk: float, kl: float, *, n: int, clip: float, alpha: float) -> float:
-    r"""The square-root form, for a loss in [0, C]; the logarithm is divided by n as well (TrH, Theorem 1 forgets that).
+    r"""Return the square-root bound, for a loss in [0, C].
 
     .. math:: E_Q R + 4 C \sqrt{\frac{\mathrm{KL} + \log(2n/\alpha)}{n}}
+
+    The logarithm is also divided by n, which is missing in TrH, Theorem 1.
 
     >>> round(square_root(0.1, 2.0, n=10_000, clip=1.0, alpha=0.05), 4)
     0.2544
@@ -126,7 +129,7 @@ def square_root(risk: float, kl: float, *, n: int, clip: float, alpha: float) ->
 
 
 def kl_inverse(mean: float, limit: float) -> float:
-    r"""The largest p in [0, 1] whose divergence from q is at most c.
+    r"""Return the largest p in [0, 1] whose divergence from q is at most c.
 
     .. math:: \mathrm{kl}(q, p) = q \log\frac{q}{p} + (1 - q) \log\frac{1 - q}{1 - p}
 
@@ -139,24 +142,26 @@ def kl_inverse(mean: float, limit: float) -> float:
     """
     low, high = mean, 1.0
     if not (0 <= mean <= 1 and limit >= 0):
-        raise InputError(f"mean, limit: expected a number in [0, 1] and one that is not negative, got {mean}, {limit}")
-    for _ in range(100):  # to the last bit
+        raise InputError(f"mean, limit: expected a number in [0, 1] and a number >= 0, got {mean}, {limit}")
+    for _ in range(100):  # bisect to the last bit
         middle = (low + high) / 2
         if middle in (low, high):
             break
         distance = mean * math.log(mean / middle) if mean else 0.0
         distance += (1 - mean) * math.log((1 - mean) / (1 - middle)) if mean < 1 else 0.0
         low, high = (middle, high) if distance <= limit else (low, middle)
-    # The divergence is rounded by a few 1e-16 and grows like 2 (p - q)^2 at least, so p is off by less than this.
+    # The rounding error of the divergence is a few 1e-16, and it grows at least like 2 (p - q)^2, so the error of p is
+    # smaller than this.
     return min(1.0, high + 4e-8)
 
 
 def kl_bound(risk: float, kl: float, *, n: int, clip: float, alpha: float) -> float:
-    r"""The kl-inverse bound for a loss in [0, C] (Seeger, 2002; Maurer, 2004); it is never above the square-root form.
+    r"""Return the kl-inverse bound for a loss in [0, C] (Seeger, 2002; Maurer, 2004).
 
     .. math:: C\, \mathrm{kl}^{-1}\Big(\frac{E_Q R}{C},\; \frac{\mathrm{KL} + \log(2 \sqrt n / \alpha)}{n}\Big)
 
-    It holds for all posteriors at once; to choose among m priors, divide ``alpha`` by m.
+    It is never above the square-root bound and holds for all posteriors simultaneously; to choose among m priors,
+    divide ``alpha`` by m.
 
     >>> round(kl_bound(0.02, 2.0, n=1000, clip=1.0, alpha=0.05), 4)
     0.0451
@@ -166,24 +171,24 @@ def kl_bound(risk: float, kl: float, *, n: int, clip: float, alpha: float) -> fl
 
 @dataclass(frozen=True)
 class PACBayesBounds:
-    """Estimates of bounds on the expected loss of a Gaussian posterior; not proven (``PACBayesProof`` is).
+    """Estimates of bounds on the expected loss of a Gaussian posterior, which are not proofs (see ``PACBayesProof``).
 
     Args:
         posterior: ``spherical`` or ``diagonal``.
         sigma0: standard deviation of the prior.
-        lambda_: the temperature.
-        n: points.
-        clip: the loss is cut off at this value for the bounds.
-        alpha: all bounds hold together with probability 1 - alpha, if Monte Carlo means are taken for exact.
+        lambda_: temperature.
+        n: number of points.
+        clip: value at which the loss is clipped for the bounds.
+        alpha: all bounds hold simultaneously with probability 1 - alpha, if Monte Carlo means are taken as exact.
         risk: mean loss without noise.
         expansion: mean loss with noise, to second order.
-        noisy: the same by Monte Carlo, with its standard error.
-        clipped: the same of the clipped loss.
-        kl: from the prior to the posterior.
+        noisy: mean loss with noise by Monte Carlo, with its standard error.
+        clipped: mean clipped loss with noise by Monte Carlo.
+        kl: divergence of the posterior from the prior.
         linear: loss, norm and trace (TrH, Theorem 3).
         catoni: Catoni's bound.
-        square_root: the square-root form.
-        message: what the numbers mean.
+        square_root: the square-root bound.
+        message: interpretation of the numbers.
         kl_inverse: the kl-inverse bound.
     """
 
@@ -207,19 +212,19 @@ class PACBayesBounds:
 
 @dataclass(frozen=True)
 class PACBayesProof:
-    """A proven bound on the expected loss of random weights: it holds with probability 1 - alpha over points and draws.
+    """A proven bound on the expected loss of random weights, with probability 1 - alpha over points and weights.
 
     Args:
         posterior: ``spherical`` or ``diagonal``.
         sigma0: standard deviation of the prior.
-        n: points.
-        draws: of the weights.
-        clip: the loss is cut off at this value.
-        alpha: probability with which the proof may fail.
-        kl: from the prior to the posterior.
+        n: number of points.
+        draws: number of random weights.
+        clip: value at which the loss is clipped.
+        alpha: failure probability of the proof.
+        kl: divergence of the posterior from the prior.
         empirical: upper confidence limit of the mean clipped loss at the points.
-        bound: on the expected clipped loss.
-        message: what the number means.
+        bound: bound on the expected clipped loss.
+        message: interpretation of the number.
     """
 
     posterior: str
@@ -237,11 +242,11 @@ class PACBayesProof:
 def gibbs_risk(
     risk: EmpiricalRisk, deviations: Sequence[Tensor], *, pairs: int = 10, clip: float = math.inf, seed: object = 0
 ) -> tuple[Estimate, Estimate]:
-    """Mean loss, and mean clipped loss, of the net with noise of these standard deviations on its weights.
+    """Estimate the mean loss and mean clipped loss of the network with Gaussian noise on its weights.
 
-    Draws come in pairs with opposite signs, so that the slope of the loss adds no error.  The adversarial inputs stay
-    those of the net without noise.  The kinks of a ReLU net count here, but not in its Hessian: with noise that reaches
-    them the second-order expansion is too small.
+    Noise is drawn in pairs with opposite signs, so that the gradient of the loss adds no error.  The adversarial inputs
+    are those of the network without noise.  The kinks of a ReLU network count here, but not in its Hessian: with noise
+    that reaches them, the second-order expansion is too small.
 
     >>> from atoll.losses import Standard
     >>> risk = EmpiricalRisk(torch.nn.Linear(2, 2).eval(), Standard(), torch.rand(4, 2), torch.arange(4) % 2)
@@ -273,20 +278,20 @@ def pac_bayes(
     pairs: int = 10,
     seed: object = 0,
 ) -> list[PACBayesBounds]:
-    """Bounds for the optimal spherical posterior and, given the Hessian's diagonal, for the optimal diagonal one.
+    """Compute bounds for the optimal spherical posterior and, given the diagonal of the Hessian, the diagonal one.
 
-    Each posterior has its own prior and temperature, chosen among ``SIGMAS`` and ``TEMPERATURES`` for the smallest
-    Catoni bound to second order.  A third of ``alpha`` goes to each kind of bound, and a union bound pays for the
-    choice.
+    Each posterior has its own prior and temperature, chosen from ``SIGMAS`` and ``TEMPERATURES`` for the smallest
+    Catoni bound to second order.  Each of the three kinds of bounds uses a third of ``alpha``, and a union bound
+    accounts for the choice.
 
     Args:
         risk: the loss at training points.
-        trace: of the whole Hessian.
-        diagonal: of the Hessian.
-        clip: where the loss is cut off; twice that of guessing, 2 log K, if None.
-        alpha: probability with which a bound may fail.
-        pairs: Monte Carlo draws, in pairs.
-        seed: of the draws.
+        trace: trace of the whole Hessian.
+        diagonal: diagonal of the Hessian.
+        clip: value at which the loss is clipped; 2 log K, twice the loss of guessing, if None.
+        alpha: failure probability of the bounds.
+        pairs: number of Monte Carlo pairs.
+        seed: seed of Monte Carlo.
     """
     guessing, clip = _scale(risk, clip, alpha)
     n, values, squared_norm = len(risk), _values(risk, clip), _squared_norm(risk)
@@ -324,9 +329,9 @@ def pac_bayes(
                 catoni=bound,
                 square_root=root,
                 kl_inverse=inverse,
-                # A reader must not take for a guarantee what holds for these perturbations only.
-                message=f"{verdict(min(bound, inverse, root), clip=clip, guessing=guessing)} (an estimate, no proof:"
-                " perturbations are held fixed, the Monte Carlo mean is taken for exact)",
+                # Readers must not mistake this for a guarantee, because it holds for these perturbations only.
+                message=f"{verdict(min(bound, inverse, root), clip=clip, guessing=guessing)} (an estimate, not a proof:"
+                " perturbations are fixed, and the Monte Carlo mean is taken as exact)",
             )
         )
     return bounds
@@ -342,22 +347,22 @@ def pac_bayes_proof(
     alpha: float = 0.05,
     seed: object = 0,
 ) -> list[PACBayesProof]:
-    r"""A proven bound on the expected loss of random weights, for losses without an attack.
+    r"""Prove a bound on the expected loss of random weights, for losses without an attack.
 
-    Half of ``alpha`` pays for the kl-inverse bound over all priors, half for the mean over independent draws of the
-    weights: with m draws it is at most :math:`\mathrm{kl}^{-1}(\text{mean}, \log(1 / \alpha') / m)` (Langford and
-    Caruana, "(Not) bounding the true error", 2001).  Only the draws and the points are random; which posterior is taken
-    may depend on anything, so the traces need no proof.
+    Half of ``alpha`` is used for the kl-inverse bound over all priors, half for the mean over independent random
+    weights: with m of them, it is at most :math:`\mathrm{kl}^{-1}(\text{mean}, \log(1 / \alpha') / m)` (Langford and
+    Caruana, "(Not) bounding the true error", 2001).  Only the weights and the points are random; the choice of the
+    posterior may depend on anything, so the traces need no proof.
 
     Args:
-        risk: the loss at independent points, such as training points; it must not have an attack, because worst
+        risk: the loss at independent points, such as training points; it must not have an attack, because the worst
             perturbations change with the weights.
-        trace: of the whole Hessian.
-        diagonal: of the Hessian; both only choose the posterior.
-        draws: of the weights.
-        clip: where the loss is cut off; twice that of guessing, 2 log K, if None.
-        alpha: probability with which the proof may fail.
-        seed: of the draws.
+        trace: trace of the whole Hessian, which is used only to choose the posterior.
+        diagonal: diagonal of the Hessian, which is used only to choose the posterior.
+        draws: number of random weights.
+        clip: value at which the loss is clipped; 2 log K, twice the loss of guessing, if None.
+        alpha: failure probability of the proof.
+        seed: seed of the random weights.
 
     >>> from atoll.losses import Standard
     >>> net = torch.nn.Linear(2, 2, bias=False).eval()
@@ -383,7 +388,7 @@ def pac_bayes_proof(
             means.append(float(risk.values_at((1, noise)).clamp(0, clip).mean()))
         if not all(map(math.isfinite, means)):
             raise InputError(
-                "model: a PAC-Bayes proof needs finite losses with noise on the weights, got NaN or infinity"
+                "model: a PAC-Bayes proof requires finite losses with noise on the weights, got NaN or infinity"
             )
         share = alpha / 2 / len(posteriors)
         empirical = clip * kl_inverse(sum(means) / draws / clip, math.log(1 / share) / draws)
@@ -395,15 +400,15 @@ def pac_bayes_proof(
 
 
 def check_provable(model: nn.Module, loss: Loss) -> None:
-    """Refuse what no PAC-Bayes proof can cover: losses with an attack, and what is learned outside of the parameters.
+    """Raise an InputError if a PAC-Bayes proof does not apply: losses with an attack, learned buffers, frozen weights.
 
     >>> from atoll.losses import AT
     >>> check_provable(nn.Linear(2, 2), AT())
     Traceback (most recent call last):
-    atoll.errors.InputError: loss: a PAC-Bayes proof needs a loss without an attack, got AT
+    atoll.errors.InputError: loss: a PAC-Bayes proof requires a loss without an attack, got AT
     """
     if loss.objective is not None:
-        raise InputError(f"loss: a PAC-Bayes proof needs a loss without an attack, got {type(loss).__name__}")
+        raise InputError(f"loss: a PAC-Bayes proof requires a loss without an attack, got {type(loss).__name__}")
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             raise InputError(
@@ -419,20 +424,20 @@ def check_provable(model: nn.Module, loss: Loss) -> None:
 
 
 def _scale(risk: EmpiricalRisk, clip: float | None, alpha: float) -> tuple[float, float]:
-    """The loss of guessing, and where losses are cut off."""
+    """Return the loss of guessing, and the value at which losses are clipped."""
     if not 0 < alpha < 1 or (clip is not None and not 0 < clip < math.inf):
         raise InputError(f"alpha, clip: expected a probability and a finite number > 0, got {alpha}, {clip}")
     if (classes := _classes(risk)) < 2:
-        raise InputError(f"model: PAC-Bayes bounds need at least 2 classes, got {classes}")
+        raise InputError(f"model: PAC-Bayes bounds require at least 2 classes, got {classes}")
     guessing = math.log(classes)
     return guessing, 2 * guessing if clip is None else clip
 
 
 def _values(risk: EmpiricalRisk, clip: float) -> Tensor:
-    """The losses, which rounding may have made slightly negative; the bounds are for losses of at least 0."""
+    """Return the losses, clamped to 0 because rounding may make them slightly negative; the bounds require >= 0."""
     values = risk.values()
     if float(values.min()) < -1e-3 * clip:
-        raise InputError(f"loss: PAC-Bayes bounds need a loss of at least 0, got {float(values.min()):.3g}")
+        raise InputError(f"loss: PAC-Bayes bounds require a loss >= 0, got {float(values.min()):.3g}")
     return values.clamp_min(0)
 
 
@@ -440,7 +445,7 @@ def _check_shapes(risk: EmpiricalRisk, **vectors: Sequence[Tensor] | None) -> No
     shapes = [tuple(p.shape) for p in risk.parameters]
     for name, vector in vectors.items():
         if vector is not None and [tuple(part.shape) for part in vector] != shapes:
-            raise InputError(f"{name}: expected one tensor per parameter, of its shape")
+            raise InputError(f"{name}: expected one tensor per parameter, of the same shape")
 
 
 def _squared_norm(risk: EmpiricalRisk) -> float:
@@ -450,7 +455,7 @@ def _squared_norm(risk: EmpiricalRisk) -> float:
 def _posteriors(
     risk: EmpiricalRisk, trace: float, diagonal: Vector | None, squared_norm: float
 ) -> dict[str, Callable[..., Posterior]]:
-    """Optimal posteriors by name, as functions of prior and temperature."""
+    """Return optimal posteriors by name, as functions of prior and temperature."""
     _check_shapes(risk, diagonal=diagonal)
     posteriors: dict[str, Callable[..., Posterior]] = {}
     posteriors["spherical"] = partial(optimal_posterior, [trace], [risk.size], squared_norm)
@@ -461,23 +466,23 @@ def _posteriors(
 
 
 def _deviations(risk: EmpiricalRisk, posterior: Posterior) -> Vector:
-    """Standard deviation of every weight."""
+    """Return the standard deviation of every weight."""
     return risk.split(posterior.variances.sqrt().expand(risk.size).to(risk.parameters[0]))
 
 
 def verdict(bound: float, *, clip: float, guessing: float) -> str:
-    """What a bound on a loss in [0, clip] means.
+    """Explain a bound on a loss in [0, clip].
 
     >>> verdict(5.0, clip=4.6, guessing=2.3)
-    'vacuous: a bound of 5, and the clipped loss cannot exceed 4.6 anyway'
+    'vacuous: the bound is 5, but the clipped loss never exceeds 4.6'
     >>> verdict(0.5, clip=4.6, guessing=2.3)
-    'not vacuous: the expected loss is at most 0.5, guessing costs 2.3'
+    'not vacuous: the expected loss is at most 0.5, and guessing has a loss of 2.3'
     """
     if bound >= clip:
-        return f"vacuous: a bound of {bound:.3g}, and the clipped loss cannot exceed {clip:.3g} anyway"
+        return f"vacuous: the bound is {bound:.3g}, but the clipped loss never exceeds {clip:.3g}"
     if bound >= guessing:
-        return f"next to vacuous: {bound:.3g} is more than {guessing:.3g}, the loss of guessing"
-    return f"not vacuous: the expected loss is at most {bound:.3g}, guessing costs {guessing:.3g}"
+        return f"almost vacuous: the bound of {bound:.3g} is above {guessing:.3g}, the loss of guessing"
+    return f"not vacuous: the expected loss is at most {bound:.3g}, and guessing has a loss of {guessing:.3g}"
 
 
 def _classes(risk: EmpiricalRisk) -> int:

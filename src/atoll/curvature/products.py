@@ -1,4 +1,4 @@
-"""Products with the Hessian, checked where they are made, and the dense matrix of small nets."""
+"""Checked Hessian-vector products, and the dense Hessian of small networks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from atoll.errors import InputError
 from atoll.modules import preserve_buffers
 
 NOT_FINITE = "the loss or its derivatives are not finite at these weights and points"
-LIMIT = 20_000  # parameters: in float32 the matrix takes 1.6 GB then
-_ROWS = 32  # at a time
-_STEP = 1e-6  # of a difference, in units of the weights
+LIMIT = 20_000  # largest number of parameters for a dense Hessian, which takes 1.6 GB in float32
+_ROWS = 32  # number of rows to compute at a time
+_STEP = 1e-6  # step of differences, in units of the weights
 
 
 class HessianProducts:
     """Products of the Hessian of the mean loss with vectors.
 
-    Takes the double backward pass if it agrees with differences of gradients (``atoll.curvature.check``).  If it does
-    not, as with operations that can be differentiated only once, takes those differences, in float64.
+    Uses double backward passes if they agree with differences of gradients (``atoll.curvature.check``).  Otherwise, for
+    example for operations that can be differentiated only once, uses differences of gradients in float64.
 
     Args:
         risk: the loss as a function of the weights.
-        seed: of the check.
+        seed: seed of the check.
 
     Raises:
-        InputError: the gradient is not the derivative of the loss, so there is no Hessian to speak of.
+        InputError: the gradient is not the derivative of the loss, so there is no meaningful Hessian.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(2, 2, bias=False).eval()
@@ -46,13 +46,15 @@ class HessianProducts:
         if self.by_differences:
             gradient = check_gradient(risk, seed=seed)
             if not gradient.passed:
-                raise InputError(f"model: its curvature cannot be measured, because {gradient.message}")
+                raise InputError(f"model: the curvature cannot be measured, because {gradient.message}")
             if any(getattr(term, "stop_clean_gradient", False) for _, term in risk.loss.terms.values()):
-                raise InputError(f"loss: differences cannot hold the clean prediction constant, but {check.message}")
+                raise InputError(
+                    f"loss: stop_clean_gradient is not supported with differences of gradients, but {check.message}"
+                )
             self.message = f"differences of gradients, because {check.message}"
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
-        """The product with the Hessian of the mean loss."""
+        """Return the product of the Hessian of the mean loss with a vector."""
         risk = self.risk
         total = torch.zeros(risk.size, dtype=risk.parameters[0].dtype, device=risk.device)
         for index in shared(len(risk), risk.micro_batch):
@@ -63,7 +65,7 @@ class HessianProducts:
         return risk.split(mean)
 
     def sums(self, index: Tensor, vectors: Sequence[Sequence[Tensor]]) -> list[Vector]:
-        """Products with the Hessian of the summed loss of some points; the vectors share the first passes."""
+        """Return products with the Hessian of the summed loss of some points; all vectors share the first passes."""
         risk = self.risk
         if self.by_differences:
             double = DoubleRisk(risk, index)
@@ -86,12 +88,12 @@ def _difference(double: DoubleRisk, vector: Sequence[Tensor]) -> Vector:
 def hessian(
     risk: EmpiricalRisk, rows: Tensor | Sequence[int] | None = None, *, products: HessianProducts | None = None
 ) -> Tensor:
-    """All second derivatives of the mean loss, ``(parameters, parameters)``, or some rows: a product for each row.
+    """Return the Hessian of the mean loss, ``(parameters, parameters)``, or some of its rows, one product per row.
 
     Args:
         risk: the loss as a function of the weights.
-        rows: which rows; all if None.
-        products: how to multiply; made and checked here if None.
+        rows: indices of the rows; all if None.
+        products: Hessian-vector products; created and checked here if None.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
@@ -102,10 +104,10 @@ def hessian(
     [[-0.25, 0.25]]
     """
     if risk.size > LIMIT:
-        raise InputError(f"model: a dense Hessian is for at most {LIMIT:,} parameters, this net has {risk.size:,}")
+        raise InputError(f"model: expected at most {LIMIT:,} parameters for a dense Hessian, got {risk.size:,}")
     rows = torch.arange(risk.size) if rows is None else torch.as_tensor(rows)
     if rows.dtype != torch.int64 or rows.dim() != 1 or ((rows < 0) | (rows >= risk.size)).any():
-        raise InputError(f"rows: expected whole numbers in [0, {risk.size - 1}], got {rows.tolist()}")
+        raise InputError(f"rows: expected integers in [0, {risk.size - 1}], got {rows.tolist()}")
     products = products or HessianProducts(risk)
     with preserve_buffers(risk.model):
         return _rows(risk, rows, products)

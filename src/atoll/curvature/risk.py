@@ -1,4 +1,4 @@
-"""What is differentiated: the mean robust loss over fixed points, as a function of the weights."""
+"""The mean robust loss over fixed points, as a function of the weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atoll.modules import preserve_buffers, preserve_parameters
 
 Vector = list[Tensor]  # one tensor per parameter
 
-_TOLERANCE = 1e-4  # of the largest output: rounding differs by less from one batch size to another, dropout by far more
+_TOLERANCE = 1e-4  # relative to the largest output; rounding differs less between batch sizes, dropout far more
 
 
 class EmpiricalRisk:
@@ -29,18 +29,17 @@ class EmpiricalRisk:
 
     .. math:: R(\theta) = \frac1N \sum_n \ell\big(g_\theta(x_n), g_\theta(x'_n), y_n\big).
 
-    Adversarial inputs are held fixed.  Points stay where they are and pass through the model ``micro_batch`` at a time,
-    which bounds the memory and changes no result; under torchrun the work is shared out, and all processes get the
-    sums.
+    Adversarial inputs are fixed.  Points pass through the model ``micro_batch`` at a time, which limits memory and does
+    not change results.  Under torchrun the processes share the work, and all of them get the sums.
 
     Args:
-        model: any module from inputs to logits, in evaluation mode.
-        loss: of the clean and adversarial logits.
+        model: maps inputs to logits, in evaluation mode.
+        loss: loss of the clean and adversarial logits.
         x: clean inputs.
         y: labels.
-        x_adv: adversarial inputs, for losses with an attack (``EmpiricalRisk.attacked`` makes them).
-        micro_batch: points in one pass.
-        nonlinear: what ``nonlinear_parameters`` says about the model, if that is known already.
+        x_adv: adversarial inputs, for losses with an attack (see ``EmpiricalRisk.attacked``).
+        micro_batch: number of points in one pass.
+        nonlinear: the result of ``nonlinear_parameters`` for the model, if it is already known.
 
     >>> from atoll.losses import Standard
     >>> model = nn.Linear(2, 2, bias=False).eval()
@@ -62,10 +61,10 @@ class EmpiricalRisk:
         nonlinear: Mapping[str, str] | None = None,
     ) -> None:
         if not len(x) or len(x) != len(y):
-            raise InputError(f"expected points with one label each, got {len(x)} points and {len(y)} labels")
+            raise InputError(f"labels: expected one per point and at least one point, got {len(y)} for {len(x)} points")
         if (x_adv is None) != (loss.objective is None):
-            wanted = "no adversarial inputs" if loss.objective is None else "adversarial inputs"
-            raise InputError(f"x_adv: {type(loss).__name__} needs {wanted}")
+            verb = "does not use" if loss.objective is None else "requires"
+            raise InputError(f"x_adv: {type(loss).__name__} {verb} adversarial inputs")
         if x_adv is not None and x_adv.shape != x.shape:
             raise InputError(f"x_adv: expected the shape of x, {tuple(x.shape)}, got {tuple(x_adv.shape)}")
         check_count(1, micro_batch=micro_batch)
@@ -81,7 +80,7 @@ class EmpiricalRisk:
                 kind = str(p.dtype).removeprefix("torch.")
                 raise InputError(f"model: expected float32 or float64 parameters, but {name} is {kind}")
             if any(stride == 0 and size > 1 for stride, size in zip(p.stride(), p.shape, strict=True)):
-                raise InputError(f"model: expected memory for every number of a parameter, but {name} is expanded")
+                raise InputError(f"model: expected parameters with their own memory, but {name} is an expanded tensor")
         self.model, self.loss, self.micro_batch = model, loss, micro_batch
         self.x, self.y, self.x_adv = x, y, x_adv
         self.names = tuple(named)
@@ -109,7 +108,7 @@ class EmpiricalRisk:
         micro_batch: int = 32,
         nonlinear: Mapping[str, str] | None = None,
     ) -> EmpiricalRisk:
-        """The risk at the adversarial inputs that ``attack`` finds now; it maximizes ``loss.objective``."""
+        """Build the risk at adversarial inputs of ``attack``, which should maximize ``loss.objective``."""
         like = next(model.parameters())
         x_adv = torch.zeros_like(x)
         with preserve_buffers(model):
@@ -124,7 +123,7 @@ class EmpiricalRisk:
 
     @cached_property
     def nonlinear(self) -> Mapping[str, str]:
-        """Parameters that the logits may not be piecewise linear in, with reasons; all if the model has no graph."""
+        """Parameters in which the logits may not be piecewise linear, with reasons; all if capturing fails."""
         try:
             return nonlinear_parameters(self.model, tuple(self.x.shape[1:]))
         except CaptureError as error:
@@ -132,7 +131,7 @@ class EmpiricalRisk:
 
     @property
     def matrices(self) -> tuple[str, ...]:
-        """Names of the weight matrices: more than one dimension, so neither biases nor scales of normalization."""
+        """Names of the weight matrices, parameters with more than one dimension (not biases or normalization)."""
         return tuple(name for name, p in zip(self.names, self.parameters, strict=True) if p.dim() > 1)
 
     @property
@@ -145,17 +144,17 @@ class EmpiricalRisk:
         return sum(p.numel() for p in self.parameters)
 
     def outputs(self, index: Tensor) -> tuple[Outputs, Tensor]:
-        """Clean and adversarial logits of some points, as far as the loss asks for them, and labels."""
+        """Return the clean and adversarial logits of some points that the loss needs, and their labels."""
         both = (self.x if self.loss.uses_clean else None, self.x_adv)
         logits, adv_logits = (None if x is None else self.model(self._to_model(x[index])) for x in both)
         return Outputs(logits=logits, adv_logits=adv_logits), self.y[index].to(self.device)
 
     def losses(self, index: Tensor) -> Tensor:
-        """The loss of each of some points."""
+        """Return the loss of each of the given points."""
         return torch.stack(list(self.loss.values(*self.outputs(index)).values())).sum(0)
 
     def values(self) -> Tensor:
-        """The loss of every point."""
+        """Return the loss of every point."""
         values = torch.zeros(len(self), dtype=torch.float64, device=self.device)
         with preserve_buffers(self.model), torch.no_grad():
             for index in shared(len(self), self.micro_batch):
@@ -163,7 +162,7 @@ class EmpiricalRisk:
         return all_sum(values).cpu()
 
     def values_at(self, *moves: tuple[float, Sequence[Tensor]]) -> Tensor:
-        """The loss of every point with the weights moved by multiples of some vectors, then restored bit by bit."""
+        """Return the loss of every point at weights moved by multiples of vectors; the weights are restored exactly."""
         with preserve_parameters(self.parameters):
             with torch.no_grad():
                 for factor, vector in moves:
@@ -172,21 +171,21 @@ class EmpiricalRisk:
             return self.values()
 
     def value(self) -> float:
-        """The mean loss."""
+        """Return the mean loss."""
         return float(self.values().mean())
 
     @torch.enable_grad()
     def gradient_graph(self, index: Tensor, *, create_graph: bool = True) -> Vector:
-        """Gradient of the summed loss of some points, to be differentiated again."""
+        """Return the gradient of the summed loss of some points, which can be differentiated again."""
         with elementary_operations() if create_graph else nullcontext():
             return derivative([self.losses(index).sum()], self.parameters, create_graph=create_graph)
 
     def gradient(self) -> Vector:
-        """Gradient of the mean loss."""
+        """Return the gradient of the mean loss."""
         return self._mean(lambda index: self.gradient_graph(index, create_graph=False))
 
     def split(self, flat: Tensor) -> Vector:
-        """One long vector as one tensor per parameter."""
+        """Split a flat vector into one tensor per parameter."""
         parts = torch.split(flat, [p.numel() for p in self.parameters])
         return [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
 
@@ -202,12 +201,12 @@ class EmpiricalRisk:
 
 
 def shared(length: int, size: int) -> list[Tensor]:
-    """The indices ``0 .. length-1`` in batches, of which this process takes every world-size-th."""
+    """Return this process's share of the indices ``0 .. length-1``, in batches."""
     return in_order(length, size)[rank() :: world_size()]
 
 
 def flatten(vector: Sequence[Tensor]) -> Tensor:
-    """One tensor per parameter as one long vector."""
+    """Concatenate one tensor per parameter to a flat vector."""
     return torch.cat([part.reshape(-1) for part in vector])
 
 
@@ -219,7 +218,7 @@ def derivative(
     create_graph: bool = False,
     retain_graph: bool | None = None,
 ) -> Vector:
-    """Derivative of the values (times vectors), zero with respect to parameters that they do not depend on."""
+    """Return the derivative of the values (times vectors), zero for parameters that they do not depend on."""
     rows = [i for i, value in enumerate(values) if value.requires_grad]
     if not rows:
         return [torch.zeros_like(p) for p in parameters]
@@ -232,17 +231,17 @@ def derivative(
         materialize_grads=True,
     )
     if any(gradient.layout != torch.strided for gradient in gradients):
-        raise InputError("model: expected dense gradients, got sparse ones (an embedding with sparse=True)")
+        raise InputError("model: expected dense gradients, got sparse ones (such as from Embedding(sparse=True))")
     return list(gradients)
 
 
 def check_deterministic(model: nn.Module, x: Tensor) -> None:
-    """Refuse a model in training mode, and one whose output is random or depends on the other points of a batch.
+    """Raise an InputError if a model is in training mode, random, or mixes the points of a batch.
 
     >>> check_deterministic(nn.Linear(2, 2).eval(), torch.zeros(3, 2))
     >>> check_deterministic(nn.BatchNorm1d(2, track_running_stats=False).eval(), torch.eye(2))
     Traceback (most recent call last):
-    atoll.errors.InputError: model: BatchNorm1d gives a point another output in another batch
+    atoll.errors.InputError: model: the output of BatchNorm1d for a point depends on the rest of the batch
     """
     for name, module in model.named_modules():
         if module.training:
@@ -254,13 +253,13 @@ def check_deterministic(model: nn.Module, x: Tensor) -> None:
             raise InputError("model: expected finite logits, got NaN or infinity")
         half = (len(x) + 1) // 2
         others = torch.cat([x[:half], x[:1].expand_as(x[half:])])
-        for inputs, same, fault in ((x, len(x), "in every pass"), (others, half, "in another batch")):
+        for inputs, same, fault in ((x, len(x), "is random"), (others, half, "depends on the rest of the batch")):
             if not _close(first, model(inputs), same):
-                raise InputError(f"model: {_culprit(model, x, inputs, same)} gives a point another output {fault}")
+                raise InputError(f"model: the output of {_culprit(model, x, inputs, same)} for a point {fault}")
 
 
 def _culprit(model: nn.Module, x: Tensor, inputs: Tensor, same: int) -> str:
-    """The module that was the first to give the first points something else in two more passes."""
+    """Return the first module whose outputs for the first points differ in two more passes."""
     for (name, module, before), (_, _, after) in zip(_outputs(model, x), _outputs(model, inputs), strict=True):
         if not _close(before, after, same):
             return _title(name, module)
@@ -268,7 +267,7 @@ def _culprit(model: nn.Module, x: Tensor, inputs: Tensor, same: int) -> str:
 
 
 def _outputs(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
-    """What every module gives, in the order in which they finish: the first that differs has had equal inputs."""
+    """Return the outputs of all modules in the order in which they finish; the first that differs is at fault."""
     outputs: list[tuple[str, nn.Module, Tensor]] = []
 
     def record(name: str, module: nn.Module, inputs: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Eigenvalues of the Hessian: the largest, all of them for small nets, and their density."""
+"""Eigenvalues of the Hessian: the largest ones, and the density of all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 
 def top_eigenvalues(risk: EmpiricalRisk, count: int = 5, *, tolerance: float = 1e-3, seed: object = 0) -> Array:
-    """The largest eigenvalues, in falling order, to a relative accuracy, by Lanczos with restarts (ARPACK).
+    """Return the largest eigenvalues, in descending order, to a relative tolerance, by restarted Lanczos (ARPACK).
 
     Each iteration is one product with the Hessian.  ARPACK stores ``max(2 count + 1, 12)`` vectors.
 
@@ -39,7 +39,7 @@ def top_eigenvalues(risk: EmpiricalRisk, count: int = 5, *, tolerance: float = 1
 
     check_count(1, count=count)
     if count >= risk.size:
-        raise InputError(f"count: expected between 1 and {risk.size - 1} eigenvalues, got {count}")
+        raise InputError(f"count: expected 1 to {risk.size - 1} eigenvalues, got {count}")
     like, multiply = risk.parameters[0].detach(), HessianProducts(risk, seed=seed)
 
     def product(v: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -47,7 +47,7 @@ def top_eigenvalues(risk: EmpiricalRisk, count: int = 5, *, tolerance: float = 1
         return flatten(multiply(risk.split(vector))).cpu().numpy()
 
     if not product(np.ones(risk.size)).any() and not product(np.arange(1.0, risk.size + 1)).any():
-        return np.zeros(count)  # a Hessian without entries, which ARPACK refuses
+        return np.zeros(count)  # a zero Hessian, which ARPACK does not accept
     operator = LinearOperator((risk.size, risk.size), matvec=product, dtype=like.cpu().numpy().dtype)
     start = torch.randn(risk.size, generator=generator(seed, "eigenvalues"), dtype=like.dtype).numpy()
     ncv = min(risk.size, max(2 * count + 1, 12))
@@ -57,7 +57,7 @@ def top_eigenvalues(risk: EmpiricalRisk, count: int = 5, *, tolerance: float = 1
         )
     except ArpackNoConvergence as error:
         done = f"only {len(error.eigenvalues)} of {count} eigenvalues converged"
-        raise AtollError(f"{done}; ask for fewer or allow more tolerance") from None
+        raise AtollError(f"{done}; request fewer or increase the tolerance") from None
     return np.sort(values.astype(np.float64))[::-1]
 
 
@@ -69,11 +69,11 @@ class Density:
     weights: Array
 
     def moment(self, power: int) -> float:
-        """Mean of a power of the eigenvalues."""
+        """Return the mean of a power of the eigenvalues."""
         return float((self.weights * self.eigenvalues**power).sum(1).mean())
 
     def smooth(self, points: int = 500, width: float | None = None) -> tuple[Array, Array]:
-        """The density on a grid, each point widened to a Gaussian (1 % of the range, if not given)."""
+        """Return the density on a grid, with each point as a Gaussian (of 1 % of the range if not given)."""
         low, high = float(self.eigenvalues.min()), float(self.eigenvalues.max())
         sigma = width or 0.01 * (high - low) or 1.0
         grid = np.linspace(low - 5 * sigma, high + 5 * sigma, points)
@@ -81,12 +81,12 @@ class Density:
         return grid, (self.weights[..., None] * bumps).sum(1).mean(0)
 
     def save(self, path: Path) -> None:
-        """The data, as ``.npz``."""
+        """Save the data as ``.npz``."""
         np.savez(path, eigenvalues=self.eigenvalues, weights=self.weights)
 
     @staticmethod
     def load(path: Path) -> Density:
-        """What ``save`` has written.
+        """Load a file written by ``save``.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +104,7 @@ class Density:
             raise DataError(f"{path}: expected numbers, got: {error}") from None
 
     def plot(self) -> Figure:
-        """The density, on a logarithmic scale because most eigenvalues are close to zero."""
+        """Plot the density on a logarithmic scale, because most eigenvalues are close to zero."""
         from matplotlib.figure import Figure  # slow to import
 
         figure = Figure(figsize=(6, 3.5), layout="constrained")
@@ -117,11 +117,11 @@ class Density:
 
 
 def density(risk: EmpiricalRisk, *, vectors: int = 4, steps: int = 40, seed: object = 0) -> Density:
-    r"""The density of all eigenvalues by stochastic Lanczos quadrature (Ubaru, Chen & Saad, 2017).
+    r"""Return the density of all eigenvalues by stochastic Lanczos quadrature (Ubaru, Chen & Saad, 2017).
 
-    For a random unit vector v, :math:`v^T f(H) v` has the mean of f over the spectrum as expectation.  ``steps``
-    products make a small tridiagonal matrix, whose eigenvalues and weights give it exactly for polynomials f up to
-    degree ``2 steps - 1``.  The Lanczos vectors are stored and orthogonalized again in every step.
+    For a random unit vector v, the expectation of :math:`v^T f(H) v` is the mean of f over the spectrum.  ``steps``
+    products give a small tridiagonal matrix, whose eigenvalues and weights reproduce it exactly for polynomials f up to
+    degree ``2 steps - 1``.  The Lanczos vectors are stored and reorthogonalized in every step.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()
@@ -137,13 +137,13 @@ def density(risk: EmpiricalRisk, *, vectors: int = 4, steps: int = 40, seed: obj
     for number in range(vectors):
         draw = generator(seed, "density", number)
         nodes, share = _quadrature(products, torch.randn(risk.size, generator=draw), steps)
-        # A spectrum of few values ends early; what is left over has no weight.
+        # Lanczos stops early if the spectrum has few values; the remaining points get no weight.
         eigenvalues[number], weights[number, : len(share)] = np.pad(nodes, (0, steps - len(nodes)), mode="edge"), share
     return Density(eigenvalues, weights)
 
 
 def _quadrature(products: HessianProducts, start: Tensor, steps: int) -> tuple[Array, Array]:
-    """Eigenvalues and weights of the tridiagonal matrix of a Lanczos run."""
+    """Return eigenvalues and weights of the tridiagonal matrix of a Lanczos run."""
     from scipy.linalg import eigh_tridiagonal
 
     risk = products.risk

@@ -1,4 +1,4 @@
-"""Traces of the Hessian, layer by layer, with standard errors and a rule when to stop."""
+"""Traces of the Hessian, layer by layer, with standard errors and a stopping rule."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from atoll.rng import generator
 from atoll.stats import Estimate
 
 Estimator = Literal["auto", "hutchinson", "gauss_newton", "exact"]
-OnProgress = Callable[[int, int], None]  # how much is done, and of how much as far as is known
+OnProgress = Callable[[int, int], None]  # units done, and the expected total
 
-_FEWEST = 20  # degrees of freedom of the groups that matter: a few equal samples would look exact
-_FREEDOM = 60  # degrees of freedom of a standard error: with fewer, intervals of skewed numbers miss too often
+_FEWEST = 20  # degrees of freedom of the groups that matter; a few equal samples would look exact
+_FREEDOM = 60  # degrees of freedom of a standard error; with fewer, intervals of skewed numbers miss too often
 
 
 @dataclass(frozen=True)
 class Traces:
-    """The trace of the Hessian with respect to each parameter, and how far it can be trusted.
+    """The trace of the Hessian with respect to each parameter, with its uncertainty.
 
     Args:
-        names: of the parameters.
-        samples: ``(groups, probes, parameters)``; a group's part of the traces as each of its random vectors gives it.
-        estimator: which one was used.
-        reason: why, and what the check of it says.
+        names: names of the parameters.
+        samples: ``(groups, probes, parameters)``; the contribution of each group, estimated with each random vector.
+        estimator: the estimator.
+        reason: why this estimator was used, and the result of its check.
         exact: whether the numbers have no error; there is then one probe.
     """
 
     names: tuple[str, ...]
     samples: Tensor
     estimator: str
-    reason: str = "as asked"
+    reason: str = "as requested"
     exact: bool = False
 
     @property
@@ -53,12 +53,12 @@ class Traces:
 
     @property
     def errors(self) -> Tensor:
-        """Their standard errors."""
+        """The standard errors of the traces."""
         return self._variances(self.samples).sum(0).sqrt()
 
     @property
     def probes(self) -> int:
-        """Random vectors for each group of points."""
+        """Number of random vectors for each group of points."""
         return 0 if self.exact else self.samples.shape[1]
 
     def __getitem__(self, name: str) -> Estimate:
@@ -70,7 +70,7 @@ class Traces:
         return self.estimate(torch.ones(len(self.names)))
 
     def estimate(self, weights: Tensor) -> Estimate:
-        """A weighted sum of the traces, with Welch's degrees of freedom: groups have errors of different size."""
+        """Estimate a weighted sum of the traces, with Welch's degrees of freedom because errors of groups differ."""
         sums = self.samples @ weights.to(self.samples)
         value = float(sums.mean(1).sum())
         variances = self._variances(sums)
@@ -80,7 +80,7 @@ class Traces:
         return Estimate(value, float(variances.sum().sqrt()), skewed=True, freedom=float(freedom))
 
     def _variances(self, samples: Tensor) -> Tensor:
-        """Of each group's mean over its vectors."""
+        """Return the variance of the mean over random vectors, for each group."""
         return torch.zeros_like(samples[:, 0]) if self.exact else samples.var(1) / samples.shape[1]
 
 
@@ -95,33 +95,33 @@ def traces(
     seed: object = 0,
     on_progress: OnProgress | None = None,
 ) -> Traces:
-    r"""The trace of the Hessian with respect to each parameter.
+    r"""Estimate the trace of the Hessian with respect to each parameter.
 
-    Points are taken in groups.  Each group gets random vectors of its own, each of which gives an unbiased estimate of
-    every layer's trace over the group; the mean over groups and vectors estimates the trace over all points, and the
-    scatter within the groups gives its standard error (the points themselves are fixed).  One vector for all points
-    would cost as much and, as a rule, tell less, because the groups' own vectors average out.
+    Points are divided into groups.  Each group has its own random vectors, and each vector gives an unbiased estimate
+    of the trace of every layer over the group.  The mean over groups and vectors estimates the trace over all points,
+    and the variance within groups gives its standard error (the points themselves are fixed).  A vector that is shared
+    by all points would cost as much and usually be less accurate, because independent vectors average out.
 
     ==================  ==============================  ==========================================================
-    estimator           one vector costs, per point     for
+    estimator           cost of a vector, per point     for
     ==================  ==============================  ==========================================================
-    ``gauss_newton``    1 forward, 1 backward           nets that are piecewise linear in each parameter (ReLU)
-    ``hutchinson``      1 forward, 1 double backward    any net
-    ``exact``           1 forward, K backward           piecewise linear nets with K logits
-    ..                  1 forward, P double backward    any net with few parameters P
+    ``gauss_newton``    1 forward, 1 backward           networks that are piecewise linear in each parameter (ReLU)
+    ``hutchinson``      1 forward, 1 double backward    any network
+    ``exact``           1 forward, K backward           piecewise linear networks with K logits
+    ..                  1 forward, P double backward    any network with few parameters P
     ==================  ==============================  ==========================================================
 
     ``auto`` uses Gauss-Newton if it gives the trace of the Hessian, otherwise Hutchinson.  A Gauss-Newton pass is
-    cheaper.  It has no noise from the blocks between layers, nor from the curvature of the net, whose trace is zero.
+    cheaper and has no noise from blocks between layers, or from the curvature of the network, whose trace is zero.
 
     Args:
         risk: the loss as a function of the weights.
         estimator: see above.
-        relative_error: stop when the standard error of ``goal`` is at most this share of it ...
-        max_probes: ... or after this many random vectors per group.
-        goal: what is to be known well; by default the trace of the whole Hessian.
-        group: points in a group, all in one pass; None chooses for the estimator.
-        seed: of the random vectors.
+        relative_error: stop when the standard error of ``goal`` is at most this share of it.
+        max_probes: maximum number of random vectors per group.
+        goal: the quantity to estimate to ``relative_error``; by default the trace of the whole Hessian.
+        group: number of points in a group, which share a pass; None to choose it for the estimator.
+        seed: seed of the random vectors.
         on_progress: called after every group.
 
     >>> from atoll.losses import Standard
@@ -139,14 +139,14 @@ def traces(
     check_range("(0, inf)", relative_error=relative_error)
     check_count(2, max_probes=max_probes)
     check_count(1, group=group)
-    linear = Check(False, "as asked") if estimator == "hutchinson" else check_linearity(risk, seed=seed)
+    linear = Check(False, "as requested") if estimator == "hutchinson" else check_linearity(risk, seed=seed)
     if estimator == "exact":
         return _exact(risk, linear, on_progress, seed)
     sampler: Callable[[EmpiricalRisk, Tensor, Sequence[int], object], Tensor]
     if linear.passed or estimator == "gauss_newton":
         name, sampler, reason = "gauss_newton", ggn_trace_samples, linear.message
         if not linear.passed:
-            reason += ", so these are not the Hessian's own traces"
+            reason += ", so these are not the traces of the Hessian"
     else:
         products = HessianProducts(risk, seed=seed)
         name, sampler, reason = "hutchinson", partial(_hutchinson, products), f"{linear.message}; {products.message}"
@@ -168,28 +168,28 @@ def traces(
         error, enough = goal(result).relative_error, 1 + math.ceil(_FEWEST / _effective_groups(samples))
         if (error <= relative_error and probes >= enough) or probes == max_probes:
             return result
-        wanted = probes * min((error / relative_error) ** 2, max_probes)
-        probes = min(max_probes, max(probes + 1, enough, math.ceil(wanted)))
+        required = probes * min((error / relative_error) ** 2, max_probes)
+        probes = min(max_probes, max(probes + 1, enough, math.ceil(required)))
 
 
 def _effective_groups(samples: Tensor) -> float:
-    """How many groups have a part in the traces: fewer than there are if most points are saturated."""
+    """Return the effective number of groups, which is smaller than their number if most points are saturated."""
     sizes = samples.abs().mean(1).sum(1)
     return float(sizes.sum() ** 2 / sizes.square().sum()) if sizes.any() else float(len(sizes))
 
 
 def _group_size(estimator: str, points: int, relative_error: float) -> int:
-    """How many points share a random vector: small groups have less variance, large ones faster passes.
+    """Return the number of points per random vector: small groups have less variance, large groups faster passes.
 
-    A double backward pass over eight points takes the memory of a training step over some thirty.  With Gauss-Newton
-    samples, pairs of points within groups of m give the index a relative variance of about m / (10 N) per vector
-    (measured on ReLU nets with and without batch norm), so two vectors reach the requested error.
+    A double backward pass over eight points takes as much memory as a training step over about thirty.  With
+    Gauss-Newton, pairs of points in groups of m give the index a relative variance of about m / (10 N) per vector
+    (measured on ReLU networks with and without batch norm), so two vectors reach the requested error.
     """
     return 8 if estimator == "hutchinson" else max(1, min(8, round(20 * points * relative_error**2)))
 
 
 def _exact(risk: EmpiricalRisk, linear: Check, on_progress: OnProgress | None, seed: object) -> Traces:
-    """Traces without error: by the Gauss-Newton matrix of a piecewise linear net, else by the dense Hessian."""
+    """Return exact traces, from the Gauss-Newton matrix of a piecewise linear network or from the dense Hessian."""
     if linear.passed:
         values = torch.zeros(len(risk.names), dtype=torch.float64, device=risk.device)
         points = shared(len(risk), 1)
@@ -210,15 +210,15 @@ def _exact(risk: EmpiricalRisk, linear: Check, on_progress: OnProgress | None, s
 
 
 def hutchinson(risk: EmpiricalRisk, index: Tensor, probes: Sequence[int], seed: object) -> Tensor:
-    r"""For each probe one unbiased estimate of every layer's trace, summed over some points: ``(probes, layers)``.
+    r"""Return an unbiased estimate of each layer's trace per probe, summed over some points: ``(probes, layers)``.
 
-    One Rademacher vector v over all layers and one product with the Hessian give every layer k
+    A Rademacher vector v over all layers and one product with the Hessian give, for every layer k,
 
     .. math:: E\, v_k \cdot (H v)_k = \mathrm{Tr}\, H_{kk},
 
     because the signs of different weights are independent; the blocks between layers only add variance (Hutchinson,
-    "A stochastic estimator of the trace of the influence matrix", 1990).  Forward and first backward pass are shared by
-    all probes.
+    "A stochastic estimator of the trace of the influence matrix", 1990).  All probes share the forward and the first
+    backward pass.
 
     >>> from atoll.losses import Standard
     >>> model = torch.nn.Linear(1, 2, bias=False).eval()

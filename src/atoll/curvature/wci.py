@@ -14,7 +14,7 @@ from atoll.curvature.trace import Estimator, OnProgress, Traces, traces
 from atoll.errors import InputError
 from atoll.stats import Estimate
 
-RESOLVED = 3.0  # standard errors: a trace that is larger counts as known to be positive
+RESOLVED = 3.0  # a trace of more than this number of standard errors counts as clearly positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight matrix: Frobenius norm, trace of its Hessian block, its summand of the index and share in it."""
+    """One weight matrix: Frobenius norm, trace of its Hessian block, its term of the index, and the share of it."""
 
     name: str
     norm: float
@@ -33,14 +33,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class WCI:
-    r"""Sum over the weight matrices of the geometric mean of squared norm and curvature.
+    r"""Weight-Curvature Index: the sum over weight matrices of the geometric mean of squared norm and curvature.
 
     .. math:: \mathrm{WCI} = \sum_k \sqrt{\|W_k\|_F^2\, \max(\mathrm{Tr}\, H_k, 0)}
               \le \sqrt{\sum_k \|W_k\|_F^2} \sqrt{\sum_k \max(\mathrm{Tr}\, H_k, 0)}
 
-    The factors of the bound (the paper's Eq. 6) are ``weight_norm`` and ``root_trace``.  The paper leaves open what to
-    do with negative traces; they count as zero, and ``negative`` is their number.  ``unresolved`` lists matrices whose
-    trace is not clearly positive with these random vectors; their share of the index is uncertain.
+    The factors of the bound (Eq. 6 of the paper) are ``weight_norm`` and ``root_trace``.  The paper does not say how to
+    treat negative traces; they count as zero, and ``negative`` is their number.  ``unresolved`` lists matrices whose
+    trace is not clearly positive with these random vectors, so that their share of the index is uncertain.
     """
 
     index: Estimate
@@ -53,7 +53,7 @@ class WCI:
 
     @property
     def plug_in(self) -> float:
-        """The index of the traces as they were estimated, without the correction of its bias."""
+        """The index of the estimated traces, without bias correction."""
         return sum(layer.norm * math.sqrt(max(layer.trace.value, 0.0)) for layer in self.layers)
 
     @property
@@ -62,7 +62,7 @@ class WCI:
         return self.weight_norm * self.root_trace
 
     def plot(self) -> Figure:
-        """What each weight matrix adds to the index."""
+        """Plot the contribution of each weight matrix to the index."""
         from matplotlib.figure import Figure  # slow to import
 
         figure = Figure(figsize=(7, 1 + 0.22 * len(self.layers)), layout="constrained")
@@ -83,7 +83,7 @@ def wci(
     seed: object = 0,
     on_progress: OnProgress | None = None,
 ) -> WCI:
-    """The index of a model at fixed points, to a relative standard error; options as for ``traces``.
+    """Estimate the index of a model at fixed points, to a relative standard error; for the options, see ``traces``.
 
     >>> from atoll.models import MLP
     >>> from atoll.losses import Standard
@@ -109,12 +109,12 @@ def wci(
 
 
 def wci_from(norms: Mapping[str, float], estimates: Traces) -> WCI:
-    r"""The index from norms of weight matrices and traces.
+    r"""Compute the index from norms of weight matrices and traces.
 
-    The root of a noisy trace is too small on average, by :math:`\mathrm{Var}(T) / 8 T^{3/2}` to second order, which is
-    added again.  The error is that of the linearization, with slopes :math:`\|W_k\| / 2 \sqrt{T_k}`.  Both fail for a
-    trace that is not ``RESOLVED`` times its standard error: its term is then the root itself, and its error, as large
-    as the interval of the trace allows, is added to the others'.
+    The root of a noisy trace is too small on average, to second order by :math:`\mathrm{Var}(T) / 8 T^{3/2}`, which is
+    added.  The error is that of the linearization, with slopes :math:`\|W_k\| / 2 \sqrt{T_k}`.  Neither is valid for a
+    trace of less than ``RESOLVED`` standard errors: its term is then the root itself, and its error, the largest that
+    the interval of the trace allows, is added to the other errors.
 
     >>> both = Traces(("a", "b"), torch.tensor([[[4.0, -1.0]]]), "exact", exact=True)
     >>> result = wci_from({"a": 3.0, "b": 1.0}, both)
@@ -131,7 +131,7 @@ def wci_from(norms: Mapping[str, float], estimates: Traces) -> WCI:
     slopes = torch.zeros(len(estimates.names), dtype=torch.float64)
     slopes[rows] = torch.where(resolved, norm / (2 * safe.sqrt()), 0.0)
     linear = estimates.estimate(slopes)
-    # An interval of the trace, as an interval of its root.
+    # The interval of the trace, converted to an interval of its root.
     reach = norm * ((values.clamp_min(0) + 2 * errors).sqrt() - root) / 2
     error = linear.standard_error + float(reach[~resolved].sum())
     index = Estimate(float(terms.sum()), error, skewed=True, freedom=linear.freedom)
@@ -148,21 +148,21 @@ def wci_from(norms: Mapping[str, float], estimates: Traces) -> WCI:
 
 @dataclass(frozen=True)
 class LayerwiseBound:
-    r"""The terms of the paper's bound on the robust generalization gap (Lemma 2.2), to second order.
+    r"""The terms of the bound of the WCI paper on the robust generalization gap (Lemma 2.2), to second order.
 
-    Each weight matrix has noise of its own variance, which its prior shares.  The sum of ``divergence`` and
-    ``variability`` is smallest, :math:`\mathrm{WCI} / \sqrt\lambda`, at the variances of Theorem 2.5,
+    The noise of each weight matrix has its own variance, which is also that of the prior.  The sum of ``divergence``
+    and ``variability`` is smallest, :math:`\mathrm{WCI} / \sqrt\lambda`, at the variances of Theorem 2.5,
 
     .. math:: \sigma_k^2 = \frac{\|W_k\|}{\sqrt{\lambda\, \mathrm{Tr}\, H_k}}.
 
-    These numbers are no proof: the expansion leaves out higher orders, the prior depends on the data, and the remaining
+    These numbers are not a proof: the expansion omits higher orders, the prior depends on the data, and the remaining
     term of the lemma, the perturbation discrepancy, is a mean over the unknown distribution.
 
     Args:
         lambda_: temperature.
-        deviations: standard deviation of the noise, by weight matrix with a positive trace.
-        divergence: KL / lambda, up to the constants that do not depend on the weights.
-        variability: what the noise adds to the mean loss.
+        deviations: standard deviation of the noise, for each weight matrix with a positive trace.
+        divergence: KL / lambda, up to constants that do not depend on the weights.
+        variability: increase of the mean loss due to the noise.
         constant: lambda C^2 / (8 n) + log(1 / alpha) / lambda.
     """
 
@@ -174,15 +174,15 @@ class LayerwiseBound:
 
 
 def layerwise_bound(index: WCI, *, n: int, clip: float, alpha: float = 0.05) -> LayerwiseBound:
-    r"""The terms of Lemma 2.2 at the variances of Theorem 2.5 and the temperature that makes their sum smallest.
+    r"""Return the terms of Lemma 2.2 at the variances of Theorem 2.5 and the temperature that minimizes their sum.
 
-    Their sum is :math:`\mathrm{WCI} / \sqrt\lambda + \lambda C^2 / 8 n + \log(1 / \alpha) / \lambda`.
+    The sum is :math:`\mathrm{WCI} / \sqrt\lambda + \lambda C^2 / 8 n + \log(1 / \alpha) / \lambda`.
 
     Args:
         index: norms and traces of the weight matrices.
-        n: points.
+        n: number of points.
         clip: C, the largest value of the loss.
-        alpha: probability with which the bound of the lemma may fail.
+        alpha: failure probability of the bound.
 
     >>> index = wci_from({"a": 3.0}, Traces(("a",), torch.tensor([[[4.0]]]), "exact", exact=True))
     >>> bound = layerwise_bound(index, n=100, clip=2.0)

@@ -1,4 +1,4 @@
-"""Data sets, the path from storage to a batch, and augmentations."""
+"""Data sets, data loading and augmentations."""
 
 from atoll.data.archive import unpack
 from atoll.data.augment import Augmentation, Brightness, Cutout, Elastic, HorizontalFlip, RandomAffine, RandomCrop

@@ -1,7 +1,4 @@
-"""Augmentations of whole batches, one random stream per point.
-
-Nothing loops over images, and every image costs one or two random numbers.
-"""
+"""Augmentations of whole batches, with one random stream per point and without loops over images."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ AUGMENTATIONS = Registry("augmentation", "augmentations", "atoll.data.augment.Au
 
 
 class Augmentation(ABC):
-    """Maps float images in [0, 1], ``(batch, C, H, W)``, to images of the same shape and range.
+    """Base class of augmentations, which map float images ``(batch, C, H, W)`` in [0, 1] to the same shape and range.
 
-    The result depends on the image and its random stream alone, never on the rest of the batch.
+    The result depends only on the image and its random stream, never on the rest of the batch.
     """
 
     registry: ClassVar[Registry] = AUGMENTATIONS
@@ -36,7 +33,7 @@ class Augmentation(ABC):
 
 
 def check_images(x: Tensor) -> None:
-    """Refuse what is not a batch of images."""
+    """Raise an InputError unless the input is a batch of float images."""
     if x.dim() != 4 or not x.is_floating_point():
         raise InputError(f"augmentation: expected float images (batch, C, H, W), got {x.dtype} {tuple(x.shape)}")
 
@@ -44,9 +41,9 @@ def check_images(x: Tensor) -> None:
 @dataclass(frozen=True, kw_only=True)
 @AUGMENTATIONS.register()
 class RandomCrop(Augmentation):
-    """Pads with black and cuts a window of the old size at a random place.
+    """Random crop: pads with black and crops a random window of the original size.
 
-    The usual augmentation of CIFAR since Lee et al., "Deeply-Supervised Nets" (2015).
+    The standard augmentation for CIFAR since Lee et al., "Deeply-Supervised Nets" (2015).
 
     Args:
         padding: width of the border on each side.
@@ -72,8 +69,8 @@ class RandomCrop(Augmentation):
         rows = torch.arange(x.shape[2], device=x.device) * width
         planes = torch.arange(len(x) * channels, device=x.device).view(len(x), channels, 1) * (height * width)
         first = place // places * width + place % places
-        # A view of every run of pixels as long as a row of the result: the crop is then a choice of runs,
-        # which copies whole rows instead of single pixels.
+        # View the image as all runs of pixels with the length of a row of the result.  A crop then selects runs, which
+        # copies whole rows instead of single pixels.
         length = x.shape[3]
         runs = padded.as_strided((padded.numel() - length + 1, length), (1, 1))
         return runs.index_select(0, (per_point(first, planes) + planes + rows).flatten()).view(x.shape)
@@ -82,7 +79,7 @@ class RandomCrop(Augmentation):
 @dataclass(frozen=True, kw_only=True)
 @AUGMENTATIONS.register()
 class HorizontalFlip(Augmentation):
-    """Mirrors left and right with probability ``p``.
+    """Horizontal flip with probability ``p``.
 
     >>> flip = HorizontalFlip(p=1.0)
     >>> flip(torch.tensor([[[[0.0, 0.5, 1.0]]]]), PointRNG("flip", index=torch.arange(1)))
@@ -103,10 +100,10 @@ class HorizontalFlip(Augmentation):
 @dataclass(frozen=True, kw_only=True)
 @AUGMENTATIONS.register()
 class Brightness(Augmentation):
-    """Adds one number, uniform in ``[-strength, strength]``, to all pixels and clips to [0, 1].
+    """Random brightness: adds a number from ``[-strength, strength]`` to all pixels and clips to [0, 1].
 
-    With ``HorizontalFlip`` this is 'fb' (flip and random brightness) of Wang et al., "Improving Robust
-    Generalization by Direct PAC-Bayesian Bound Minimization" (2023), who do not give the strength.
+    Together with ``HorizontalFlip`` this is 'fb' (flip and random brightness) of Wang et al., "Improving Robust
+    Generalization by Direct PAC-Bayesian Bound Minimization" (2023), who do not state the strength.
 
     >>> Brightness(strength=0.2)(torch.full((1, 1, 1, 1), 0.5), PointRNG("b", index=torch.arange(1))).shape
     torch.Size([1, 1, 1, 1])
@@ -126,13 +123,13 @@ class Brightness(Augmentation):
 @dataclass(frozen=True, kw_only=True)
 @AUGMENTATIONS.register()
 class Cutout(Augmentation):
-    """Paints over a square whose center is a random pixel; near a border, part of it falls outside.
+    """Cutout: fills a square at a random position, which may extend beyond the border.
 
     T. DeVries and G. Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout" (2017).
 
     Args:
-        size: side of the square (16 on CIFAR-10 in the paper, 8 on CIFAR-100).
-        fill: its gray level; the paper's zero comes after normalization, so it is the mean of the data.
+        size: side of the square (in the paper, 16 for CIFAR-10 and 8 for CIFAR-100).
+        fill: gray level of the square.  The paper uses zero after normalization, the mean of the data.
 
     >>> cut = Cutout(size=2)(torch.ones(1, 1, 4, 4), PointRNG("cut", index=torch.arange(1)))
     >>> cut.unique()
@@ -156,13 +153,13 @@ class Cutout(Augmentation):
 
 
 def affine(x: Tensor, matrix: Tensor, fill: float = 0.5, shift: Tensor | None = None) -> Tensor:
-    """Moves the images: the pixel at ``p`` comes from ``matrix @ (p, 1)``, in pixels from the center.
+    """Transform images: the pixel at ``p`` is sampled at ``matrix @ (p, 1)``, in pixels relative to the center.
 
     Args:
         x: images.
-        matrix: ``(batch, 2, 3)``.
+        matrix: one matrix per image, ``(batch, 2, 3)``.
         fill: gray level of pixels from outside.
-        shift: added to where each pixel comes from, right and down, ``(batch, 2, H, W)``.
+        shift: added to the sampling positions, right and down, ``(batch, 2, H, W)``.
 
     >>> left = torch.tensor([[[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]])
     >>> affine(torch.tensor([[[[0.0, 0.25, 1.0]]]]), left)
@@ -175,7 +172,7 @@ def affine(x: Tensor, matrix: Tensor, fill: float = 0.5, shift: Tensor | None = 
     source = m[:, :, 0] * right + m[:, :, 1] * down[:, None] + m[:, :, 2]
     if shift is not None:
         source = source + shift
-    # grid_sample wants x before y, and -1 and 1 at the outer edges of the border pixels.
+    # grid_sample expects x before y, and -1 and 1 at the outer edges of the border pixels.
     grid = torch.stack([source[:, 0] * (2 / width), source[:, 1] * (2 / height)], dim=-1)
     return functional.grid_sample(x - fill, grid, align_corners=False).add_(fill).clamp_(0, 1)
 
@@ -183,18 +180,18 @@ def affine(x: Tensor, matrix: Tensor, fill: float = 0.5, shift: Tensor | None = 
 @dataclass(frozen=True, kw_only=True)
 @AUGMENTATIONS.register()
 class RandomAffine(Augmentation):
-    r"""Rotates and scales images a little around the center; pixels from outside are black.
+    r"""Random rotation and scaling around the center; pixels from outside are black.
 
     With t uniform up to the tangent of half the largest angle, the rotation is
 
     .. math:: \frac{1}{1 + t^2} \begin{pmatrix} 1 - t^2 & -2t \\ 2t & 1 - t^2 \end{pmatrix},
 
-    which for small angles is as good as a uniform angle, and needs no sine: vectorized ones may depend on the size of
-    the batch.
+    which is close to a uniform angle for small angles and needs no vectorized sine, whose result may depend on the
+    batch size.
 
     Args:
         degrees: largest angle.
-        scale: largest change of size, as a share of it.
+        scale: largest relative change of size.
 
     >>> turn = RandomAffine(degrees=5, scale=0.05)
     >>> turn(torch.rand(2, 1, 28, 28), PointRNG("affine", index=torch.arange(2))).shape
@@ -221,15 +218,15 @@ class RandomAffine(Augmentation):
 @dataclass(frozen=True, kw_only=True)
 @AUGMENTATIONS.register()
 class Elastic(Augmentation):
-    """Bends images: every pixel comes from a place nearby, neighbors from neighboring places; outside is black.
+    """Elastic deformation: shifts pixels by a smooth random displacement field; pixels from outside are black.
 
     P. Simard, D. Steinkraus and J. Platt, "Best Practices for Convolutional Neural Networks Applied to Visual Document
-    Analysis" (2003), with a coarse grid of normal displacements and cubic interpolation between them, which is as
-    smooth as their Gaussian filter and takes fewer random numbers.
+    Analysis" (2003).  Uses cubic interpolation of normal displacements on a coarse grid, which is as smooth as their
+    Gaussian filter and needs fewer random numbers.
 
     Args:
-        strength: standard deviation of the displacements at the nodes of the grid, in pixels.
-        nodes: of the grid, along each side.
+        strength: standard deviation of the displacements at the grid points, in pixels.
+        nodes: number of grid points along each side.
 
     >>> bend = Elastic(strength=0.6)
     >>> bend(torch.rand(2, 1, 28, 28), PointRNG("elastic", index=torch.arange(2))).shape

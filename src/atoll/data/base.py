@@ -1,4 +1,4 @@
-"""Data sets: three splits of images and labels, and the path from storage to a float batch."""
+"""Data sets with training, validation and test splits, and batches of floats."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self, index: Tensor) -> Tensor:
-        """Images ``index`` as stored: uint8 ``(batch, C, H, W)``, or float for data that are not images."""
+        """Return the images ``index`` as stored: uint8 ``(batch, C, H, W)``, or floats for other data."""
         ...
 
 
 @dataclass(frozen=True)
 class MemorySplit:
-    """A split that lives in memory (or a memory-mapped file), images as uint8; ``boxes`` if they are known."""
+    """A split in memory or in a memory-mapped file, with images as uint8 and optional bounding boxes."""
 
     images: Tensor
     labels: Tensor
@@ -53,11 +53,9 @@ class MemorySplit:
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
-            raise DataError(f"expected one label per image, got {len(self.images)} images, {len(self.labels)} labels")
+            raise DataError(f"labels: expected one per image, got {len(self.labels)} for {len(self.images)} images")
         if self.labels.dim() != 1 or self.labels.dtype != torch.int64:
-            raise DataError(
-                f"labels: expected one int64 number per image, got {self.labels.dtype} {tuple(self.labels.shape)}"
-            )
+            raise DataError(f"labels: expected one int64 per image, got {self.labels.dtype} {tuple(self.labels.shape)}")
         if self.images.is_floating_point() and not self.images.isfinite().all():
             raise DataError("images: expected finite numbers, got NaN or infinity")
         if self.boxes is not None:
@@ -75,7 +73,7 @@ class MemorySplit:
 
 @dataclass(frozen=True)
 class Splits:
-    """Train and test as published; validation is taken out of train by ``Data``."""
+    """The published training and test sets; ``Data`` holds out a part of training for validation."""
 
     train: Split
     test: Split
@@ -83,12 +81,12 @@ class Splits:
 
 @dataclass(frozen=True)
 class SubSplit:
-    """Some rows of another split, without copying it."""
+    """Selected rows of another split, without copying it."""
 
     whole: Split
     rows: Tensor
 
-    @cached_property  # asked for in every batch
+    @cached_property  # used in every batch
     def labels(self) -> Tensor:
         return self.whole.labels[self.rows]
 
@@ -106,7 +104,7 @@ class SubSplit:
 
 @dataclass(frozen=True)
 class ConcatSplit:
-    """One split after another, without copying either: a data set's own rows, then the extra ones.
+    """Two splits, one after the other, without copying: the rows of a data set, then extra rows.
 
     >>> own = MemorySplit(torch.zeros(2, 1), torch.tensor([0, 1]))
     >>> more = MemorySplit(torch.ones(3, 1), torch.tensor([1, 1, 0]))
@@ -124,7 +122,7 @@ class ConcatSplit:
 
     @property
     def boxes(self) -> Tensor | None:
-        """Of both; a part that knows none has no box on any image."""
+        """Boxes of both splits; None only if neither has boxes."""
         parts = [(split, boxes_of(split)) for split in (self.first, self.second)]
         if all(boxes is None for _, boxes in parts):
             return None
@@ -147,7 +145,7 @@ class ConcatSplit:
 
 
 def in_memory(split: Split) -> bool:
-    """Whether a batch is a copy from memory, not worth a worker process; a view is if its ``whole`` is."""
+    """Whether batches are copied from memory and need no worker processes; a view is if its ``whole`` is."""
     if isinstance(split, ConcatSplit):
         return in_memory(split.first) and in_memory(split.second)
     whole: Split | None = getattr(split, "whole", None)
@@ -157,9 +155,9 @@ def in_memory(split: Split) -> bool:
 
 
 def inspect_split(split: Split, inspection: Inspection) -> str:
-    """A digest of images and labels.  Views are seen through: how they are made is part of the recipe.
+    """Return a digest of images and labels; for a view, of the underlying split, because the recipe defines the view.
 
-    Splits that read files (``FolderSplit``) have a method ``inspect`` and collect all faults.
+    Splits that read files (``FolderSplit``) have a method ``inspect``, which collects all faults.
     """
     rows = [split.rows] if isinstance(split, SubSplit) else []
     whole: Split | None = getattr(split, "whole", None)
@@ -173,14 +171,14 @@ def inspect_split(split: Split, inspection: Inspection) -> str:
 
 @runtime_checkable
 class _Inspected(Protocol):
-    """A split that knows how to inspect its files."""
+    """A split with a method that inspects its files."""
 
     def inspect(self, inspection: Inspection) -> str: ...
 
 
 @dataclass
 class Batch:
-    """A batch on its way to the model: inputs as floats, labels, and which points of the split they are."""
+    """A batch: inputs as floats, labels, and the indices of the points in the split."""
 
     x: Tensor
     y: Tensor
@@ -191,21 +189,21 @@ DATA = Registry("data set", "data", "atoll.data.base.Data", "atoll.data")
 
 
 class Data(ABC):
-    """Base of all data sets.  Constructing one is free; files are read on first use.
+    """Base class of data sets; files are read on first use, not by the constructor.
 
     Args:
-        root: folder that holds (or will hold) the files; the user's cache folder if None.
-        download: whether missing files may be fetched.
-        validation: share of the training set held out for choosing the best checkpoint.
-        split_seed: seed of that split; separate from the training seed, so runs with other seeds compare.
+        root: folder of the files, also for downloads; the user's cache folder if None.
+        download: whether to download missing files.
+        validation: share of the training set held out to select the best checkpoint.
+        split_seed: seed of the validation split; separate from the training seed, so that runs are comparable.
         augment: augmentations of training batches, in order.
         limit: number of training points to use (after the split; random but fixed), for small studies.
-        extra: ``.npz`` file with ``image`` (NHWC) and ``label`` arrays of additional (generated) training
-            images, or ``x_train`` and ``y_train``.  They come after the set's own rows in ``train``.
+        extra: ``.npz`` file of additional (generated) training images, with arrays ``image`` (NHWC) and ``label``, or
+            ``x_train`` and ``y_train``.  They follow the data set's own rows in ``train``.
         extra_ratio: share of each training batch that comes from ``extra``.
 
     The trainer draws an epoch as ``shuffled(data.num_own, batch_size, ..., extra=data.num_extra,
-    extra_ratio=data.extra_ratio)``.  Set ``progress`` to a function that shows downloads.
+    extra_ratio=data.extra_ratio)``.  Set ``progress`` to a function that shows the progress of downloads.
     """
 
     registry: ClassVar[Registry] = DATA
@@ -227,7 +225,7 @@ class Data(ABC):
         extra_ratio: float = 0.7,
     ) -> None:
         if root == "":
-            raise InputError("root: expected a folder, got an empty text")
+            raise InputError("root: expected a folder, got an empty string")
         check_range("[0, 1)", validation=validation)
         check_range("(0, 1)", extra_ratio=extra_ratio)
         check_range("[1, inf)", limit=limit)
@@ -237,17 +235,17 @@ class Data(ABC):
         self.augment, self.limit, self.extra_ratio = tuple(augment), limit, extra_ratio
 
     def __repr__(self) -> str:
-        """The call that makes this data set again, without defaults."""
-        # `validation` is the split itself, so the share has another name.
+        """Return the call that creates this data set, without defaults."""
+        # The attribute `validation` is the split itself, so the share has another name.
         return constructor_call(self, validation="validation_share")
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Where the files are looked for; new ones go into the first."""
+        """Folders that are searched for the files; downloads go to the first."""
         return folders(type(self).__name__.lower(), self.root)
 
     def _obtain(self, remote: Remote) -> Path:
-        """The path of a published file, which is fetched if it is missing and may be."""
+        """Return the path of a published file, and download it if it is missing and downloads are allowed."""
         return obtain(remote, self.folders, download=self.download, progress=self.progress)
 
     @abstractmethod
@@ -284,8 +282,8 @@ class Data(ABC):
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:
-        """Rows of the published training set that are for training and for validation."""
-        from sklearn.model_selection import train_test_split  # a second to import; `atoll ls` does without
+        """Rows of the published training set for training and for validation."""
+        from sklearn.model_selection import train_test_split  # slow to import, and `atoll ls` does not need it
 
         labels = self._splits.train.labels.numpy()
         if not self.validation_share:
@@ -297,7 +295,7 @@ class Data(ABC):
             share = f"{self.validation_share:g} of the data"
             raise DataError(
                 f"{type(self).__name__}: cannot hold out {share} for validation: {error}"
-                " Add images, or choose another data.validation (0 for none)."
+                " Add images or change data.validation (0 for none)."
             ) from None
         return torch.from_numpy(np.sort(train)), torch.from_numpy(np.sort(validation))
 
@@ -306,7 +304,7 @@ class Data(ABC):
         """The training rows of the data set itself."""
         rows = self._rows[0]
         if self.limit is not None:
-            # Not simply the first ones, so that sorted data keep all their classes.
+            # Not simply the first ones, so that sorted data keep all classes.
             order = torch.randperm(len(rows), generator=generator("limit", self.split_seed))
             rows = rows[order[: self.limit].sort().values]
         return SubSplit(self._splits.train, rows)
@@ -327,7 +325,7 @@ class Data(ABC):
         own = self._own.fetch(torch.tensor([0]))
         if images.shape[1:] != own.shape[1:] or images.dtype != own.dtype:
             raise DataError(
-                f"{self.extra}: expected images of {own.dtype} {tuple(own.shape[1:])}, like the set's own,"
+                f"{self.extra}: expected images of {own.dtype} {tuple(own.shape[1:])}, as in the data set,"
                 f" got {images.dtype} {tuple(images.shape[1:])} (channels first)"
             )
         self._check_labels(labels, str(self.extra))
@@ -335,17 +333,17 @@ class Data(ABC):
 
     @cached_property
     def train(self) -> Split:
-        """The set's own training rows, then the extra ones."""
+        """The data set's own training rows, then the extra ones."""
         return self._own if self._more is None else ConcatSplit(self._own, self._more)
 
     @property
     def num_own(self) -> int:
-        """How many rows of ``train`` are the data set's own; they come first."""
+        """Number of rows of ``train`` that are the data set's own; they come first."""
         return len(self._own)
 
     @property
     def num_extra(self) -> int:
-        """How many rows of ``train`` come from the ``extra`` file."""
+        """Number of rows of ``train`` that come from the ``extra`` file."""
         return 0 if self._more is None else len(self._more)
 
     @cached_property
@@ -357,17 +355,17 @@ class Data(ABC):
         return self._splits.test
 
     def inspect(self, known: Fingerprint | None = None) -> Fingerprint:
-        """Read all data once before any work: one error lists every file that cannot be read.
+        """Read all data once and return its fingerprint; raises one error that lists all unreadable files.
 
         Args:
-            known: an earlier fingerprint; files that have not been touched since are not read again.
+            known: an earlier fingerprint; files that have not changed since are not read again.
         """
         inspection = Inspection(known.files if known else {})
         parts = {"training": self._splits.train, "test": self._splits.test}
         for name, split in parts.items():
             inspection.points[name], inspection.digests[name] = len(split), inspect_split(split, inspection)
         fingerprint = inspection.fingerprint(str(self.root or type(self).__name__))
-        if self._more is not None:  # it is compared with the images that were just checked
+        if self._more is not None:  # after the data set itself, whose image format it must match
             inspection.points["extra"], inspection.digests["extra"] = (
                 len(self._more),
                 inspect_split(self._more, inspection),
@@ -396,27 +394,27 @@ class Data(ABC):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What users should know about how their files were read, one sentence each."""
+        """Notes for the user on how the files were read, one sentence each."""
         return ()
 
     def split(self, name: str) -> Split:
-        """``"train"``, ``"validation"`` or ``"test"``."""
+        """Return a split by name: ``"train"``, ``"validation"`` or ``"test"``."""
         if name not in ("train", "validation", "test"):
             raise InputError(f"split: expected train, validation or test, got {name!r}")
         split: Split = getattr(self, name)
         return split
 
     def tensors(self, split: str = "test", count: int | None = None) -> tuple[Tensor, Tensor]:
-        """The first ``count`` points of a split (all if None) as floats, and their labels: for notebooks."""
+        """Return the first ``count`` points of a split (all if None) as floats, and their labels."""
         points = self.split(split)
         index = torch.arange(len(points))[:count]
         return to_float(points.fetch(index)), points.labels[index]
 
 
 def sample(split: Split, count: int, *names: object) -> tuple[Tensor, Tensor]:
-    """Random points of a split (all, if it has no more than ``count``) as floats, and their labels, in its order.
+    """Return ``count`` random points of a split (or all, if it has fewer) as floats, and their labels, in order.
 
-    Which ones depends on ``names`` only.  Some data sets are sorted by class, so the first ones would not do.
+    The choice depends only on ``names``.  It is random because some data sets are sorted by class.
 
     >>> split = MemorySplit(torch.zeros(5, 1), torch.arange(5))
     >>> torch.equal(sample(split, 3, 0)[1], sample(split, 3, 0)[1]), len(sample(split, 9, 0)[1])
@@ -427,12 +425,12 @@ def sample(split: Split, count: int, *names: object) -> tuple[Tensor, Tensor]:
 
 
 def sample_rows(split: Split, count: int, *names: object) -> Tensor:
-    """Which points ``sample`` takes."""
+    """Return the indices of the points that ``sample`` returns."""
     return torch.randperm(len(split), generator=generator(*names))[:count].sort().values
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Stored images to floats in [0, 1]; data that are floats already keep their precision.
+    """Convert stored images to floats in [0, 1]; data that is already float does not change.
 
     >>> to_float(torch.tensor([0, 255], dtype=torch.uint8))
     tensor([0., 1.])
@@ -442,7 +440,7 @@ def to_float(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Batches:
-    """The batches of an order as PyTorch's DataLoader wants them: numbered items."""
+    """The batches of an order as a map-style data set for PyTorch's DataLoader."""
 
     split: Split
     order: Sequence[Tensor]
@@ -450,7 +448,7 @@ class _Batches:
     def __getitem__(self, number: int) -> Tensor | AtollError:
         try:
             return self.split.fetch(self.order[number])
-        except AtollError as error:  # raised in a worker, its one sentence would drown in two tracebacks
+        except AtollError as error:  # raised in a worker, the message would be buried in two tracebacks
             return error
 
 
@@ -463,11 +461,11 @@ def batches(
     device: torch.device | str = "cpu",
     workers: int = 2,
 ) -> Iterator[Batch]:
-    """Batches of a split in a given order (a sequence of index tensors), augmented.
+    """Yield augmented batches of a split in a given order (a sequence of index tensors).
 
-    Splits in memory are fetched in place; others stream through worker processes.  Augmentation happens here,
-    on the whole batch and on the model's device, with one random stream per point.  Neither the number of
-    workers nor the composition of the batches changes what a point looks like.
+    Splits in memory are read directly, others by worker processes.  Augmentation runs on the whole batch and on the
+    given device, with one random stream per point.  The result for a point depends neither on the number of workers nor
+    on the other points of the batch.
 
     >>> split = MemorySplit(torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1) * 51, torch.tensor([0, 1, 0]))
     >>> [(batch.x.flatten().tolist(), batch.y.tolist()) for batch in batches(split, in_order(3, 2))]
@@ -485,23 +483,23 @@ def batches(
                 x = augmentation(x, PointRNG(seed, number, type(augmentation).__name__, index=index))
             yield Batch(x, y, index)
     finally:
-        # Ends the workers now.  An error's traceback would keep them until some later garbage collection,
-        # which then waits five seconds for each.
+        # Stop the workers now.  The traceback of an error would keep them alive until a later garbage collection, which
+        # would wait five seconds for each.
         del source
 
 
 def _stored(split: Split, order: Sequence[Tensor], workers: int, pin: bool) -> Iterator[Tensor | AtollError]:
-    """The images of each batch as they are stored, or what went wrong."""
+    """Yield the images of each batch as they are stored, or the error that occurred."""
     items = _Batches(split, order)
     if in_memory(split):
         return (items[number] for number in range(len(order)))
-    own = torch.Generator()  # otherwise the loader draws from the global one
+    own = torch.Generator()  # otherwise the loader draws from the global generator
     options = {"batch_size": None, "num_workers": workers, "pin_memory": pin, "generator": own}
     return iter(DataLoader(items, sampler=range(len(order)), **options))  # type: ignore[arg-type]
 
 
 def in_order(length: int, batch_size: int) -> list[Tensor]:
-    """Indices ``0 .. length-1`` in batches, the last one as short as it comes.
+    """Return the indices ``0 .. length-1`` in batches; the last one may be smaller.
 
     >>> in_order(3, 2)
     [tensor([0, 1]), tensor([2])]
@@ -511,11 +509,11 @@ def in_order(length: int, batch_size: int) -> list[Tensor]:
 
 
 def shuffled(length: int, batch_size: int, *names: object, extra: int = 0, extra_ratio: float = 0.0) -> list[Tensor]:
-    """One epoch of full batches in an order that depends on ``names`` only (seed, epoch).
+    """Return one epoch of full batches, in an order that depends only on ``names`` (seed, epoch).
 
-    With ``extra`` additional points (numbered after the first ``length``), each batch takes ``extra_ratio``
-    of its places from them; the epoch keeps its number of batches.  So Rebuffi et al., "Data Augmentation Can
-    Improve Robustness" (2021), use generated images.
+    With ``extra`` additional points (numbered after the first ``length``), a share ``extra_ratio`` of each batch comes
+    from them; the number of batches does not change.  Rebuffi et al., "Data Augmentation Can Improve Robustness"
+    (2021), use generated images in this way.
 
     >>> [batch.sort().values.tolist() for batch in shuffled(4, 4, "seed")]
     [[0, 1, 2, 3]]
@@ -523,7 +521,7 @@ def shuffled(length: int, batch_size: int, *names: object, extra: int = 0, extra
     [1, 1]
     """
     if not 1 <= batch_size <= length:
-        raise InputError(f"batch_size: expected between 1 and the {length} training points, got {batch_size}")
+        raise InputError(f"batch_size: expected 1 to {length} (the number of training points), got {batch_size}")
     check_range("[0, 1)", extra_ratio=extra_ratio)
     count = length // batch_size
     from_extra = round(batch_size * extra_ratio) if extra else 0

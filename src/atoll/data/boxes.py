@@ -1,7 +1,7 @@
-"""Bounding boxes of objects: x1, y1, x2, y2 in pixels of the image as it is fetched, all inclusive.
+"""Bounding boxes of objects: x1, y1, x2, y2 in pixels of the fetched image, inclusive.
 
-A split with annotations has ``boxes``, int64 ``(len, 4)``; images without one have -1, -1, -1, -1.
-Augmentation comes later and may move an object out of its box, so boxes are for validation and test splits.
+A split with annotations has an attribute ``boxes``, int64 ``(len, 4)``, with -1, -1, -1, -1 for images without a box.
+Augmentation is applied later and may move an object out of its box, so use boxes only for validation and test splits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNKNOWN = (-1, -1, -1, -1)
 
 
 def boxes_of(split: object) -> Tensor | None:
-    """The boxes of a split, None if it has none.
+    """Return the boxes of a split, or None if it has none.
 
     >>> from atoll.data import Digits
     >>> boxes_of(Digits().test) is None
@@ -30,7 +30,7 @@ def boxes_of(split: object) -> Tensor | None:
 
 
 def known(boxes: Tensor) -> Tensor:
-    """Which images have a box.
+    """Return which images have a box.
 
     >>> known(torch.tensor([[0, 0, 3, 3], UNKNOWN]))
     tensor([ True, False])
@@ -39,7 +39,7 @@ def known(boxes: Tensor) -> Tensor:
 
 
 def check_boxes(boxes: Tensor, count: int, shape: tuple[int, ...], source: str) -> None:
-    """Refuse what is not one box inside the image (or -1s) for each of ``count`` images of ``shape`` (..., H, W)."""
+    """Raise an InputError unless each of ``count`` images of ``shape`` (..., H, W) has a valid box, or -1s."""
     if boxes.dtype != torch.int64 or boxes.shape != (count, 4):
         raise InputError(
             f"{source}: expected int64 x1, y1, x2, y2 for each of {count} images,"
@@ -52,13 +52,13 @@ def check_boxes(boxes: Tensor, count: int, shape: tuple[int, ...], source: str) 
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise InputError(
-            f"{source}: expected 0 <= x1 <= x2 < {width} and 0 <= y1 <= y2 < {height} (or four times -1),"
+            f"{source}: expected 0 <= x1 <= x2 < {width} and 0 <= y1 <= y2 < {height} (or -1, -1, -1, -1),"
             f" got {boxes[row].tolist()} for image {row}"
         )
 
 
 def as_boxes(array: NDArray[Any], count: int, shape: tuple[int, ...], source: str) -> Tensor:
-    """Untrusted integers ``(count, 4)`` to a checked int64 tensor.
+    """Convert untrusted integers ``(count, 4)`` to a checked int64 tensor.
 
     >>> as_boxes(np.array([[1, 2, 5, 6]], np.uint8), 1, (3, 8, 8), "box_test")
     tensor([[1, 2, 5, 6]])
@@ -74,7 +74,7 @@ def as_boxes(array: NDArray[Any], count: int, shape: tuple[int, ...], source: st
 
 
 def mask(boxes: Tensor, height: int, width: int) -> Tensor:
-    """Which pixels are inside: bool ``(boxes, height, width)``; none for images without a box.
+    """Return which pixels are inside each box, bool ``(boxes, height, width)``; none for images without a box.
 
     >>> mask(torch.tensor([[1, 0, 2, 0]]), 2, 3).int()
     tensor([[[0, 1, 1],
@@ -85,7 +85,7 @@ def mask(boxes: Tensor, height: int, width: int) -> Tensor:
 
 
 def rectangles(top: Tensor, left: Tensor, bottom: Tensor, right: Tensor, height: int, width: int) -> Tensor:
-    """Which pixels are inside, bool ``(batch, height, width)``; bottom and right are exclusive."""
+    """Return which pixels are inside, bool ``(batch, height, width)``; bottom and right are exclusive."""
     row, column = torch.arange(height, device=top.device), torch.arange(width, device=top.device)
     rows = (top[:, None] <= row) & (row < bottom[:, None])
     columns = (left[:, None] <= column) & (column < right[:, None])

@@ -1,4 +1,4 @@
-"""Images of any data set on larger canvases full of clutter: data where it is known what a model should look at."""
+"""Images of any data set on larger, cluttered canvases, for which the relevant pixels are known."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from atoll.data.boxes import boxes_of, known
 from atoll.errors import DataError, InputError, check_range
 from atoll.rng import PointRNG
 
-_WAVES = 8  # of a texture, along its direction, on a canvas
+_WAVES = 8  # number of waves of a texture across a canvas
 _CHUNK = 1024
 
 
 @dataclass(frozen=True)
 class CanvasSplit:
-    """A split on canvases, drawn when they are fetched; see ``ClutteredCanvas``.
+    """A split on canvases that are drawn when they are fetched; see ``ClutteredCanvas``.
 
-    Drawing is cheap compared with a training step; in memory, canvases would take several times the room of their
+    Drawing is cheap compared with a training step, and stored canvases would take several times the memory of their
     images.
     """
 
     whole: Split
-    name: str  # of the split, for its random streams
+    name: str  # name of the split, for its random streams
     classes: int
     size: int  # side of the canvas
     clutter: int  # number of fragments
-    fragment: int  # their side
-    own: float | None  # with which probability the texture is that of the label; None for no texture
-    texture: float  # brightness
+    fragment: int  # side of a fragment
+    own: float | None  # probability that the texture is that of the label; None for no texture
+    texture: float  # brightness of the texture
     seed: int
 
     @property
@@ -59,12 +59,12 @@ class CanvasSplit:
         return canvas
 
     def _begin(self, index: Tensor, height: int, width: int) -> tuple[PointRNG, Tensor, Tensor]:
-        """The points' streams, and where their images go: the first that is drawn."""
+        """Return the random streams of the points and the positions of their images, which are drawn first."""
         streams = PointRNG(self.seed, "canvas", self.name, index=index)
         return streams, streams.integers(self.size - height + 1), streams.integers(self.size - width + 1)
 
     def _clutter(self, index: Tensor, height: int, width: int, streams: PointRNG) -> Iterator[tuple[Tensor, ...]]:
-        """Fragments of other images, one for each point at a time, and where they go."""
+        """Yield fragments of other images, one per point at a time, and their positions."""
         if not self.clutter:
             return
         side = self.fragment
@@ -76,7 +76,7 @@ class CanvasSplit:
             yield patches, place[:, number, 0], place[:, number, 1]
 
     def _textures(self, labels: Tensor, streams: PointRNG) -> Tensor:
-        """Waves whose direction stands for a class: the label's or any, ``(batch, size, size)``."""
+        """Return waves whose direction encodes a class, the label or a random one, ``(batch, size, size)``."""
         own = streams.uniform() < (self.own or 0.0)
         angle = torch.where(own, labels, streams.integers(self.classes)) * (math.pi / self.classes)
         place = torch.arange(self.size) * (2 * math.pi * _WAVES / self.size)
@@ -86,7 +86,7 @@ class CanvasSplit:
 
     @cached_property
     def boxes(self) -> Tensor:
-        """Of what was pasted: its own box if it has one, otherwise the smallest around all that is not black."""
+        """Boxes of the pasted images: their own boxes, or else the smallest ones around all nonblack pixels."""
         inner = boxes_of(self.whole)
         boxes = []
         for index in in_order(len(self), _CHUNK):
@@ -98,29 +98,29 @@ class CanvasSplit:
 
 
 def _window(images: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
-    """The numbers of the pixels of a window in each image, ``(batch, C, height * width)``."""
+    """Return the flat indices of the pixels of a window in each image, ``(batch, C, height * width)``."""
     rows, columns = top[:, None] + torch.arange(height), left[:, None] + torch.arange(width)
     pixels = rows[:, :, None] * images.shape[3] + columns[:, None, :]
     return pixels.flatten(1)[:, None].expand(-1, images.shape[1], -1)
 
 
 def _cut(images: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
-    """A square out of each image."""
+    """Crop a square from each image."""
     return images.flatten(2).gather(2, _window(images, top, left, side, side)).view(*images.shape[:2], side, side)
 
 
 def _paste(canvas: Tensor, patches: Tensor, top: Tensor, left: Tensor) -> None:
-    """Put a patch on each canvas; black is transparent."""
+    """Paste a patch onto each canvas, in place; black is transparent."""
     window, pixels, patches = _window(canvas, top, left, *patches.shape[2:]), canvas.flatten(2), patches.flatten(2)
     pixels.scatter_(2, window, torch.where((patches > 0).any(1, keepdim=True), patches, pixels.gather(2, window)))
 
 
 def _extent(images: Tensor) -> Tensor:
-    """The smallest boxes around all pixels that are not black; the whole image if all are."""
+    """Return the smallest boxes around all nonblack pixels; the whole image if all pixels are black."""
     height, width = images.shape[-2:]
-    seen = (images > 0).any(1)
-    columns, rows = seen.any(1).byte(), seen.any(2).byte()
-    # argmax is the first of the largest
+    visible = (images > 0).any(1)
+    columns, rows = visible.any(1).byte(), visible.any(2).byte()
+    # argmax returns the first maximum
     x1, y1 = columns.argmax(1), rows.argmax(1)
     x2, y2 = width - 1 - columns.flip(1).argmax(1), height - 1 - rows.flip(1).argmax(1)
     return torch.stack([x1, y1, x2, y2], 1)
@@ -128,23 +128,23 @@ def _extent(images: Tensor) -> Tensor:
 
 @DATA.register()
 class ClutteredCanvas(Data):
-    """Images of another data set, each at a random place of a larger canvas over fragments of others, with its box.
+    """Images of another data set at random positions on cluttered canvases, with bounding boxes.
 
-    Cluttered MNIST (V. Mnih et al., "Recurrent Models of Visual Attention", 2014) for any images, with a background
-    that can be made to give away the label.  Black is transparent.  The canvas of a point depends on its number and the
-    seed alone.
+    Generalizes Cluttered MNIST (V. Mnih et al., "Recurrent Models of Visual Attention", 2014) to any images, with an
+    optional background that is correlated with the label.  Black is transparent.  The canvas of a point depends only on
+    its index and the seed.
 
     Args:
-        data: source of the images, all published ones; limit, augment and extra are options of the canvas.
+        data: source of the images; set limit, augment and extra on the canvas, not here.
         size: side of the canvas.
-        clutter: number of fragments, squares cut out of other images of the same split.
-        fragment: their side; a third of the image's shorter side if None.
-        spurious: more than 0 puts a texture behind everything.  Each class has its own; a canvas has that of its label
-            with this probability and otherwise that of any class.
-        spurious_test: the same for the test set; as in training if None, 0 takes the hint away.
+        clutter: number of fragments, which are squares from other images of the same split.
+        fragment: side of a fragment; a third of the shorter side of the image if None.
+        spurious: if positive, each canvas has a background texture.  Every class has its own texture; a canvas gets the
+            texture of its label with this probability and that of a random class otherwise.
+        spurious_test: the same for the test set; as in training if None, 0 to remove the correlation.
         texture: brightness of textures.
-        seed: of places, clutter and textures.
-        options: as for every data set.
+        seed: seed of positions, clutter and textures.
+        options: options of all data sets.
 
     >>> from atoll.data import Digits
     >>> data = ClutteredCanvas(data=Digits(), size=20)
@@ -170,7 +170,7 @@ class ClutteredCanvas(Data):
         check_range("[1, inf)", fragment=fragment)
         check_range("[0, 1]", spurious=spurious, spurious_test=spurious_test, texture=texture)
         if data.limit is not None or data.augment or data.extra is not None:
-            raise InputError("data: expected limit, augment and extra as options of the canvas, got them inside")
+            raise InputError("data: limit, augment and extra are options of ClutteredCanvas; move them out of data")
         self.data, self.size, self.seed = data, size, seed
         self.clutter, self.fragment = clutter, fragment
         self.spurious, self.spurious_test, self.texture = spurious, spurious_test, texture
@@ -199,10 +199,11 @@ class ClutteredCanvas(Data):
             raise DataError(f"data: expected images, got {type(self.data).__name__}, whose inputs have shape {shape}")
         height, width = shape[1:]
         if self.size < max(height, width):
-            raise InputError(f"size: expected room for images of {width}x{height} pixels, got {self.size}")
+            largest = max(height, width)
+            raise InputError(f"size: expected at least {largest} for {width}x{height} images, got {self.size}")
         fragment = max(min(height, width) // 3, 1) if self.fragment is None else self.fragment
         if fragment > min(height, width):
-            raise InputError(f"fragment: expected at most the {min(height, width)} pixels of an image, got {fragment}")
+            raise InputError(f"fragment: expected at most {min(height, width)}, the image size, got {fragment}")
         return CanvasSplit(
             split, name, len(self.classes), self.size, self.clutter, fragment, own, self.texture, self.seed
         )

@@ -1,6 +1,6 @@
-"""CIFAR-10 and CIFAR-100, from their binary version.
+"""CIFAR-10 and CIFAR-100, read from the binary version.
 
-The version "for Python" is a pickle, and unpickling runs whatever code a file contains; it is not read.
+The Python version is a pickle and is not supported, because unpickling can run arbitrary code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _remote(name: str, md5: str) -> Remote:
 
 
 def _read_members(archive: Path, names: list[str]) -> dict[str, bytes]:
-    """Files out of a ``.tar.gz``, in one pass and without unpacking anything."""
+    """Read files from a ``.tar.gz`` archive in one pass, without unpacking it."""
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r|gz") as tar:
@@ -44,21 +44,21 @@ def _read_members(archive: Path, names: list[str]) -> dict[str, bytes]:
                     continue
                 content = tar.extractfile(member) if member.isreg() and member.name not in files else None
                 if content is None:
-                    raise DataError(f"{archive}: expected one plain file {member.name}, got something else")
+                    raise DataError(f"{archive}: expected one regular file {member.name}, got something else")
                 files[member.name] = content.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{archive}: cannot be read, broken or truncated: {error}") from None
+        raise DataError(f"{archive}: damaged or truncated: {error}") from None
     if missing := sorted(set(names) - files.keys()):
-        raise DataError(f"{archive}: expected the files {', '.join(names)}, got none named {', '.join(missing)}")
+        raise DataError(f"{archive}: expected the files {', '.join(names)}; missing: {', '.join(missing)}")
     return files
 
 
 @DATA.register()
 class CIFAR10(Data):
-    """50,000 and 10,000 photographs of 32x32 pixels in ten classes.
+    """CIFAR-10: 50,000 training and 10,000 test photos in 10 classes, 32x32 pixels.
 
-    A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009).  Reads
-    ``cifar-10-binary.tar.gz`` (by checksum) or the ``.bin`` files unpacked from it (by structure).
+    A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009).  Reads ``cifar-10-binary.tar.gz``
+    (and verifies its checksum), or the unpacked ``.bin`` files (and verifies their structure).
 
     >>> CIFAR10().classes[0], CIFAR10(limit=100)
     ('airplane', CIFAR10(limit=100))
@@ -69,7 +69,7 @@ class CIFAR10(Data):
     folder: ClassVar[str] = "cifar-10-batches-bin"
     train_files: ClassVar[dict[str, int]] = {f"data_batch_{i}.bin": 10000 for i in range(1, 6)}
     test_files: ClassVar[dict[str, int]] = {"test_batch.bin": 10000}
-    # A record is its labels (the last one counts), then red, green and blue, row by row.
+    # A record consists of labels, of which the last one is used, then red, green and blue, row by row.
     label_bytes: ClassVar[int] = 1
     refused: ClassVar[tuple[str, ...]] = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
 
@@ -88,7 +88,7 @@ class CIFAR10(Data):
         pickled = find(self.refused, self.folders)
         if pickled and not self.download and not find([self.archive.name], self.folders):
             raise DataError(
-                f"{pickled}: the Python version is a pickle, which can run any code, and is not read;"
+                f"{pickled}: the Python version is not supported, because it is a pickle, which can run arbitrary code;"
                 f" put {self.archive.name} into {self.folders[0]} instead"
             )
         path = self._obtain(self.archive)
@@ -111,7 +111,7 @@ class CIFAR10(Data):
 
 @DATA.register()
 class CIFAR100(CIFAR10):
-    """50,000 and 10,000 photographs of 32x32 pixels in a hundred (fine) classes.
+    """CIFAR-100: 50,000 training and 10,000 test photos in 100 (fine) classes, 32x32 pixels.
 
     A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009).
 

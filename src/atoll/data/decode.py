@@ -1,4 +1,4 @@
-"""Image files and untrusted NumPy arrays to checked tensors."""
+"""Conversion of image files and untrusted NumPy arrays to checked tensors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from atoll.errors import DataError
 
-# What Pillow raises on broken files depends on the format and on where it breaks.
+# Errors that Pillow raises on damaged files, depending on the format.
 _BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
 """Files in folders that count as images."""
 
-_ORIENTATION = 0x0112  # EXIF tag; cameras save photos as the sensor sees them and note here how to turn them
+_ORIENTATION = 0x0112  # EXIF tag that says how to rotate the photo
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -39,7 +39,7 @@ _TURNS = {
 
 @dataclass(frozen=True)
 class Frame:
-    """An image is scaled to ``width`` x ``height``; of that a window of ``size`` (width, height) is kept."""
+    """How to transform an image: resize to ``width`` x ``height``, then crop a window of ``size`` (width, height)."""
 
     width: int
     height: int
@@ -49,7 +49,7 @@ class Frame:
 
 
 def frame(width: int, height: int, resize: int | None, size: int | None) -> Frame:
-    """The shorter side scaled to ``resize`` pixels, then the middle square of ``size`` pixels.
+    """Resize the shorter side to ``resize`` pixels, then crop the center square of ``size`` pixels.
 
     >>> frame(20, 10, 8, 6)
     Frame(width=16, height=8, left=5, top=1, size=(6, 6))
@@ -64,13 +64,16 @@ def frame(width: int, height: int, resize: int | None, size: int | None) -> Fram
 
 @contextmanager
 def _open(file: Path | IO[bytes]) -> Iterator[Image.Image]:
-    """An image whose header is read.  No path for Pillow: it mixes up the sides of turned TIFF files that it maps."""
+    """Open an image and read its header.
+
+    Pillow gets a stream, because it confuses width and height of rotated TIFF files that it opens by path.
+    """
     with file.open("rb") if isinstance(file, Path) else nullcontext(file) as stream, Image.open(stream) as image:
         yield image
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """How the image has to be turned to be upright; a damaged EXIF block counts as none."""
+    """Return the rotation that makes the image upright; None for a damaged EXIF block."""
     try:
         return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
     except (*_BROKEN, TypeError):
@@ -78,15 +81,15 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The decoded image as a viewer would show it."""
-    image.load()  # first, because Pillow turns TIFF files itself
+    """Decode the image and rotate it as a viewer would."""
+    image.load()  # first, because Pillow rotates TIFF files itself
     turn = _turn(image)
     return image if turn is None else image.transpose(turn)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode to 8-bit RGB: transparent pixels over white, 16 bits scaled to 8."""
-    if image.mode.startswith("I") or image.mode == "F":  # Pillow's own conversion would clip to 255
+    """Convert any mode to 8-bit RGB, with transparent pixels on white and 16 bits scaled to 8."""
+    if image.mode.startswith("I") or image.mode == "F":  # Pillow would clip to 255 instead of scaling
         pixels = np.asarray(image)
         if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
             raise ValueError("expected 8 or 16 bits per channel, got 32")
@@ -100,16 +103,16 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _unreadable(source: str, error: Exception) -> DataError:
     reason = "" if isinstance(error, UnidentifiedImageError) else f": {error}"  # it only repeats the name of the file
-    return DataError(f"{source}: not an image, broken or truncated{reason}")
+    return DataError(f"{source}: not an image, or damaged or truncated{reason}")
 
 
 def decode(
     file: Path | IO[bytes], source: str, *, resize: int | None = None, size: int | None = None, gray: bool = False
 ) -> Tensor:
-    """An image file as uint8 RGB ``(3, H, W)``, scaled (bilinear, antialiased) and cut as ``frame`` says.
+    """Decode an image file as uint8 RGB ``(3, H, W)``, then resize (bilinear, antialiased) and crop it as in ``frame``.
 
-    Photos are turned upright (EXIF), transparent pixels become white, and 16-bit values are scaled to 8 bits.
-    ``source`` is the file's name in error messages.  With ``gray``, the result is the luma ``(1, H, W)`` (BT.601).
+    Photos are rotated as EXIF says, transparent pixels become white, and 16-bit values are scaled to 8 bits.
+    ``source`` is the name of the file in error messages.  With ``gray``, the result is the luma ``(1, H, W)`` (BT.601).
 
     >>> import io
     >>> file = io.BytesIO()
@@ -139,19 +142,19 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def image_size(file: Path) -> tuple[int, int]:
-    """Width and height of an image file as ``decode`` sees it, from its first bytes unless it has to be turned."""
+    """Return width and height of a decoded image, from the file header unless the image must be rotated."""
     try:
         with _open(file) as opened:
             if _turn(opened) is None:
                 return opened.size
-        with _open(file) as opened:  # anew, because Pillow turns a TIFF file when it is loaded
+        with _open(file) as opened:  # open it again, because Pillow rotates a TIFF file when it loads it
             return _upright(opened).size
     except _BROKEN as error:
         raise _unreadable(str(file), error) from None
 
 
 def read_npz(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Those of the named arrays that an ``.npz`` file holds; never unpickles anything."""
+    """Read the named arrays that an ``.npz`` file contains; never unpickles anything."""
     try:
         content = np.load(path, allow_pickle=False)
         if not isinstance(content, np.lib.npyio.NpzFile):
@@ -165,7 +168,7 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
 
 
 def as_images(array: NDArray[Any], source: str) -> Tensor:
-    """Images NHW or NHWC, uint8 or floats in [0, 1], to a tensor NCHW.
+    """Convert images in NHW or NHWC layout, uint8 or floats in [0, 1], to an NCHW tensor.
 
     >>> as_images(np.zeros((5, 8, 6, 3), np.uint8), "x_train").shape
     torch.Size([5, 3, 8, 6])
@@ -188,11 +191,11 @@ def as_images(array: NDArray[Any], source: str) -> Tensor:
         array = array.astype(np.float32)
     elif array.dtype != np.uint8:
         raise DataError(f"{source}: expected uint8, or floats in [0, 1], got {array.dtype}")
-    return torch.from_numpy(np.array(array.transpose(0, 3, 1, 2), order="C"))  # a copy: ours to write
+    return torch.from_numpy(np.array(array.transpose(0, 3, 1, 2), order="C"))  # a copy, so that it is writable
 
 
 def as_labels(array: NDArray[Any], count: int, source: str) -> Tensor:
-    """``count`` integer labels, ``(N,)`` or ``(N, 1)``, to an int64 tensor.
+    """Convert ``count`` integer labels, ``(N,)`` or ``(N, 1)``, to an int64 tensor.
 
     >>> as_labels(np.array([[3], [1]], np.uint8), 2, "y_train")
     tensor([3, 1])

@@ -1,4 +1,4 @@
-"""A part of Fashion-MNIST that comes with the package, for demos and first steps without a download."""
+"""A subset of Fashion-MNIST that is part of the package, for demos and first steps without a download."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from atoll.data.base import DATA, Data, MemorySplit, Splits
 from atoll.data.decode import decode
 from atoll.data.mnist import FashionMNIST
 
-_SIDE = 28  # pixels of an image
+_SIDE = 28  # height and width of an image in pixels
 
 
 def _read_sheet(name: str) -> Tensor:
-    """The images of a sheet, row by row: uint8 ``(N, 1, 28, 28)``."""
+    """Read the images of a contact sheet, row by row, as uint8 ``(N, 1, 28, 28)``."""
     with files("atoll.data").joinpath("fashion_mnist", name).open("rb") as file:
-        sheet = decode(file, name)[0]  # gray, so the three channels are the same
+        sheet = decode(file, name)[0]  # grayscale, so the three channels are equal
     tiles = sheet.unfold(0, _SIDE, _SIDE).unfold(1, _SIDE, _SIDE)
     return tiles.reshape(-1, 1, _SIDE, _SIDE)
 
 
 @DATA.register()
 class FashionMNISTSmall(Data):
-    """4,000 and 1,000 pictures of clothes, 28x28 pixels, without a download: the first of each class of Fashion-MNIST.
+    """Subset of Fashion-MNIST without a download: 4,000 training and 1,000 test images, 28x28 pixels.
+
+    Contains the first images of each class.  The classes alternate, so the first N points of a split are balanced.
 
     H. Xiao, K. Rasul and R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
-    Algorithms" (2017); MIT license.  The classes take turns, so the first points of a split are balanced.
+    Algorithms" (2017); MIT license.
 
     >>> data = FashionMNISTSmall()
     >>> data.shape, len(data.train), len(data.validation), len(data.test), data.classes[int(data.test.labels[9])]

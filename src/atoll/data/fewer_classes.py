@@ -1,4 +1,4 @@
-"""The first classes of another data set, to study the effect of their number."""
+"""A data set reduced to its first classes, to study the effect of the number of classes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from atoll.errors import InputError, check_range
 
 @DATA.register()
 class FewerClasses(Data):
-    """The images of the first classes of a data set.
+    """The first classes of another data set.
 
     Args:
-        data: the data set; limit, augment and extra are options of this one, not of that.
-        count: how many of its classes, two at least.
-        options: as for every data set.
+        data: the data set; set limit, augment and extra on ``FewerClasses``, not here.
+        count: number of classes, at least 2.
+        options: options of all data sets.
 
     >>> from atoll.data import Digits
     >>> data = FewerClasses(data=Digits(), count=3)
@@ -30,14 +30,14 @@ class FewerClasses(Data):
         super().__init__(**options)
         check_range("[2, inf)", count=count)
         if data.limit is not None or data.augment or data.extra is not None:
-            raise InputError("data: expected limit, augment and extra as options of FewerClasses, got them inside")
+            raise InputError("data: limit, augment and extra are options of FewerClasses; move them out of data")
         self.data, self.count, self.bounds, self.resize = data, count, data.bounds, data.resize
 
     @property
     def classes(self) -> tuple[str, ...]:
         names = self.data.classes
         if len(names) < self.count:
-            raise InputError(f"count: expected at most the {len(names)} classes of the data, got {self.count}")
+            raise InputError(f"count: expected at most {len(names)}, the number of classes, got {self.count}")
         return names[: self.count]
 
     def read_image(self, file: Path, shape: tuple[int, ...], *, fit: bool = False) -> Tensor:

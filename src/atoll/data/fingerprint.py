@@ -1,4 +1,4 @@
-"""Fingerprints of data: whether a run is resumed with the data that it was started with, and what changed if not."""
+"""Fingerprints of data, to check that a resumed run has the same data as before, and to report what changed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from atoll.errors import DataError
 
-SHOWN = 20  # faults in a message
-_NAMED = 3  # files of each kind in a message
+MAX_FAULTS = 20  # faults listed in a message
+_MAX_FILES = 3  # files of each kind listed in a message
 
 
 class FileRecord(NamedTuple):
-    """A file as it was read: size in bytes, time of its last change in nanoseconds, SHA-256 (shortened)."""
+    """A file as it was read: size in bytes, modification time in nanoseconds, and truncated SHA-256."""
 
     size: int
     changed: int
@@ -26,12 +26,12 @@ class FileRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a data set contained when it was read.
+    """The content of a data set when it was read.
 
     Args:
-        points: number of points of each part (training, test, extra).
-        digests: digest of images and labels of each part.
-        files: image files by their path, for data sets that are folders of images.
+        points: number of points in each part (training, test, extra).
+        digests: digest of the images and labels of each part.
+        files: image files by path, for data sets that are folders of images.
     """
 
     points: Mapping[str, int]
@@ -39,7 +39,7 @@ class Fingerprint:
     files: Mapping[str, FileRecord] = field(default_factory=dict)
 
     def difference(self, now: Fingerprint) -> str:
-        """What changed since this fingerprint, in a few words; empty if nothing did.
+        """Describe briefly what changed since this fingerprint; empty if nothing changed.
 
         >>> before = Fingerprint({"training": 2}, {"training": "a"}, {"cat/1.png": FileRecord(9, 0, "x")})
         >>> before.difference(Fingerprint({"training": 1}, {"training": "b"}, {}))
@@ -55,15 +55,15 @@ class Fingerprint:
             "added": now.files.keys() - both,
             "edited": {name for name in both if self.files[name].digest != now.files[name].digest},
         }
-        texts = [f"{kind}: {first_few(sorted(names), _NAMED)}" for kind, names in kinds.items() if names]
+        texts = [f"{kind}: {first_few(sorted(names), _MAX_FILES)}" for kind, names in kinds.items() if names]
         return "; ".join(texts or [self._part_difference(part, now) for part in changed])
 
     def _part_difference(self, part: str, now: Fingerprint) -> str:
         before, after = self.points.get(part, 0), now.points.get(part, 0)
-        return f"{part} points: {before:,} before, {after:,} now" if before != after else f"other {part} points"
+        return f"{part} points: {before:,} before, {after:,} now" if before != after else f"different {part} points"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; ``from_json`` reads them back."""
+        """Return plain data; ``from_json`` reads it back."""
         files = {name: list(record) for name, record in self.files.items()}
         return {"points": dict(self.points), "digests": dict(self.digests), "files": files}
 
@@ -75,10 +75,10 @@ class Fingerprint:
 
 @dataclass
 class Inspection:
-    """One pass over all data: what it found, and what is known from an earlier one.
+    """The results of one pass over all data.
 
     Args:
-        known: files whose content need not be read again if size and time of change are the same.
+        known: files of an earlier pass, which are not read again if size and modification time are the same.
     """
 
     known: Mapping[str, FileRecord] = field(default_factory=dict)
@@ -88,17 +88,17 @@ class Inspection:
     faults: list[str] = field(default_factory=list)
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """The fingerprint, or one error with all files that cannot be read."""
+        """Return the fingerprint; raises one DataError that lists all files that cannot be read."""
         if self.faults:
             raise DataError(
                 f"{name}: {len(self.faults):,} of {len(self.files) + len(self.faults):,} images cannot be read;"
-                f" repair or delete them, and start again:\n  " + first_few(self.faults, SHOWN, "\n  ")
+                f" repair or delete them and try again:\n  " + first_few(self.faults, MAX_FAULTS, "\n  ")
             )
         return Fingerprint(self.points, self.digests, self.files)
 
 
 def first_few(names: Sequence[str], count: int, separator: str = ", ") -> str:
-    """The first names, and how many more there are.
+    """Join the first names, and say how many more there are.
 
     >>> first_few(["a", "b", "c"], 2)
     'a, b and 1 more'
@@ -108,7 +108,7 @@ def first_few(names: Sequence[str], count: int, separator: str = ", ") -> str:
 
 
 def tensor_digest(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 of the values of tensors.
+    """Return the truncated SHA-256 of data types, shapes and values of tensors.
 
     >>> tensor_digest([torch.zeros(2)]) == tensor_digest([torch.zeros(2)]) != tensor_digest([torch.ones(2)])
     True

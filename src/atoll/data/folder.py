@@ -1,4 +1,4 @@
-"""ImageNet-style folders, streamed from disk."""
+"""Folders of images, one per class, as in ImageNet."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from atoll.data.voc import VocFolder
 from atoll.errors import DataError, InputError, check_range
 
 CACHE_BYTES = 1 << 30
-"""Decoded images of a split stay in memory up to this size; larger splits are decoded anew in every epoch."""
+"""Decoded images of a split stay in memory up to this size; larger splits are decoded again in every epoch."""
 
 
 @dataclass(eq=False)
 class FolderSplit:
-    """Image files that are decoded when they are fetched, so a split may be larger than memory.
+    """A split of image files that are decoded when they are fetched, so that it may be larger than memory.
 
-    ``inspect`` decodes all of them once and keeps them if they are small enough.
+    ``inspect`` decodes all files once and keeps the images in memory if they fit.
     """
 
     files: tuple[str, ...]
     labels: Tensor
-    resize: int  # length of the shorter side after scaling
-    size: int  # side of the square that is cut out of the middle
+    resize: int  # length of the shorter side after resizing
+    size: int  # side of the center crop
     annotations: VocFolder | None = None
-    root: Path | None = None  # what names in fingerprints are relative to
+    root: Path | None = None  # base of the relative paths in fingerprints
     cache: Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -54,9 +54,9 @@ class FolderSplit:
         return torch.empty(count, 3, self.size, self.size, dtype=torch.uint8)
 
     def inspect(self, inspection: Inspection) -> str:
-        """Read and decode every file once; the digest covers names, labels and the content of the files."""
-        keep = len(self) * 3 * self.size**2 <= CACHE_BYTES
-        images = self._empty(len(self)) if keep else None
+        """Read and decode every file once, and return a digest of names, labels and file contents."""
+        fits = len(self) * 3 * self.size**2 <= CACHE_BYTES
+        images = self._empty(len(self)) if fits else None
         names = [self._name(file) for file in self.files]
 
         def read(row: int) -> FileRecord | str:
@@ -76,33 +76,33 @@ class FolderSplit:
                 images[row] = image
             return FileRecord(status.st_size, status.st_mtime_ns, hashlib.sha256(content).hexdigest()[:16])
 
-        whole = hashlib.sha256(f"{self.labels.tolist()}".encode())
+        digest = hashlib.sha256(f"{self.labels.tolist()}".encode())
         with ThreadPoolExecutor() as pool:  # Pillow decodes without the interpreter lock
             for name, record in zip(names, pool.map(read, range(len(self))), strict=True):
                 if isinstance(record, str):
                     inspection.faults.append(record)
                 else:
                     inspection.files[name] = record
-                    whole.update(f"{name} {record.digest}\n".encode())
+                    digest.update(f"{name} {record.digest}\n".encode())
         if not inspection.faults:
             self.cache = images
-        return whole.hexdigest()[:32]
+        return digest.hexdigest()[:32]
 
     def _name(self, file: str) -> str:
         return file if self.root is None else Path(file).relative_to(self.root).as_posix()
 
     @cached_property
     def boxes(self) -> Tensor | None:
-        """Read when they are first asked for: ImageNet has half a million of them."""
+        """Bounding boxes, read on first use because ImageNet has half a million of them."""
         if self.annotations is None:
             return None
         return self.annotations.boxes(self.files, self.labels, self.resize, self.size)
 
 
 def check_sizes(resize: int, size: int) -> None:
-    """Refuse a square that is larger than the image it is cut out of."""
+    """Raise an InputError if the crop is larger than the resized image."""
     if not 1 <= size <= resize:
-        raise InputError(f"size: expected between 1 and resize={resize} pixels, got {size}")
+        raise InputError(f"size: expected 1 to {resize} pixels (the value of resize), got {size}")
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
@@ -113,22 +113,22 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 class ImageFolder(Data):
     """One folder of images per class: ``root/CLASS/*.jpg``, or ``root/train/CLASS`` and ``root/val/CLASS``.
 
-    With ``train`` and ``val`` (or ``test``), the layout of ImageNet (J. Deng et al., 2009), ``val`` is the test set.
-    Otherwise ``test_share`` of each class becomes the test set.  The names of the files decide which ones: the split is
-    the same on every machine, and a new file moves at most one other file of its class.
+    With ``train`` and ``val`` (or ``test``), as in ImageNet (J. Deng et al., 2009), ``val`` is the test set.  Otherwise
+    a share ``test_share`` of each class becomes the test set.  The file names determine the split, so it is the same on
+    every machine, and adding a file moves at most one other file of its class.
 
-    Images become RGB, the shorter side is scaled to ``resize`` and the middle square of ``size`` pixels is cut out: the
-    usual protocol for testing.
+    Images are converted to RGB, the shorter side is resized to ``resize``, and the center square of ``size`` pixels is
+    cropped: the standard test protocol.
 
     Args:
         root: the folder.
-        resize: length of the shorter side after scaling.
-        size: side of the square that is cut out.
-        boxes: folder of Pascal-VOC files that say where the objects are, such as ImageNet's ``Annotations/CLS-LOC``:
-            for ``val/CLASS/1.jpg`` the first there is of ``val/CLASS/1.xml``, ``val/1.xml``, ``CLASS/1.xml`` and
-            ``1.xml``.  Objects are named like their class (folder); the box of several is the one around them all.
-        test_share: share of each class that is the test set if the folder has no ``train`` and ``val``.
-        options: as for every data set.
+        resize: length of the shorter side after resizing.
+        size: side of the center crop.
+        boxes: folder of bounding boxes in Pascal VOC files, such as ImageNet's ``Annotations/CLS-LOC``.  The box of
+            ``val/CLASS/1.jpg`` is in the first existing file of ``val/CLASS/1.xml``, ``val/1.xml``, ``CLASS/1.xml`` and
+            ``1.xml``.  Object names are class names (folders); several objects share one box around all of them.
+        test_share: share of each class in the test set if there are no folders ``train`` and ``val``.
+        options: options of all data sets.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -161,19 +161,19 @@ class ImageFolder(Data):
 
     @cached_property
     def _parts(self) -> tuple[Path, Path] | None:
-        """The folders for training and testing; None if the folder has one folder per class instead."""
+        """The folders for training and testing; None if the root contains one folder per class instead."""
         root = self.root or Path()
         if not root.is_dir():
-            raise DataError(f"{root}: no such folder; give the folder of the images with --data.root PATH")
+            raise DataError(f"{root}: no such folder; set the folder of images with --data.root PATH")
         parts = [root / name for name in ("train", "val", "test") if (root / name).is_dir()]
-        if not any(map(_subfolders, parts)):  # none at all, or classes with these names
+        if not any(map(_subfolders, parts)):  # no such folders, or classes with these names
             return None
         if len(parts) > 1 and parts[0].name == "train":
             return parts[0], parts[1]
         missing = "val (or test)" if parts[0].name == "train" else "train"
         raise DataError(
             f"{root}: expected folders train and val (or test), got no {missing}; add it, or put one folder per class"
-            f" directly into {root} to have them split"
+            f" directly into {root} to split the images automatically"
         )
 
     @cached_property
@@ -183,7 +183,7 @@ class ImageFolder(Data):
         if not names:
             raise DataError(f"{train}: expected one folder per class, got none")
         if differ := sorted(set(names) ^ set(_subfolders(test))):
-            raise DataError(f"{test}: expected the classes of {train}, got a difference in {', '.join(differ)}")
+            raise DataError(f"{test}: expected the same classes as in {train}; they differ in {', '.join(differ)}")
         return names
 
     @property
@@ -192,8 +192,8 @@ class ImageFolder(Data):
             return ()
         test, total = len(self._splits.test), len(self._splits.train) + len(self._splits.test)
         return (
-            f"{self.root} has no train and val folders: {test:,} of its {total:,} images"
-            f" ({self.test_share:.0%} of each class) are the test set, chosen by file name",
+            f"{self.root} has no train and val folders, so {test:,} of {total:,} images"
+            f" ({self.test_share:.0%} of each class, chosen by file name) are the test set",
         )
 
     def read_image(self, file: Path, shape: tuple[int, ...], *, fit: bool = False) -> Tensor:
@@ -206,7 +206,7 @@ class ImageFolder(Data):
         root = self.root or Path()
         classes = [self._images(root / name) for name in self.classes]
         test = [self._test_files(files) for files in classes]
-        train = [sorted({*files} - {*taken}) for files, taken in zip(classes, test, strict=True)]
+        train = [sorted({*files} - {*test_files}) for files, test_files in zip(classes, test, strict=True)]
         return Splits(self._split(train, root), self._split(test, root))
 
     def _images(self, folder: Path) -> list[str]:
@@ -216,7 +216,7 @@ class ImageFolder(Data):
         return images
 
     def _test_files(self, files: list[str]) -> list[str]:
-        """Of the files of a class, those whose names have the smallest hashes."""
+        """Return the test files of a class: those whose names have the smallest hashes."""
         if len(files) < 2:
             raise DataError(f"{Path(files[0]).parent}: expected at least 2 images of each class, got 1")
         root = self.root or Path()
@@ -228,7 +228,7 @@ class ImageFolder(Data):
         return sorted(sorted(files, key=order)[:count])
 
     def _split(self, classes: list[list[str]], folder: Path) -> FolderSplit:
-        """The files of each class; ``folder`` is what annotations are relative to."""
+        """Return a split of the files of each class; annotations are relative to ``folder``."""
         labels = torch.tensor([label for label, files in enumerate(classes) for _ in files])
         files = tuple(file for files in classes for file in files)
         annotations = None if self.boxes is None else VocFolder(self.boxes, folder, self.classes)

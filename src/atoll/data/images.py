@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.data.base import Data
 from atoll.data.decode import image_files
-from atoll.data.fingerprint import SHOWN, first_few
+from atoll.data.fingerprint import MAX_FAULTS, first_few
 from atoll.errors import DataError
 
 
@@ -49,5 +49,5 @@ def decode_images(
 def check_readable(faults: Sequence[str], total: int) -> None:
     """Refuse image files that cannot be read, all of them in one message."""
     if faults:
-        reasons = first_few(faults, SHOWN, "\n  ")
+        reasons = first_few(faults, MAX_FAULTS, "\n  ")
         raise DataError(f"{len(faults):,} of {total:,} images cannot be read:\n  {reasons}")

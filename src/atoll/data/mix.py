@@ -1,6 +1,6 @@
-"""Mixup and cutmix: two images become one, and so do their labels.
+"""Mixup and CutMix, which combine pairs of images and their labels.
 
-Pure functions: who is mixed with whom, and how much, is decided by the caller.
+These are pure functions: the caller chooses the pairs and the weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from atoll.threat import per_point
 
 
 def mixup(x: Tensor, y_onehot: Tensor, permutation: Tensor, weight: Tensor | float) -> tuple[Tensor, Tensor]:
-    r"""Convex combinations :math:`w x_i + (1 - w) x_{\pi(i)}` of images and labels alike.
+    r"""Return convex combinations :math:`w x_i + (1 - w) x_{\pi(i)}` of images and of labels.
 
     H. Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018).
 
@@ -22,7 +22,7 @@ def mixup(x: Tensor, y_onehot: Tensor, permutation: Tensor, weight: Tensor | flo
         x: images (or any inputs), ``(batch, ...)``.
         y_onehot: class probabilities, ``(batch, classes)``.
         permutation: the partner of each point, ``(batch,)``.
-        weight: the share of the point itself, in [0, 1]; one number, or one per point.
+        weight: weight of the point itself, in [0, 1]; one number, or one per point.
 
     >>> x, y = mixup(torch.tensor([[0.0], [1.0]]), torch.eye(2), torch.tensor([1, 0]), 0.75)
     >>> x.flatten().tolist(), y.tolist()
@@ -31,15 +31,15 @@ def mixup(x: Tensor, y_onehot: Tensor, permutation: Tensor, weight: Tensor | flo
     _check(x, y_onehot, permutation)
     w = torch.as_tensor(weight, dtype=x.dtype, device=x.device).expand(len(x))
     if not ((w >= 0) & (w <= 1)).all():
-        raise InputError("weight: expected shares in [0, 1]")
-    # x + (1 - w)(partner - x) would round x itself where w is 1.
+        raise InputError("weight: expected numbers in [0, 1]")
+    # x + (1 - w)(partner - x) would not return x exactly when w is 1.
     mixed = per_point(w, x) * x + per_point(1 - w, x) * x[permutation]
     v = w.to(y_onehot.dtype)[:, None]
     return mixed, v * y_onehot + (1 - v) * y_onehot[permutation]
 
 
 def cutmix(x: Tensor, y_onehot: Tensor, permutation: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Pastes a box of the partner's image; labels mix by the area that is really covered.
+    """Paste a box of the partner's image and mix the labels in proportion to the covered area.
 
     S. Yun et al., "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features"
     (2019).
@@ -48,8 +48,7 @@ def cutmix(x: Tensor, y_onehot: Tensor, permutation: Tensor, boxes: Tensor) -> t
         x: images, ``(batch, C, H, W)``.
         y_onehot: class probabilities, ``(batch, classes)``.
         permutation: the partner of each image, ``(batch,)``.
-        boxes: top, left, bottom, right of each box, ``(batch, 4)``, the last two exclusive; ``cutmix_boxes``
-            makes them.
+        boxes: top, left, bottom, right of each box, ``(batch, 4)``, the last two exclusive; see ``cutmix_boxes``.
 
     >>> x = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1).expand(2, 1, 2, 2)
     >>> mixed, y = cutmix(x, torch.eye(2), torch.tensor([1, 0]), torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]]))
@@ -71,13 +70,13 @@ def cutmix(x: Tensor, y_onehot: Tensor, permutation: Tensor, boxes: Tensor) -> t
 
 
 def cutmix_boxes(weight: Tensor, center: Tensor, height: int, width: int) -> Tensor:
-    """Boxes of area ``1 - weight`` around a center, clipped to the image, as in the paper.
+    """Return boxes of area ``1 - weight`` around a center, clipped to the image, as in the paper.
 
     Args:
-        weight: the share that the image itself keeps, ``(batch,)``.
-        center: position of the center as shares of height and width, ``(batch, 2)``, in [0, 1).
-        height: of the images.
-        width: of the images.
+        weight: share of the image that is not covered, ``(batch,)``.
+        center: relative vertical and horizontal position of the center, ``(batch, 2)``, in [0, 1).
+        height: height of the images.
+        width: width of the images.
 
     >>> cutmix_boxes(torch.tensor([0.75]), torch.tensor([[0.5, 0.0]]), 8, 8)
     tensor([[2, 0, 6, 2]])

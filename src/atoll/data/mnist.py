@@ -1,4 +1,4 @@
-"""MNIST and the sets made to replace it, from idx files."""
+"""MNIST, Fashion-MNIST and KMNIST, read from idx files."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _remotes(mirrors: tuple[str, ...], *sums: str) -> tuple[Remote, ...]:
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """An idx file of bytes, raw or gzipped, whose items have the given shape.
+    """Read an idx file of bytes, raw or gzipped, whose items have the given shape.
 
-    The format: two zeros, 8 for unsigned bytes, the number of dimensions, then each as a big-endian 32-bit
-    integer, then the bytes.
+    The format is: two zeros, 8 for unsigned bytes, the number of dimensions, the size of each dimension as a big-endian
+    32-bit integer, and the bytes.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -41,12 +41,12 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read, broken or truncated: {error}") from None
+        raise DataError(f"{path}: damaged or truncated: {error}") from None
     dimensions = 1 + len(shape)
     start = 4 + 4 * dimensions
     magic = bytes([0, 0, 8, dimensions])
     if content[:4] != magic or len(content) < start:
-        raise DataError(f"{path}: expected an idx file that begins with {magic.hex()}, got {content[:4].hex()}")
+        raise DataError(f"{path}: expected an idx file that starts with {magic.hex()}, got {content[:4].hex()}")
     sizes = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4))
     if sizes[1:] != shape:
         raise DataError(f"{path}: expected items of shape {shape}, got {sizes[1:]}")
@@ -58,10 +58,11 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 @DATA.register()
 class MNIST(Data):
-    """60,000 and 10,000 handwritten digits of 28x28 pixels.
+    """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28 pixels.
 
-    Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-Based Learning Applied to Document Recognition"
-    (1998).  Reads the four published ``.gz`` files (by checksum) or their unpacked contents (by structure).
+    Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-Based Learning Applied to Document Recognition" (1998).
+    Reads the four published ``.gz`` files (and verifies their checksums), or the unpacked files (and verifies their
+    structure).
 
     >>> MNIST(validation=0.05), MNIST().classes[:3]
     (MNIST(validation=0.05), ('0', '1', '2'))
@@ -96,7 +97,7 @@ class MNIST(Data):
 
 @DATA.register()
 class FashionMNIST(MNIST):
-    """60,000 and 10,000 pictures of clothes, 28x28 pixels.
+    """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 28x28 pixels.
 
     H. Xiao, K. Rasul and R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
     Algorithms" (2017).
@@ -117,7 +118,7 @@ class FashionMNIST(MNIST):
 
 @DATA.register()
 class KMNIST(MNIST):
-    """60,000 and 10,000 cursive Japanese characters of 28x28 pixels.
+    """KMNIST: 60,000 training and 10,000 test images of cursive Japanese characters, 28x28 pixels.
 
     T. Clanuwat et al., "Deep Learning for Classical Japanese Literature" (2018).
 

@@ -1,4 +1,4 @@
-"""Any images in an ``.npz`` file."""
+"""Images from an ``.npz`` file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _OPTIONAL = ("names", "box_train", "box_test")
 
 @DATA.register()
 class Npz(Data):
-    """Arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``, the layout Keras made common.
+    """Images from an ``.npz`` file with arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``, as in Keras.
 
-    Images are NHW or NHWC, uint8 or floats in [0, 1]; labels count from 0.  If they are there, ``names``
-    names the classes, and ``box_train`` and ``box_test`` say where the objects are: integers x1, y1, x2, y2 for each
-    image, in pixels from 0, inclusive, and -1 four times where nobody knows.
+    Images are NHW or NHWC, uint8 or floats in [0, 1]; labels start at 0.  The optional array ``names`` contains class
+    names.  The optional arrays ``box_train`` and ``box_test`` contain bounding boxes: integers x1, y1, x2, y2 for each
+    image, in pixels counted from 0, inclusive; four times -1 for images without a box.
 
     Args:
         path: the file.
-        options: as for every data set.
+        options: options of all data sets.
 
     >>> import tempfile
     >>> import numpy as np
@@ -40,16 +40,16 @@ class Npz(Data):
     def __init__(self, *, path: Path | str, **options: Any) -> None:
         super().__init__(**options)
         if path == "":
-            raise InputError("path: expected a file, got an empty text")
+            raise InputError("path: expected a file, got an empty string")
         self.path = Path(path).expanduser()
 
     @cached_property
     def _content(self) -> tuple[Splits, tuple[str, ...]]:
         if not self.path.is_file():
-            raise DataError(f"{self.path}: no such file; give its place with --data.path FILE")
+            raise DataError(f"{self.path}: no such file; set the path with --data.path FILE")
         arrays = read_npz(self.path, (*_ARRAYS, *_OPTIONAL))
         if missing := [name for name in _ARRAYS if name not in arrays]:
-            raise DataError(f"{self.path}: expected arrays {', '.join(_ARRAYS)}, got no {', '.join(missing)}")
+            raise DataError(f"{self.path}: expected arrays {', '.join(_ARRAYS)}; missing: {', '.join(missing)}")
         parts = []
         for part in ("train", "test"):
             images = as_images(arrays[f"x_{part}"], f"{self.path}, x_{part}")
@@ -60,7 +60,7 @@ class Npz(Data):
         train, test = parts
         if (train.images.shape[1:], train.images.dtype) != (test.images.shape[1:], test.images.dtype):
             raise DataError(
-                f"{self.path}: expected x_train and x_test alike, got {train.images.dtype}"
+                f"{self.path}: expected the same shape and type in x_train and x_test, got {train.images.dtype}"
                 f" {tuple(train.images.shape[1:])} and {test.images.dtype} {tuple(test.images.shape[1:])}"
             )
         if (names := arrays.get("names")) is not None:
@@ -69,7 +69,7 @@ class Npz(Data):
             return Splits(train, test), tuple(str(name) for name in names)
         highest = int(train.labels.max())
         if highest >= len(train):
-            raise DataError(f"{self.path}, y_train: expected labels from 0 on without large gaps, got {highest}")
+            raise DataError(f"{self.path}, y_train: expected labels 0, 1, ... without large gaps, got {highest}")
         return Splits(train, test), tuple(str(label) for label in range(highest + 1))
 
     @property

@@ -1,4 +1,4 @@
-"""Oxford-IIIT pets: breeds of cats and dogs, with boxes around their heads."""
+"""The Oxford-IIIT Pet data set: breeds of cats and dogs, with boxes around their heads."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def _remote(name: str, md5: str) -> Remote:
 
 @DATA.register()
 class OxfordPets(Data):
-    """3,680 and 3,669 photographs of cats and dogs of 37 breeds, scaled and cut like those of ``ImageFolder``.
+    """Oxford-IIIT Pet: 3,680 training and 3,669 test photos of 37 breeds of cats and dogs.
 
     O. Parkhi, A. Vedaldi, A. Zisserman and C. V. Jawahar, "Cats and Dogs" (2012).  Reads ``images.tar.gz`` and
-    ``annotations.tar.gz`` (by checksum) or the folders ``images`` and ``annotations`` unpacked from them.  Boxes are
-    those of the animal's head, and were published for the training images only, so locality is measured on the
-    validation split.
+    ``annotations.tar.gz`` (and verifies their checksums), or the unpacked folders ``images`` and ``annotations``.
+    Images are resized and cropped as in ``ImageFolder``.  Boxes mark the head of the animal.  They are published only
+    for the training images, so measure locality on the validation split.
 
     Args:
-        resize: length of the shorter side after scaling.
-        size: side of the square that is cut out.
-        options: as for every data set.
+        resize: length of the shorter side after resizing.
+        size: side of the center crop.
+        options: options of all data sets.
 
     >>> OxfordPets(size=128, resize=144)
     OxfordPets(resize=144, size=128)
@@ -55,23 +55,23 @@ class OxfordPets(Data):
         self.resize, self.size = resize, size
 
     def _folder(self, name: str) -> Path:
-        """The unpacked content of an archive; each holds one folder of its own name."""
+        """Return the unpacked content of an archive, which contains one folder of the same name."""
         folder = find([name], self.folders)
         if folder is None:
             archive = self._obtain(self.archives[name])
             folder = self.folders[0] / name
             try:
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                with FileLock(folder.with_name(f".{name}.lock")):  # of several processes, one unpacks
+                with FileLock(folder.with_name(f".{name}.lock")):  # only one of several processes unpacks
                     if not folder.exists():
                         unpack(archive, folder)
             except OSError as error:
-                raise DataError(f"cannot write into {folder.parent}: {error.strerror or error}") from None
+                raise DataError(f"cannot write to {folder.parent}: {error.strerror or error}") from None
         return folder / name if (folder / name).is_dir() else folder
 
     @cached_property
     def _lists(self) -> dict[str, list[tuple[str, int]]]:
-        """Name and class (from 1) of the images of each published part."""
+        """Name and class (starting at 1) of the images of each published part."""
         lists = {}
         for part in ("trainval", "test"):
             path = self._folder("annotations") / f"{part}.txt"
@@ -84,10 +84,10 @@ class OxfordPets(Data):
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """Images are called after their breed: ``Abyssinian_12``."""
+        """The breeds, from file names such as ``Abyssinian_12``."""
         names = {label: name.rpartition("_")[0] for name, label in self._lists["trainval"]}
         if sorted(names) != list(range(1, len(names) + 1)):
-            raise DataError(f"{self._folder('annotations')}: expected classes from 1 on in trainval.txt, got others")
+            raise DataError(f"{self._folder('annotations')}: expected classes 1, 2, ... in trainval.txt, got others")
         return tuple(names[label] for label in sorted(names))
 
     def read_image(self, file: Path, shape: tuple[int, ...], *, fit: bool = False) -> Tensor:

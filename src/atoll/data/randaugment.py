@@ -1,4 +1,4 @@
-"""RandAugment for whole batches: every image picks its own operations."""
+"""RandAugment for whole batches, with separate operations for every image."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from atoll.errors import check_range
 from atoll.rng import PointRNG
 from atoll.threat import per_point
 
-# The operations work on floats.  Where Pillow's definition needs 8-bit levels (histograms, bit masks, the
-# gray of an image), levels are rounded to integers first, which also makes sums exact: a floating-point sum
-# could depend on the size of the batch.  For the same reason no operation uses a convolution or a vectorized
-# sine.
+# The operations work on floats.  If Pillow's definition needs 8-bit levels (histograms, bit masks, grayscale), they are
+# first rounded to integers.  This also makes sums exact; a floating-point sum could depend on the batch size.  For the
+# same reason, no operation uses a convolution or a vectorized sine.
 
 
 def _levels(x: Tensor) -> Tensor:
@@ -25,24 +24,24 @@ def _levels(x: Tensor) -> Tensor:
 
 
 def _gray(x: Tensor) -> Tensor:
-    """Luminance as integer levels, ``(batch, 1, H, W)``: ITU-R 601 for color, the mean of other channels."""
+    """Return luminance as integer levels, ``(batch, 1, H, W)``: ITU-R 601 for RGB, otherwise the mean of channels."""
     levels = _levels(x)
     if x.shape[1] == 1:
         return levels
     if x.shape[1] != 3:
         return (levels.sum(1, keepdim=True) * 2 + x.shape[1]) // (2 * x.shape[1])
-    # The weights in Pillow's fixed-point arithmetic.
+    # Pillow's weights, in fixed-point arithmetic.
     gray = 19595 * levels[:, :1] + 38470 * levels[:, 1:2] + 7471 * levels[:, 2:] + 32768
     return gray.bitwise_right_shift(16)
 
 
 def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """From ``other`` (factor 0) through ``x`` (factor 1) and beyond, clipped."""
+    """Interpolate between ``other`` (factor 0) and ``x`` (factor 1), or extrapolate, and clip."""
     return ((x - other) * per_point(factor, x) + other).clamp_(0, 1)
 
 
 def autocontrast(x: Tensor) -> Tensor:
-    """Stretches each channel to the whole range.
+    """Stretch each channel to the full range.
 
     >>> autocontrast(torch.tensor([[[[0.25, 0.5, 0.75]]]]))
     tensor([[[[0.0000, 0.5000, 1.0000]]]])
@@ -53,7 +52,7 @@ def autocontrast(x: Tensor) -> Tensor:
 
 
 def equalize(x: Tensor) -> Tensor:
-    """Makes the histogram of each channel flat, as far as a map from levels to levels can.
+    """Equalize the histogram of each channel.
 
     >>> (equalize(torch.tensor([[[[10.0, 11.0, 12.0, 13.0]]]]) / 255) * 255).round()
     tensor([[[[10., 11., 12., 13.]]]])
@@ -66,11 +65,11 @@ def equalize(x: Tensor) -> Tensor:
     before = histogram.cumsum(2) - histogram
     table = ((before + step // 2) // step.clamp_min(1)).clamp_(max=255)
     result = table.gather(2, levels).to(x.dtype).div_(255).view_as(x)
-    return torch.where((step > 0)[..., None], result, x)  # too few pixels, or a single level: as it is
+    return torch.where((step > 0)[..., None], result, x)  # unchanged if there are too few pixels or a single level
 
 
 def solarize(x: Tensor, threshold: float) -> Tensor:
-    """Inverts the pixels from ``threshold`` on.
+    """Invert pixels of at least ``threshold``.
 
     >>> solarize(torch.tensor([[[[0.25, 0.75]]]]), 0.5)
     tensor([[[[0.2500, 0.2500]]]])
@@ -79,7 +78,7 @@ def solarize(x: Tensor, threshold: float) -> Tensor:
 
 
 def posterize(x: Tensor, bits: int) -> Tensor:
-    """Keeps the upper ``bits`` of each 8-bit level.
+    """Keep the upper ``bits`` of each 8-bit level.
 
     >>> (posterize(torch.tensor([[[[200.0]]]]) / 255, 1) * 255).item()
     128.0
@@ -88,7 +87,7 @@ def posterize(x: Tensor, bits: int) -> Tensor:
 
 
 def color(x: Tensor, factor: Tensor) -> Tensor:
-    """Saturation; images without color stay as they are.
+    """Change the saturation; images that are not RGB do not change.
 
     >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
     >>> (color(red, torch.zeros(1)) * 255).flatten().tolist()
@@ -98,7 +97,7 @@ def color(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def contrast(x: Tensor, factor: Tensor) -> Tensor:
-    """Distance from the mean gray of the image.
+    """Change the contrast: scale the difference from the mean gray of the image.
 
     >>> (contrast(torch.tensor([[[[0.0, 60.0]]]]) / 255, torch.tensor([0.5])) * 255).round()
     tensor([[[[15., 45.]]]])
@@ -110,7 +109,7 @@ def contrast(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def brightness(x: Tensor, factor: Tensor) -> Tensor:
-    """Distance from black.
+    """Change the brightness: scale all pixels.
 
     >>> brightness(torch.tensor([[[[0.25, 0.75]]]]), torch.tensor([2.0]))
     tensor([[[[0.5000, 1.0000]]]])
@@ -119,7 +118,9 @@ def brightness(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def sharpness(x: Tensor, factor: Tensor) -> Tensor:
-    """Distance from the image smoothed by a 3x3 kernel (5 in the middle, 1 around, over 13).
+    """Change the sharpness: scale the difference from the image smoothed by a 3x3 kernel.
+
+    The kernel is 5/13 in the center and 1/13 elsewhere.
 
     >>> dot = torch.zeros(1, 1, 3, 3).index_fill_(2, torch.tensor([1]), 0.13)
     >>> sharpness(dot, torch.zeros(1))[0, 0, 1]
@@ -129,13 +130,13 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
         return x
     rows = x[:, :, :-2] + x[:, :, 1:-1] + x[:, :, 2:]
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    smooth = x.clone()  # the border has no neighbors and stays
+    smooth = x.clone()  # border pixels do not change
     smooth[:, :, 1:-1, 1:-1] = (box + 4 * x[:, :, 1:-1, 1:-1]) / 13
     return _blend(x, smooth, factor)
 
 
 _GEOMETRY = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
-# Of images, the strength in [0, 1], and a factor for each image, the further from 1 the stronger.
+# Functions of images, the strength in [0, 1], and a factor for each image (1 for no change).
 _TONE: dict[str, Callable[[Tensor, float, Tensor], Tensor]] = {
     "autocontrast": lambda x, level, factor: autocontrast(x),
     "equalize": lambda x, level, factor: equalize(x),
@@ -152,14 +153,14 @@ OPERATIONS = ("identity", *_GEOMETRY, *_TONE)
 @dataclass(frozen=True, kw_only=True)
 @AUGMENTATIONS.register()
 class RandAugment(Augmentation):
-    """A few random operations from a list of fourteen, all of the same strength.
+    """RandAugment: applies a few random operations out of fourteen, all with the same strength.
 
     E. Cubuk et al., "RandAugment: Practical Automated Data Augmentation with a Reduced Search Space" (2020).
-    In each round every image draws an operation and a direction; each operation then runs once, on the images
-    that drew it, and all geometric ones together are a single resampling.
+    In each round, every image draws an operation and a direction.  Each operation then runs once on all images that
+    drew it, and all geometric operations share one resampling.
 
     Args:
-        num_ops: rounds.
+        num_ops: number of operations per image.
         magnitude: strength from 0 to 30.
 
     >>> images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -193,7 +194,7 @@ class RandAugment(Augmentation):
 
 
 def _matrices(level: float, operation: Tensor, sign: Tensor, height: int, width: int) -> Tensor:
-    """The matrix of each image's geometric operation, looked up in a table of both directions."""
+    """Return the matrix of each image's geometric operation, from a table of both directions."""
     angle, shear, shift = math.radians(30 * level), 0.3 * level, 150 / 331 * level
     table = [
         [

@@ -1,4 +1,4 @@
-"""Street View House Numbers, from the cropped-digit ``.mat`` files."""
+"""Street View House Numbers (SVHN), read from the ``.mat`` files of cropped digits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _remote(name: str, md5: str) -> Remote:
 
 @DATA.register()
 class SVHN(Data):
-    """73,257 and 26,032 digits from photographs of house numbers, 32x32 pixels.
+    """Street View House Numbers: 73,257 training and 26,032 test images of digits, 32x32 pixels.
 
     Y. Netzer et al., "Reading Digits in Natural Images with Unsupervised Feature Learning" (2011).
 
@@ -44,7 +44,7 @@ class SVHN(Data):
         try:
             content = loadmat(path, variable_names=["X", "y"])
             pixels, labels = np.asarray(content["X"]), np.asarray(content["y"])
-        except Exception as error:  # the reader raises anything from KeyError to zlib.error on broken files
+        except Exception as error:  # loadmat raises many kinds of errors on corrupt files
             raise DataError(f"{path}: expected a .mat file with X and y, got: {error}") from None
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3):
             raise DataError(f"{path}: expected X of uint8 (32, 32, 3, N), got {pixels.dtype} {pixels.shape}")
@@ -52,4 +52,4 @@ class SVHN(Data):
         digits = as_labels(labels, len(images), f"{path}, y")
         if digits.min() < 1 or digits.max() > 10:
             raise DataError(f"{path}: expected labels 1 to 10, got {digits.min()} to {digits.max()}")
-        return MemorySplit(images, digits % 10)  # the file calls the digit 0 "10"
+        return MemorySplit(images, digits % 10)  # the label of digit 0 is 10

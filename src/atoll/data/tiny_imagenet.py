@@ -1,4 +1,4 @@
-"""Tiny-ImageNet: 200 classes of ImageNet at 64x64 pixels, decoded once."""
+"""Tiny-ImageNet: 200 classes of ImageNet at 64x64 pixels, decoded once on first use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PIXELS = 3 * _SIDE * _SIDE
 
 @dataclass(frozen=True)
 class _Source:
-    """The published files, inside the zip file or unpacked; names are relative to ``tiny-imagenet-200``."""
+    """The published files, in the zip file or unpacked; names are relative to ``tiny-imagenet-200``."""
 
     path: Path
     archive: zipfile.ZipFile | None = None
@@ -47,7 +47,7 @@ class _Source:
             raise DataError(f"{self.path}: cannot read {name}: {error}") from None
 
     def table(self, name: str) -> list[list[str]]:
-        """The lines of a text file, split at tabs."""
+        """Return the lines of a text file, split at tabs."""
         return [line.split("\t") for line in self.read(name).decode().splitlines() if line]
 
     @cached_property
@@ -77,12 +77,12 @@ class _Source:
 
 @DATA.register()
 class TinyImageNet(Data):
-    """100,000 and 10,000 photographs of 64x64 pixels in 200 classes.
+    """Tiny-ImageNet: 100,000 training and 10,000 test photos in 200 classes, 64x64 pixels.
 
-    Y. Le and X. Yang, "Tiny ImageNet Visual Recognition Challenge" (2015).  Reads ``tiny-imagenet-200.zip``
-    (by checksum) or the folder unpacked from it.  The published test set has no labels, so the published
-    validation set is the test set here; it knows where the objects are (``boxes``).  On first use all images
-    are decoded into a folder ``decoded`` of 1.4 GB, which is memory-mapped from then on.
+    Y. Le and X. Yang, "Tiny ImageNet Visual Recognition Challenge" (2015).  Reads ``tiny-imagenet-200.zip`` (and
+    verifies its checksum), or the unpacked folder.  The published test set has no labels, so the published validation
+    set, which has bounding boxes, is the test set here.  On first use, all images are decoded into a folder ``decoded``
+    of 1.4 GB, which is memory-mapped.
 
     >>> TinyImageNet(validation=0.05, download=False)
     TinyImageNet(download=False, validation=0.05)
@@ -94,7 +94,7 @@ class TinyImageNet(Data):
 
     @cached_property
     def _decoded(self) -> Path:
-        """The folder with ``train.npy``, ``test.npy``, ``boxes.npy`` and ``classes.txt``; made on first use."""
+        """The folder with ``train.npy``, ``test.npy``, ``boxes.npy`` and ``classes.txt``; created on first use."""
         place = self.folders[0] / "decoded"
         if not place.exists():
             unpacked = find([_FOLDER], self.folders)
@@ -112,7 +112,7 @@ class TinyImageNet(Data):
         try:
             return tuple(path.read_text(encoding="utf-8").splitlines())
         except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read: {error}; delete {path.parent} to decode anew") from None
+            raise DataError(f"{path}: cannot be read: {error}; delete {path.parent} to decode again") from None
 
     def load(self) -> Splits:
         train, test = (_read_records(self._decoded / name) for name in ("train.npy", "test.npy"))
@@ -129,7 +129,7 @@ def _open_zip(path: Path) -> zipfile.ZipFile:
 
 
 def _decode_all(source: _Source, place: Path) -> None:
-    """Decode everything into a temporary folder that takes its name when it is complete and on disk."""
+    """Decode all images into a temporary folder, which is renamed when it is complete and on disk."""
     class_names = {row[0]: row[-1] for row in source.table("words.txt")}
     labels = {name: label for label, name in enumerate(sorted(row[0] for row in source.table("wnids.txt")))}
     train = [(file, name) for name, files in source.train.items() for file in files]
@@ -137,13 +137,13 @@ def _decode_all(source: _Source, place: Path) -> None:
     boxes = np.array([box for _, _, box in source.annotations])
     as_boxes(boxes, len(test), (_SIDE, _SIDE), f"{source.path}, val_annotations.txt")
     if unknown := sorted({name for _, name in train + test} ^ labels.keys()):
-        raise DataError(f"{source.path}: expected images of the classes in wnids.txt, got a difference in {unknown}")
+        raise DataError(f"{source.path}: expected images of the classes in wnids.txt; they differ in {unknown}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".decoded.", dir=place.parent))
     except OSError as error:
         raise DataError(
-            f"cannot write the decoded images into {place.parent}: {error.strerror}; give a root that can be written"
+            f"cannot write the decoded images to {place.parent}: {error.strerror}; choose a writable root"
         ) from None
     try:
         for name, files in (("train.npy", train), ("test.npy", test)):
@@ -157,14 +157,14 @@ def _decode_all(source: _Source, place: Path) -> None:
         os.rename(folder, place)
         sync(place.parent)
     except OSError as error:
-        if not place.exists():  # otherwise another process was faster, with the same result
-            raise DataError(f"cannot write the decoded images into {place}: {error.strerror}") from None
+        if not place.exists():  # otherwise another process has written the same result
+            raise DataError(f"cannot write the decoded images to {place}: {error.strerror}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_records(source: _Source, files: Sequence[tuple[str, int]], path: Path) -> None:
-    """One row of bytes per image, label first, as CIFAR has it: labels and pixels cannot part company."""
+    """Write one row of bytes per image, label first as in CIFAR, so that labels and pixels stay together."""
     records = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(len(files), 1 + _PIXELS))
 
     def convert(row: int) -> None:
@@ -183,10 +183,10 @@ def _write_records(source: _Source, files: Sequence[tuple[str, int]], path: Path
 
 def _read_array(path: Path) -> NDArray[Any]:
     try:
-        # Copy on write: tensors have no read-only mode, and a stray write must not reach the file.
+        # Copy on write, because tensors have no read-only mode and accidental writes must not reach the file.
         array: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: broken or truncated: {error}; delete {path.parent} to decode anew") from None
+        raise DataError(f"{path}: damaged or truncated: {error}; delete {path.parent} to decode again") from None
     return array
 
 
@@ -195,7 +195,7 @@ def _read_records(path: Path) -> MemorySplit:
     if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != 1 + _PIXELS:
         raise DataError(
             f"{path}: expected uint8 rows of {1 + _PIXELS}, got {records.dtype} {records.shape};"
-            f" delete {path.parent} to decode anew"
+            f" delete {path.parent} to decode again"
         )
     rows = torch.from_numpy(records)
     return MemorySplit(rows[:, 1:].view(-1, 3, _SIDE, _SIDE), rows[:, 0].long())

@@ -1,4 +1,4 @@
-"""Small data without a download, from scikit-learn: 8x8 digits and Two Moons."""
+"""Small data sets from scikit-learn that need no download: 8x8 digits and Two Moons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRAIN_SEED, _TEST_SEED, _TEST_POINTS = 0, 1, 1000
 
 @DATA.register()
 class Digits(Data):
-    """1797 handwritten digits of 8x8 pixels, a fifth of them for testing.
+    """Handwritten digits: 1,437 training and 360 test images, 8x8 pixels, without a download.
 
     E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits" (1998), UCI repository.
 
@@ -27,28 +27,28 @@ class Digits(Data):
     classes = tuple("0123456789")
 
     def load(self) -> Splits:
-        from sklearn.datasets import load_digits  # a second to import
+        from sklearn.datasets import load_digits  # slow to import
         from sklearn.model_selection import train_test_split
 
         pixels, labels = load_digits(return_X_y=True)
-        # Pixels count from 0 to 16; as uint8 with 16 = 255 they are images like any other.
+        # Scale pixel values from 0..16 to 0..255.
         images = torch.from_numpy(np.rint(pixels * (255 / 16)).astype(np.uint8)).view(-1, 1, 8, 8)
         whole = MemorySplit(images, torch.from_numpy(labels.astype(np.int64)))
-        # Nobody published a test set here, so this seed is one: it never changes.
+        # There is no published test set, so this seed defines it and must never change.
         train, test = train_test_split(np.arange(len(whole)), test_size=0.2, random_state=0, stratify=labels)
         return Splits(whole.take(torch.from_numpy(np.sort(train))), whole.take(torch.from_numpy(np.sort(test))))
 
 
 @DATA.register()
 class TwoMoons(Data):
-    """Points of two noisy half circles; the plane has no bounds, so neither have the inputs.
+    """Two Moons: points of two noisy half circles in the plane, without bounds.
 
-    ``make_moons`` of scikit-learn (Pedregosa et al., 2011).  The test set has 1000 points of its own.
+    Uses ``make_moons`` of scikit-learn (Pedregosa et al., 2011).  The test set has 1,000 independent points.
 
     Args:
-        n: number of training points, of which ``validation`` takes its share (0 keeps them all).
+        n: number of training points, including those held out for ``validation``.
         noise: standard deviation of the noise.
-        options: as for every data set.
+        options: options of all data sets.
 
     >>> data = TwoMoons(validation=0)
     >>> data.shape, len(data.train), len(data.test), data.bounds
@@ -65,7 +65,7 @@ class TwoMoons(Data):
         self.n, self.noise = n, noise
 
     def _draw(self, count: int, seed: int) -> MemorySplit:
-        from sklearn.datasets import make_moons  # a second to import
+        from sklearn.datasets import make_moons  # slow to import
 
         points, labels = make_moons(count, noise=self.noise, random_state=seed)
         return MemorySplit(torch.from_numpy(points).float(), torch.from_numpy(labels).long())

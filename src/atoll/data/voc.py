@@ -1,4 +1,4 @@
-"""Boxes in the XML files of Pascal VOC, which ImageNet and Oxford pets use as well."""
+"""Bounding boxes in Pascal VOC XML files, the format of ImageNet and Oxford-IIIT Pet."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from atoll.errors import DataError
 
 Box = tuple[int, int, int, int]
 
-_LARGEST = 1 << 20  # bytes; real files have a few thousand
+_LARGEST = 1 << 20  # bytes; real files have a few thousand bytes
 
 
 @dataclass(frozen=True)
 class Annotation:
-    """What a file says: boxes with the names of their objects, and the size of the image they were drawn on.
+    """The content of an annotation file: names and boxes of objects, and the size of the annotated image.
 
-    Several objects of one class have one box, the smallest around all of them: whatever a model sees in any of them
-    is on an object of the class.
+    Several objects of one class get one box, the smallest that contains all of them, because a model may look at any
+    of them.
     """
 
     source: str
-    size: tuple[int, int] | None  # width and height; None where the file does not say
+    size: tuple[int, int] | None  # width and height; None if the file does not contain them
     objects: tuple[tuple[str, Box], ...]
 
     def box(self, names: Container[str] | None, size: tuple[int, int], frame: Frame) -> Box:
-        """Where the objects are (those with one of the names, or all) on an image of ``size`` after ``frame``.
+        """Return the box around the objects with one of the names (or all) on an image of ``size`` after ``frame``.
 
-        The image may be a smaller version of the one that was annotated, as Imagenette has them.  A pixel is inside
-        if its center is; a box that is cut away is -1, -1, -1, -1.
+        The image may be a smaller version of the annotated one, as in Imagenette.  A pixel is inside if its center is.
+        A box that is completely cropped away is -1, -1, -1, -1.
         """
         boxes = [box for name, box in self.objects if names is None or name in names]
         if not boxes:
-            there = ", ".join(sorted({name for name, _ in self.objects})) or "none"
-            raise DataError(f"{self.source}: expected an object of the image's class, got {there}")
+            present = ", ".join(sorted({name for name, _ in self.objects})) or "none"
+            raise DataError(f"{self.source}: expected an object of the image's class, got {present}")
         hull = [pick(corners) for pick, corners in zip((min, min, max, max), zip(*boxes, strict=True), strict=True)]
         width, height = self.size or size
         if hull[2] < 0 or hull[3] < 0 or hull[0] >= width or hull[1] >= height:
-            raise DataError(f"{self.source}: expected a box on the image of {width}x{height} pixels, got {hull}")
+            raise DataError(f"{self.source}: expected a box inside the image of {width}x{height} pixels, got {hull}")
         x1, x2 = _interval(hull[0], hull[2], frame.width / width, frame.left, frame.size[0])
         y1, y2 = _interval(hull[1], hull[3], frame.height / height, frame.top, frame.size[1])
         return (x1, y1, x2, y2) if x1 <= x2 and y1 <= y2 else UNKNOWN
 
 
 def _interval(first: int, last: int, scale: float, offset: int, length: int) -> tuple[int, int]:
-    """Pixels ``first`` to ``last`` after scaling and cutting off ``offset`` at the start; empty if nothing is left."""
+    """Return pixels ``first`` to ``last`` after scaling and cropping ``offset`` pixels at the start; may be empty."""
     start, end = round(first * scale), round((last + 1) * scale) - 1
-    return max(start - offset, 0), min(max(start, end) - offset, length - 1)  # no thinner than a pixel
+    return max(start - offset, 0), min(max(start, end) - offset, length - 1)  # at least one pixel before cropping
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ class VocFolder:
 
     path: Path
     images: Path
-    names: tuple[str, ...] | None = None  # of the objects of each label; None if every object counts
-    origin: int = 0  # number of the first pixel
+    names: tuple[str, ...] | None = None  # object name for each label; None to use all objects
+    origin: int = 0  # coordinate of the first pixel
 
     def boxes(self, files: Sequence[str], labels: Tensor, resize: int, size: int) -> Tensor:
-        """Of images that are scaled and cut by ``decode``; -1s where there is no annotation."""
+        """Return the boxes of images that ``decode`` resizes and crops; -1s for images without an annotation."""
         annotations = [self.find(Path(file)) for file in files]
         if not any(annotations):
             example = self._places(Path(files[0]))[0]
-            raise DataError(f"{self.path}: expected annotations of {self.images}, got none such as {example}")
+            raise DataError(f"{self.path}: expected annotations of {self.images} such as {example}, got none")
         boxes = [UNKNOWN] * len(files)
         for row, (file, path, label) in enumerate(zip(files, annotations, labels.tolist(), strict=True)):
             if path is not None:
@@ -81,7 +81,7 @@ class VocFolder:
         return torch.tensor(boxes)
 
     def find(self, file: Path) -> Path | None:
-        """The annotation of an image, if there is one."""
+        """Return the annotation file of an image, or None if there is none."""
         return next((self.path / place for place in self._places(file) if (self.path / place).is_file()), None)
 
     def _places(self, file: Path) -> tuple[Path, ...]:
@@ -91,7 +91,7 @@ class VocFolder:
 
 
 def read_voc(path: Path, *, origin: int = 0) -> Annotation:
-    """Read an annotation; ``origin`` is the number of the first pixel, 1 in Pascal VOC itself and 0 in ImageNet.
+    """Read an annotation; ``origin`` is the coordinate of the first pixel, 1 in Pascal VOC and 0 in ImageNet.
 
     >>> import tempfile
     >>> text = "<annotation><object><name>cat</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>5</xmax><ymax>4</ymax>"
@@ -114,7 +114,7 @@ def read_voc(path: Path, *, origin: int = 0) -> Annotation:
 
 
 def _parse(path: Path) -> Element:
-    """The tree of an XML file.  A DOCTYPE, which alone can define entities that grow, is refused."""
+    """Parse an XML file; rejects a DOCTYPE, which could define exponentially expanding entities."""
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST + 1)
@@ -124,7 +124,7 @@ def _parse(path: Path) -> Element:
         raise DataError(f"{path}: expected at most {_LARGEST} bytes, got more")
 
     def refuse(*_: object) -> None:
-        raise DataError(f"{path}: expected plain XML, got a DOCTYPE, which is not read")
+        raise DataError(f"{path}: expected plain XML, got a DOCTYPE, which is not supported")
 
     builder, parser = TreeBuilder(), expat.ParserCreate()
     parser.StartDoctypeDeclHandler = refuse
@@ -133,7 +133,7 @@ def _parse(path: Path) -> Element:
     parser.CharacterDataHandler = builder.data
     try:
         parser.Parse(content, True)
-    except (expat.ExpatError, ValueError, LookupError) as error:  # the latter two: encodings that nobody knows
+    except (expat.ExpatError, ValueError, LookupError) as error:  # the latter two for unknown encodings
         raise DataError(f"{path}: expected XML, got: {error}") from None
     return builder.close()
 

@@ -1,4 +1,4 @@
-"""What a classifier looks at: attributions, whether they are faithful, and whether they lie on the object."""
+"""Explanations of predictions: attributions, boundary search, faithfulness, sanity check and locality."""
 
 from atoll.explain.attributions import (
     STANDARD,

@@ -1,4 +1,4 @@
-"""Attributions: what a classifier looks at, pixel by pixel, by name or as classes with Captum's interface."""
+"""Attributions: the contribution of each pixel to the logit of a class, with Captum's interface."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ with warnings.catch_warnings():  # in notebooks without ipywidgets, Captum's imp
 Target = int | Sequence[int] | Tensor | None
 
 ATTRIBUTIONS = Registry("attribution", "attributions", "atoll.explain.attributions.PointAttribution", "atoll.explain")
-STANDARD = ("SM", "IxG", "IG", "SG", "BSM", "BIG")  # the columns of the tables, in order
-NAMES = (*STANDARD, "BNM")  # all of Atoll's, by their short names
-STEPS = 20  # thesis, B.3
+STANDARD = ("SM", "IxG", "IG", "SG", "BSM", "BIG")  # the columns of tables, in order
+NAMES = (*STANDARD, "BNM")  # short names of all built-in attributions
+STEPS = 20  # steps of integrated gradients (thesis, B.3)
 
 
 class PointAttribution(GradientAttribution):  # type: ignore[misc]
-    """Base of all attributions; a subclass implements ``explain``, and ``start`` if its paths start somewhere.
+    """Base class of attributions; subclasses implement ``explain`` and, for path attributions, ``start``.
 
-    Captum's interface: ``attribute(inputs, target=...)`` gives a tensor of the inputs' shape.  The model may be any
-    ``nn.Module`` from inputs to logits; it is used in evaluation mode, and modes, buffers and gradients are left as
-    they were.  What comes out for a point depends on the point and the seed, not on the batch (up to rounding).
+    As in Captum, ``attribute(inputs, target=...)`` returns a tensor of the shape of the inputs.  Works with any
+    ``nn.Module`` that maps inputs to logits.  The model is switched to evaluation mode, and its modes, buffers and
+    gradients are restored.  The result for a point depends on the point and the seed, not on the batch (up to
+    rounding).
     """
 
     registry: ClassVar[Registry] = ATTRIBUTIONS
@@ -56,25 +57,24 @@ class PointAttribution(GradientAttribution):  # type: ignore[misc]
         internal_batch_size: int | None = None,
         boundary: BoundaryPoints | None = None,
     ) -> Any:
-        """Attributions of the logits of some classes.
+        """Compute attributions of the logits of the target classes.
 
         Args:
             inputs: ``(points, ...)``.
-            target: the class of interest, one for all or one for each; the predicted ones if None.
-            return_convergence_delta: return a pair: the attributions, and for each point their sum minus the
-                difference of the logits at the input and at the start of its path.  Only for attributions with paths.
-            internal_batch_size: rows that go through the model together; if None, as many as fit comfortably into
-                memory.
+            target: the class to explain, one for all inputs or one for each; the predicted classes if None.
+            return_convergence_delta: also return, for each point, the sum of attributions minus the difference of the
+                logits at the input and at the start of its path.  Only for path attributions.
+            internal_batch_size: number of rows per forward pass; chosen to fit memory if None.
             boundary: the result of ``boundary_search`` for these inputs, for attributions that need it; several
-                can share it.
+                attributions can share it.
         """
-        x = checked(inputs)
+        x = check_inputs(inputs)
         if return_convergence_delta and not self.has_convergence_delta():
-            raise InputError(f"return_convergence_delta: {type(self).__name__} is not meant to be complete")
+            raise InputError(f"return_convergence_delta: not supported by {type(self).__name__}")
         check_range("[1, inf)", internal_batch_size=internal_batch_size)
         with evaluation_mode(self.model):
             batch_size = internal_batch_size or automatic_batch_size(self.model, x)
-            classes = checked_target(self.model, x, target, batch_size)
+            classes = resolve_target(self.model, x, target, batch_size)
             start = self.start(x, batch_size, boundary)
             attributions = self.explain(x, start, classes, batch_size)
             if not return_convergence_delta:
@@ -82,17 +82,17 @@ class PointAttribution(GradientAttribution):  # type: ignore[misc]
             return attributions, convergence_delta(self.model, x, attributions, start, classes, batch_size)
 
     def start(self, x: Tensor, batch_size: int, boundary: BoundaryPoints | None) -> Tensor:
-        """Where the paths to the inputs start: at themselves if there are none."""
+        """Return where the paths to the inputs start; the inputs themselves if there are no paths."""
         return x
 
     def explain(self, x: Tensor, start: Tensor, target: Tensor, batch_size: int) -> Tensor:
-        """The attribution itself, on a model in evaluation mode and valid inputs."""
+        """Compute the attribution for valid inputs, with the model in evaluation mode."""
         raise NotImplementedError
 
 
 @ATTRIBUTIONS.register("SM")
 class Saliency(PointAttribution):
-    r"""SM: the gradient of the logit, with its sign (Simonyan et al., 2013; thesis, definition 4).
+    r"""Saliency map (SM): the gradient of the logit, with sign (Simonyan et al., 2013; thesis, definition 4).
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, -1.0], [0.0, 1.0]]))
@@ -106,7 +106,7 @@ class Saliency(PointAttribution):
 
 @ATTRIBUTIONS.register("IxG")
 class InputXGradient(PointAttribution):
-    """IxG: the input times the gradient of the logit."""
+    """Input times gradient (IxG) of the logit."""
 
     def explain(self, x: Tensor, start: Tensor, target: Tensor, batch_size: int) -> Tensor:
         return _captum(CaptumInputXGradient(self.model), x, target, batch_size)
@@ -114,17 +114,18 @@ class InputXGradient(PointAttribution):
 
 @ATTRIBUTIONS.register("IG")
 class IntegratedGradients(PointAttribution):
-    r"""IG: the mean gradient on the way from a baseline, times the way (Sundararajan et al., 2017; thesis, def. 5).
+    r"""Integrated gradients (IG) along the path from a baseline (Sundararajan et al., 2017; thesis, def. 5).
 
     .. math:: (x - b) \cdot \int_0^1 \nabla f_y(b + t (x - b))\, dt
 
-    Not Captum's own: the weights of its ``riemann_trapezoid`` sum to 1 - 1/steps, so its attributions are 5 % too small
-    at the 20 points of the thesis, and not complete even for a linear model.  Ours are its attributions times 20/19.
+    Does not use Captum's implementation: the weights of its ``riemann_trapezoid`` sum to 1 - 1/steps, so its
+    attributions are 5 % too small with the 20 steps of the thesis, and not complete even for a linear model.  Ours are
+    Captum's times 20/19.
 
     Args:
         model: the classifier.
-        steps: points of the trapezoid rule.
-        baseline: the number that the baseline consists of; 0 for black.
+        steps: number of points of the trapezoid rule.
+        baseline: value of all pixels of the baseline; 0 for black.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, -1.0], [0.0, 1.0]]))
@@ -150,24 +151,24 @@ class IntegratedGradients(PointAttribution):
 
 @ATTRIBUTIONS.register("SG")
 class SmoothGrad(PointAttribution):
-    r"""SG: the mean gradient under Gaussian noise (Smilkov et al., 2017).
+    r"""SmoothGrad (SG): the mean gradient under Gaussian noise (Smilkov et al., 2017).
 
     .. math:: \frac 1 n \sum_i \nabla f_y(x + \delta_i), \quad \delta_i \sim N(0, \sigma^2 I)
 
-    That is the saliency map of the smoothed model, whose logits are the mean logits under the same noise.  It changes
-    slowly where the noise is large: for a one-layer net ReLU(Wx) and infinitely many draws (thesis, theorem 1)
+    This is the saliency map of the smoothed model, whose logits are the mean logits under the same noise.  With much
+    noise it changes slowly: for a one-layer network ReLU(Wx) and infinitely many samples (thesis, theorem 1),
 
     .. math:: \|A(x) - A(x')\| \le \|w_y\| \big(2 \Phi(\|x - x'\| / (2 \sigma)) - 1\big)
 
-    Not Captum's ``NoiseTunnel``: that draws from the global generator, so its result would depend on the batch.  Here
-    all inputs see the same noise, which depends on the seed alone: so the attribution is a function of the input, and
-    as smooth as the gradient is.
+    Does not use Captum's ``NoiseTunnel``, which draws from the global generator, so that its result depends on the
+    batch.  Here all inputs get the same noise, which depends only on the seed.  The attribution is therefore a function
+    of the input, as smooth as the gradient.
 
     Args:
         model: the classifier.
         sigma: standard deviation of the noise.
-        samples: draws for each point.
-        seed: of the noise.
+        samples: number of noise samples per point.
+        seed: seed of the noise.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, -1.0], [0.0, 1.0]]))
@@ -178,7 +179,7 @@ class SmoothGrad(PointAttribution):
     def __init__(self, model: nn.Module, *, sigma: float = 0.15, samples: int = 20, seed: object = 0) -> None:
         super().__init__(model)
         if not sigma > 0 or samples < 1:
-            raise InputError(f"sigma, samples: expected more than 0 and at least 1, got {sigma}, {samples}")
+            raise InputError(f"sigma, samples: expected sigma > 0 and samples >= 1, got {sigma}, {samples}")
         self.sigma = sigma
         self.samples = samples
         self.seed = seed
@@ -193,11 +194,11 @@ class SmoothGrad(PointAttribution):
 
 
 class BoundaryAttribution(PointAttribution):
-    """Base of those that start at the closest known points across the boundary.
+    """Base class of attributions that use the closest known point across the decision boundary.
 
     Args:
         model: the classifier.
-        search: arguments of ``boundary_search``, for calls that bring no boundary points along.
+        search: arguments of ``boundary_search``, for calls without boundary points.
     """
 
     def __init__(self, model: nn.Module, **search: Any) -> None:
@@ -208,7 +209,7 @@ class BoundaryAttribution(PointAttribution):
         if boundary is None:
             boundary = boundary_search(self.model, x, **{"batch_size": batch_size} | self.search)
         if boundary.x.shape != x.shape or not torch.equal(boundary.x, x):
-            raise InputError("boundary: expected the boundary points of these inputs, got those of others")
+            raise InputError("boundary: expected the boundary points of these inputs, got those of other inputs")
         if boundary.notes:
             raise InputError(boundary.notes[0])
         return boundary.x_outside
@@ -216,11 +217,11 @@ class BoundaryAttribution(PointAttribution):
 
 @ATTRIBUTIONS.register("BSM")
 class BoundarySaliency(BoundaryAttribution):
-    r"""BSM: the gradient of the logit at the closest known point across the boundary.
+    r"""Boundary saliency map (BSM): the gradient of the logit at the closest known point across the boundary.
 
     .. math:: \nabla f_y(x_{adv})
 
-    This is not normal to the boundary (see the errata); ``BoundaryNormal`` is.
+    Unlike ``BoundaryNormal``, it is not normal to the boundary (see the errata).
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, -1.0], [0.0, 1.0]]))
@@ -234,12 +235,12 @@ class BoundarySaliency(BoundaryAttribution):
 
 @ATTRIBUTIONS.register("BNM")
 class BoundaryNormal(BoundaryAttribution):
-    r"""BNM: the normal of the boundary: the gradient of the margin at the closest known point across it.
+    r"""Boundary normal map (BNM): the gradient of the margin at the closest known point across the boundary.
 
     .. math:: \nabla (f_y - \max_{i \ne y} f_i)(x_{adv})
 
-    For the predicted class y it points from the boundary to the input's side.  Adding one function to all logits does
-    not change it, as it changes no prediction; BSM changes.
+    For the predicted class y it points from the boundary toward the input.  Adding the same function to all logits
+    changes neither predictions nor BNM, but it changes BSM.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, -1.0], [0.0, 1.0]]))
@@ -253,13 +254,13 @@ class BoundaryNormal(BoundaryAttribution):
 
 @ATTRIBUTIONS.register("BIG")
 class BoundaryIntegratedGradients(BoundaryAttribution, IntegratedGradients):
-    r"""BIG: integrated gradients with the closest known point across the boundary as the baseline.
+    r"""Boundary integrated gradients (BIG): the baseline is the closest known point across the boundary.
 
     .. math:: (x - x_{adv}) \cdot \int_0^1 \nabla f_y(x_{adv} + t (x - x_{adv}))\, dt
 
     Args:
         model: the classifier.
-        steps: points of the trapezoid rule.
+        steps: number of points of the trapezoid rule.
         search: arguments of ``boundary_search``.
 
     >>> model = nn.Linear(2, 2, bias=False)
@@ -274,7 +275,7 @@ class BoundaryIntegratedGradients(BoundaryAttribution, IntegratedGradients):
 
 
 def attribution(name: str, model: nn.Module, **options: Any) -> PointAttribution:
-    """An attribution by its name in the tables.
+    """Build an attribution by name.
 
     >>> attribution("SG", nn.Linear(2, 2), samples=5).samples
     5
@@ -285,12 +286,12 @@ def attribution(name: str, model: nn.Module, **options: Any) -> PointAttribution
 
 
 def pick(logits: Tensor, target: Tensor) -> Tensor:
-    """Each row's logit of its target."""
+    """Return the target logit of each row."""
     return logits.gather(1, target[:, None]).squeeze(1)
 
 
 def logit(model: nn.Module, x: Tensor, target: Tensor, batch_size: int) -> Tensor:
-    """The logit of each point's target."""
+    """Compute the target logit of each point."""
     with torch.no_grad():
         parts = zip(torch.split(x, batch_size), torch.split(target, batch_size), strict=True)
         return torch.cat([pick(model(part), classes) for part, classes in parts])
@@ -299,7 +300,7 @@ def logit(model: nn.Module, x: Tensor, target: Tensor, batch_size: int) -> Tenso
 def convergence_delta(
     model: nn.Module, x: Tensor, attributions: Tensor, start: Tensor, target: Tensor, batch_size: int
 ) -> Tensor:
-    """For each point the sum of its attributions minus the difference of the logits at the input and at the start."""
+    """Return the sum of attributions minus the difference of the logits at the input and at the start, per point."""
     end, begin = (logit(model, point, target, batch_size) for point in (x, start))
     return attributions.flatten(1).sum(1) - (end - begin)
 
@@ -313,12 +314,12 @@ def mean_gradient(
     batch_size: int,
     score: Callable[[Tensor, Tensor], Tensor] = pick,
 ) -> Tensor:
-    r"""The weighted mean of a logit's gradients at several places for each point.
+    r"""Return a weighted mean of gradients of a logit at several places for each point.
 
     .. math:: \sum_k w_k \nabla f_y(\mathrm{place}_k)
 
-    ``place`` takes numbers of points and numbers k; only ``batch_size`` places are in memory at a time.  ``like`` has
-    the shape of the inputs.  ``score`` takes logits and targets, for gradients of something other than the logit.
+    ``place`` maps indices of points and indices k to inputs; only ``batch_size`` of them are in memory at a time.
+    ``like`` has the shape of the inputs.  ``score`` maps logits and targets to the quantity to differentiate.
     """
     total, number = torch.zeros_like(like), torch.arange(len(target) * len(weights), device=like.device)
     for chunk in torch.split(number, batch_size):
@@ -332,33 +333,33 @@ def mean_gradient(
 
 
 def path_gradient(model: nn.Module, x: Tensor, baseline: Tensor, target: Tensor, steps: int, batch_size: int) -> Tensor:
-    r"""The way from a baseline b times the mean gradient at n steps of it, by the trapezoid rule.
+    r"""Integrate the gradient along the path from a baseline b with the trapezoid rule and n steps.
 
     .. math:: (x - b) \cdot \sum_k w_k \nabla f_y(b + t_k (x - b)), \quad t_k = \frac k {n - 1}
 
-    with weights 1/(n - 1), half of that at both ends; exact where the gradient is linear on the way.
+    The weights are 1/(n - 1), and half of that at both ends; exact if the gradient is linear along the path.
     """
     check_range("[2, inf)", steps=steps)
     t = torch.linspace(0, 1, steps, dtype=x.dtype, device=x.device)
     weights = torch.full_like(t, 1 / (steps - 1))
     weights[[0, -1]] /= 2
-    way = x - baseline
+    path = x - baseline
 
     def place(point: Tensor, k: Tensor) -> Tensor:
-        return torch.addcmul(baseline[point], per_point(t[k], x), way[point])
+        return torch.addcmul(baseline[point], per_point(t[k], x), path[point])
 
-    return way * mean_gradient(model, target, place, weights, x, batch_size)
+    return path * mean_gradient(model, target, place, weights, x, batch_size)
 
 
 def _captum(method: Any, x: Tensor, target: Tensor, batch_size: int, **options: Any) -> Tensor:
-    """A method of Captum's, a batch at a time, on inputs of its own: it sets and unsets their ``requires_grad``."""
+    """Run a Captum method in batches, on copies of the inputs because it changes their ``requires_grad``."""
     parts = zip(torch.split(x, batch_size), torch.split(target, batch_size), strict=True)
     maps = [method.attribute(part.clone().requires_grad_(), target=y, **options).detach() for part, y in parts]
     return torch.cat(maps)
 
 
-def checked(inputs: Tensor) -> Tensor:
-    """Inputs that make sense, without their history."""
+def check_inputs(inputs: Tensor) -> Tensor:
+    """Return detached inputs; raises an InputError unless they are a batch of finite floats."""
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2 or not len(inputs):
         got = f"{tuple(inputs.shape)} {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
         raise InputError(f"inputs: expected a tensor of floats, (points, ...), got {got}")
@@ -367,8 +368,8 @@ def checked(inputs: Tensor) -> Tensor:
     return inputs.detach()
 
 
-def checked_target(model: nn.Module, x: Tensor, target: Target, batch_size: int) -> Tensor:
-    """One class for each input; the predicted one if none is given."""
+def resolve_target(model: nn.Module, x: Tensor, target: Target, batch_size: int) -> Tensor:
+    """Return one class per input; the predicted classes if ``target`` is None."""
     with evaluation_mode(model), torch.no_grad():
         if target is None:
             logits = torch.cat([model(part) for part in torch.split(x, batch_size)])

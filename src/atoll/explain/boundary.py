@@ -1,4 +1,4 @@
-"""The closest point with another prediction for every input, and the two sides of the boundary there."""
+"""Boundary search: the closest point with another prediction for every input, on both sides of the boundary."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from atoll.rng import PointRNG, content_hash
 from atoll.threat import Bounds, Norm, ThreatModel, per_point
 
 BUDGET = 400  # model calls per point
-NONE = "none"  # the method of points for which nothing was found
-# Runs that are left in each round, by how many begin; every round gets about an equal share of the iterations.
+NONE = "none"  # method of points for which the search failed
+# Number of runs in each round, by the number of initial runs; each round gets about the same number of iterations.
 ROUNDS = {9: (9, 3, 1), 3: (3, 1), 1: (1,)}
-CLEAN = {9: 2, 3: 1, 1: 0}  # how many of them begin at the clean point if there are enough examples
-COARSE = 3  # halvings of the way to an example before FAB starts there: it only has to be roughly on the boundary
+CLEAN = {9: 2, 3: 1, 1: 0}  # number of runs that start at the clean point if there are enough examples
+COARSE = 3  # bisections toward an example before FAB starts there, because it only has to be close to the boundary
 
 
 @dataclass(frozen=True)
 class BoundaryPoints:
-    """Points on both sides of the decision boundary, one pair for each input, and how the search got there.
+    """Points on both sides of the decision boundary, one pair per input, and how the search found them.
 
     Args:
         x: the inputs.
-        prediction: the class of each.
-        x_inside: a point that still has this class (by a forward pass), on the way from x to ``x_outside``.
-        x_outside: the closest point known that has another class.
-        other: the class of that point.
-        distance: from x to ``x_outside`` in the norm; infinite if there is none.
-        method: what led there: ``FAB from examples``, ``FAB from clean``, ``example`` (an example of another
-            prediction; no attack got closer), ``RayS``, or ``none``.
-        forward: forward passes spent on each point.
-        backward: backward passes.
-        shared_forward: passes that belong to no single point: predictions of the examples.
-        norm: of the distance.
-        tolerance: distance between ``x_inside`` and ``x_outside`` as a share of the segment that was bisected.
+        prediction: the predicted class of each input.
+        x_inside: a point on the line from x to ``x_outside`` that still has this class.
+        x_outside: the closest known point with another class.
+        other: the class of ``x_outside``.
+        distance: distance from x to ``x_outside``; infinite if the search failed.
+        method: how the point was found: ``FAB from examples``, ``FAB from clean``, ``example`` (an example with another
+            prediction, because no attack got closer), ``RayS``, or ``none``.
+        forward: number of forward passes for each point.
+        backward: number of backward passes for each point.
+        shared_forward: number of forward passes for the examples, which all points share.
+        norm: norm of the distance.
+        tolerance: distance between ``x_inside`` and ``x_outside`` as a share of the bisected segment.
 
-    If the search failed for an input, ``x_inside`` and ``x_outside`` are the input itself, and ``notes`` says so.
+    If the search failed for an input, ``x_inside`` and ``x_outside`` are the input itself, and ``notes`` reports it.
     """
 
     x: Tensor
@@ -67,17 +67,17 @@ class BoundaryPoints:
 
     @property
     def success(self) -> Tensor:
-        """Which inputs have a boundary point."""
+        """Whether each input has a boundary point."""
         return self.distance.isfinite()
 
     @property
     def calls(self) -> Tensor:
-        """Model passes per point, forward and backward."""
+        """Number of model passes per point, forward and backward."""
         return self.forward + self.backward
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know: that some inputs have no boundary point."""
+        """Notes for the user, if some inputs have no boundary point."""
         missing = ~self.success
         if not missing.any():
             return ()
@@ -95,17 +95,17 @@ class BoundaryPoints:
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs with the model's predictions, to start from."""
+    """Inputs with their predictions, from which a search may start."""
 
     x: Tensor
     classes: Tensor
 
 
 class Strategy(Protocol):
-    """Looks for a point with another prediction for each point, within a number of model calls per point.
+    """A strategy that searches for a point with another prediction, within a number of model calls per point.
 
-    The model is in evaluation mode, and the labels of the points are its predictions.  ``boundary_search`` checks and
-    bisects what a strategy returns.
+    The model is in evaluation mode, and the labels of the points are its predictions.  ``boundary_search`` verifies and
+    bisects the results of a strategy.
     """
 
     def __call__(
@@ -135,28 +135,28 @@ def boundary_search(
     batch_size: int = 256,
     on_progress: OnProgress | None = None,
 ) -> BoundaryPoints:
-    r"""Find for each input the closest point with another prediction, then bisect onto the boundary.
+    r"""Find the closest point with another prediction for each input, then bisect to reach the boundary.
 
     The default strategy, ``multi_start_fab``, lets several runs of FAB compete.  Most of them start at the nearest
-    examples of another prediction, so every input has a boundary point if any example or input has another prediction.
-    If there is none, and no gradient leads to one, RayS searches by labels alone.
+    examples with another prediction, so every input has a boundary point if any example or input has another
+    prediction.  If there is none, and gradients do not lead to one, RayS searches with predicted labels only.
 
     The result for a point depends on the point, the model, the examples and the seed, not on the batch size (up to
     rounding).
 
     Args:
-        model: any module from inputs to logits.  The search uses evaluation mode and restores the model's state.
-        x: inputs; the model's own prediction is the class, so no labels are needed.
-        norm: of the distances.
-        strategy: how to search (default: ``multi_start_fab``).
-        budget: model calls per point, forward and backward counted one each; never exceeded.
+        model: maps inputs to logits.  The search switches it to evaluation mode and restores its state.
+        x: inputs; no labels are needed, because the search uses the predicted classes.
+        norm: norm of the distances.
+        strategy: the search strategy (default: ``multi_start_fab``).
+        budget: maximum number of forward plus backward passes per point.
         pool: examples to start from, such as training images (default: the inputs themselves).  Their predictions are
-            made once and counted apart.
-        seed: for strategies that draw random numbers; ``multi_start_fab`` draws none.
-        tolerance: distance between the two sides of the boundary as a share of the segment that is bisected.
+            computed once and counted separately.
+        seed: seed for strategies that draw random numbers; ``multi_start_fab`` draws none.
+        tolerance: distance between the two sides of the boundary as a share of the bisected segment.
         bounds: valid range of inputs.
-        batch_size: rows that go through the model together; the search stores nine times as many images.
-        on_progress: called with ``boundary``, how many points are done, and of how many.
+        batch_size: number of rows per pass; the search stores nine times as many images.
+        on_progress: called with ``boundary``, the number of finished points, and the total.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -165,7 +165,7 @@ def boundary_search(
     (['0.141', '0.212'], [1, 0], True)
     """
     if not 0 < tolerance < 1:
-        raise InputError(f"tolerance: expected a share between 0 and 1, got {tolerance}")
+        raise InputError(f"tolerance: expected a number between 0 and 1, got {tolerance}")
     check_range("[1, inf)", batch_size=batch_size)
     threat = ThreatModel(norm, 0.0, bounds)
     for inputs in (x,) if pool is None else (x, pool):
@@ -174,8 +174,8 @@ def boundary_search(
         shapes = f"{tuple(x.shape)}" if pool is None else f"{tuple(x.shape)} and {tuple(pool.shape)}"
         raise InputError(f"inputs: expected (points, ...), and a pool of the same shape, got {shapes}")
     halvings = math.ceil(math.log2(1 / tolerance))
-    fixed = 2 + halvings  # the clean pass, the one that confirms the strategy's point, bisection
-    least = fixed + COARSE + 2  # one step of FAB, from an example
+    fixed = 2 + halvings  # clean pass, confirmation of the strategy's point, bisection
+    least = fixed + COARSE + 2  # plus one step of FAB from an example
     if not budget >= least:
         raise InputError(f"budget: expected at least {least} calls at this tolerance, got {budget}")
     strategy = strategy or multi_start_fab
@@ -216,36 +216,36 @@ def _logits(model: nn.Module, x: Tensor, batch_size: int) -> Tensor:
 
 
 def content_index(x: Tensor) -> Tensor:
-    """Points are identified by their content, not by their place in the batch."""
+    """Return an index that identifies points by their content instead of their position in the batch."""
     return torch.tensor([content_hash(point) for point in x], device=x.device)
 
 
 def _both_sides(
     model: nn.Module, threat: ThreatModel, points: Points, state: SearchState, halvings: int
 ) -> dict[str, Tensor]:
-    """The search's results by bisection; a point of the strategy counts only if a plain pass confirms its class."""
+    """Bisect the points of a strategy, if a plain forward pass confirms that they have another class."""
     x, y = points.x, points.y
     sides = {"x_inside": x.clone(), "x_outside": x.clone(), "other": y.clone()}
     rows = torch.tensor([row for row, name in enumerate(state.method) if name != NONE], device=x.device, dtype=y.dtype)
     if len(rows):
         classes = model(state.x_adv[rows]).argmax(1)
-        holds = classes != y[rows]
+        confirmed = classes != y[rows]
         bisected = bisect(model, x[rows], y[rows], state.x_adv[rows], classes, halvings)
-        for whole, part in zip(sides.values(), bisected, strict=True):
-            whole[rows[holds]] = part[holds]
+        for side, part in zip(sides.values(), bisected, strict=True):
+            side[rows[confirmed]] = part[confirmed]
         state.count(rows, 1 + halvings)
     success = sides["other"] != y
-    state.method = [name if holds else NONE for name, holds in zip(state.method, success.tolist(), strict=True)]
+    state.method = [name if succeeded else NONE for name, succeeded in zip(state.method, success.tolist(), strict=True)]
     distance = torch.where(success, threat.distance(sides["x_outside"], x), math.inf)
-    passes = {"forward": state.forward + 1, "backward": state.backward}  # with the clean pass
+    passes = {"forward": state.forward + 1, "backward": state.backward}  # including the clean pass
     return {**sides, "distance": distance, **passes}
 
 
 @dataclass
 class SearchState:
-    """The closest points with another prediction so far, how they came about, and how many passes they cost.
+    """The closest points with another prediction so far, how they were found, and the number of passes.
 
-    Where there is none yet, it is the point itself, and the method ``none``.
+    If there is none yet, it is the point itself, and the method is ``none``.
     """
 
     x_adv: Tensor
@@ -259,7 +259,7 @@ class SearchState:
         return SearchState(points.x.clone(), [NONE] * len(points), zeros, zeros.clone())
 
     def record(self, rows: Tensor, x_adv: Tensor, method: str | Sequence[str]) -> None:
-        """Store the points that a method gives for some rows."""
+        """Store the points that a method found for some rows."""
         self.x_adv[rows] = x_adv
         for number, row in enumerate(rows.tolist()):
             self.method[row] = method if isinstance(method, str) else method[number]
@@ -273,9 +273,9 @@ class SearchState:
 def bisect(
     model: nn.Module, x: Tensor, y: Tensor, ends: Tensor, classes: Tensor, halvings: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Both sides of the boundary on the way from each point to an end of another class, and the class there.
+    """Return both sides of the boundary between each point and an end of another class, and the class of the latter.
 
-    Every point that is returned has gone through the model as it is.  Costs ``halvings`` forward passes.
+    All returned points have passed through the model unchanged.  Costs ``halvings`` forward passes.
 
     >>> model = nn.Linear(1, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[0.0], [1.0]]))  # the boundary is at 0
@@ -299,11 +299,11 @@ def bisect(
 
 @dataclass(frozen=True)
 class Plan:
-    """How the model calls for a point are spent.
+    """The distribution of model calls for a point.
 
     Args:
-        rounds: for each round how many runs there are, and how many iterations each of them makes.
-        examples: how many of the runs begin at examples; the others begin at the clean point.
+        rounds: the number of runs and the number of iterations per run, for each round.
+        examples: number of runs that start at examples; the others start at the clean point.
     """
 
     rounds: tuple[tuple[int, int], ...]
@@ -315,7 +315,7 @@ class Plan:
 
     @property
     def iterations(self) -> int:
-        """Of all runs together; each is a forward and a backward pass."""
+        """Number of iterations of all runs; each is a forward and a backward pass."""
         return sum(runs * length for runs, length in self.rounds)
 
     @property
@@ -324,7 +324,7 @@ class Plan:
 
 
 def plan(calls: int, examples: int, others: int) -> Plan:
-    """The rounds for a number of calls, given how many examples and how many other classes there are.
+    """Return the rounds for a number of calls, given the number of examples and of other classes.
 
     >>> plan(388, 1000, 9)
     Plan(rounds=((9, 6), (3, 20), (1, 69)), examples=7)
@@ -336,7 +336,7 @@ def plan(calls: int, examples: int, others: int) -> Plan:
     for most, shape in ROUNDS.items():
         starts = min(examples, most - min(CLEAN[most], others))
         iterations = (calls - COARSE * starts) // 2
-        if iterations >= 2 * most * len(shape):  # with fewer than two steps a round would select at random
+        if iterations >= 2 * most * len(shape):  # with fewer than two steps, a round would select at random
             break
     runs = min(most, starts + others)
     counts = sorted({min(runs, count) for count in shape}, reverse=True)
@@ -355,16 +355,16 @@ def multi_start_fab(
     seed: object = 0,
     batch_size: int,
 ) -> SearchState:
-    """The closest points with another prediction that FAB finds from several starts, the best runs longest.
+    """Run FAB from several starts and continue the best runs longest.
 
-    FAB from the clean point follows the gradients it meets there, and on robust models these mislead.  A run that
-    starts across the boundary, at an example of another prediction, has found something before it begins, and leads to
-    parts of the boundary that the gradient does not point to (Brendel et al., 2019, also start there).  After each
-    round the runs with the closest points continue with all their state (successive halving, Jamieson & Talwalkar,
-    2016).
+    FAB from the clean point follows the gradients there, which are misleading for robust models.  A run that starts
+    across the boundary, at an example with another prediction, has already succeeded when it starts, and reaches parts
+    of the boundary to which the gradient does not point (Brendel et al., 2019, also start there).  After each round,
+    the runs with the closest points continue from their state (successive halving, Jamieson & Talwalkar, 2016).
 
-    A ``Strategy``: of the examples, the nearest of another prediction are used, seven if there are more than two
-    classes.  If there are none, half of the calls are reserved for RayS, which needs no gradient.  Nothing is drawn.
+    This is a ``Strategy``.  It uses the nearest examples with another prediction, seven if there are more than two
+    classes.  If there are none, half of the calls are reserved for RayS, which needs no gradients.  It draws no random
+    numbers.
     """
     if not math.isfinite(calls):
         raise InputError(f"budget: expected a finite number of calls, got {calls}")
@@ -373,7 +373,7 @@ def multi_start_fab(
     apart = _distances(threat, points.x, examples.x).masked_fill(examples.classes[None] == y[:, None], math.inf)
     order = logits.scatter(1, y[:, None], -math.inf).argsort(dim=1, descending=True)
     available = apart.isfinite().sum(1).clamp_max(max(ROUNDS))
-    # Points with as many examples have the same plan, and no point has another one because of its company.
+    # The plan of a point depends only on its number of examples, not on the other points of the batch.
     for count in sorted(set(available.tolist())):
         rows = (available == count).nonzero().squeeze(1)
         schedule = plan(int(calls if count else calls // 2), count, logits.shape[1] - 1)
@@ -400,7 +400,7 @@ def multi_start_fab(
 
 
 def _distances(threat: ThreatModel, x: Tensor, examples: Tensor) -> Tensor:
-    # The quick way to l2 distances, by a matrix product, rounds by the size of the batch.
+    # Not by a matrix product, which is faster but whose rounding depends on the batch size.
     p = {"linf": math.inf, "l2": 2.0, "l1": 1.0}[threat.norm]
     return torch.cdist(x.flatten(1), examples.flatten(1), p=p, compute_mode="donot_use_mm_for_euclid_dist")
 
@@ -414,14 +414,14 @@ def _compete(
     schedule: Plan,
     batch_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """All runs of all points; for each point the closest place, its distance (infinite if there is none), the run."""
+    """Run all rounds and return, for each point, the closest point, its distance (infinite if none), and the run."""
     attack = FAB(threat, targets=1, steps=schedule.iterations + 1, minimum_norm=True)
     count, runs = targets.shape
     origin = torch.arange(count, device=targets.device).repeat_interleave(runs)
     every = points[origin]
-    # FAB takes its target from the logits.
+    # FAB chooses its target by the logits.
     every.logits = torch.zeros_like(every.logits).scatter(1, targets.reshape(-1, 1), 1.0)
-    rows = attack.init_state(every, PointRNG("FAB", index=every.index))  # one run each: nothing is drawn
+    rows = attack.init_state(every, PointRNG("FAB", index=every.index))  # draws nothing with a single run
     rows.state["iterate"] = starts.flatten(0, 1)
     rows.state["run"] = torch.arange(runs, device=targets.device).repeat(count)
     for left, length in schedule.rounds:
@@ -436,7 +436,7 @@ def _compete(
 
 
 def _best(rows: AttackState, points: int, left: int) -> AttackState:
-    """The ``left`` rows of each point with the closest points; of equal ones the first."""
+    """Return the ``left`` rows with the closest results for each point; in case of ties, the first."""
     runs = len(rows) // points
     if runs == left:
         return rows
@@ -448,11 +448,11 @@ def _best(rows: AttackState, points: int, left: int) -> AttackState:
 def _rays(
     model: nn.Module, threat: ThreatModel, points: Points, state: SearchState, rows: Tensor, queries: int
 ) -> None:
-    """Labels alone, along rays to corners of the bounds: any point with another prediction will do."""
+    """Search with RayS, which uses only predicted labels, for any point with another prediction."""
     reach = FAR if threat.bounds is None else threat.bounds[1] - threat.bounds[0]
     attack, part = RayS(ThreatModel("linf", reach, threat.bounds), queries=queries), points[rows]
-    under = attack.init_state(part, PointRNG("RayS", index=part.index))  # draws nothing
-    while (active := ~under.success & (under.iteration < queries)).any():
-        attack.step(model, under)
+    search = attack.init_state(part, PointRNG("RayS", index=part.index))  # draws nothing
+    while (active := ~search.success & (search.iteration < queries)).any():
+        attack.step(model, search)
         state.count(rows, active.long())
-    state.record(rows[under.success], under.x_adv[under.success], "RayS")
+    state.record(rows[search.success], search.x_adv[search.success], "RayS")

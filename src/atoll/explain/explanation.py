@@ -1,4 +1,4 @@
-"""Attributions of some points with everything that is known about them: boundary, faithfulness, locality."""
+"""Attributions of points together with their boundary points, faithfulness and locality."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.explain.attributions import (
     BoundaryAttribution,
     PointAttribution,
     attribution,
-    checked,
+    check_inputs,
 )
 from atoll.explain.boundary import BUDGET, BoundaryPoints, boundary_search
 from atoll.explain.faithfulness import (
@@ -35,27 +35,27 @@ from atoll.modules import evaluation_mode
 from atoll.threat import Bounds, Norm
 
 PAIRS = (("SM", "BSM"), ("IG", "BIG"))  # attributions and their counterparts at the boundary (thesis, table 3.1)
-# Lipschitz estimates of boundary attributions take a boundary search at every place they look at.
+# Short, because Lipschitz estimates of boundary attributions need a boundary search at every step.
 LIPSCHITZ: dict[str, Any] = {"starts": 2, "steps": 5}
-CHECK_BUDGET = 100  # of the searches of checks
+CHECK_BUDGET = 100  # budget of boundary searches in checks
 LARGEST_BATCH = 256
 
 
 @dataclass(frozen=True)
 class AttributionMetrics:
-    """One attribution at all points; None for what was not requested or is not defined."""
+    """One attribution method at all points; None for metrics that were not requested or are not defined."""
 
-    attributions: Tensor  # NaN at inputs without a boundary point if the method needs one
+    attributions: Tensor  # NaN for inputs without a boundary point if the method needs one
     infidelity: Infidelity
-    gap: Tensor | None  # completeness gap of each point, for attributions along paths
+    gap: Tensor | None  # completeness gap of each point, for path attributions
     sanity: SanityCheck | None
-    sensitivity: Tensor | None  # lower bound of the local Lipschitz constant, for each point
-    locality: Locality | None  # of the points with usable boxes
+    sensitivity: Tensor | None  # lower bound of the local Lipschitz constant of each point
+    locality: Locality | None  # locality of the points with usable boxes
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanations of some points, and what is known about them."""
+    """The explanations of a set of points."""
 
     x: Tensor
     target: Tensor
@@ -64,7 +64,7 @@ class Explanation:
 
     @property
     def distances(self) -> dict[str, Tensor]:
-        """How far attributions are from their counterparts at the boundary, for each point."""
+        """Distance of attributions from their counterparts at the boundary, for each point."""
         maps = {name: method.attributions for name, method in self.methods.items()}
         return {f"{a}-{b}": distance(maps[a], maps[b]) for a, b in PAIRS if a in maps and b in maps}
 
@@ -87,25 +87,25 @@ def explain(
     seed: object = 0,
     on_progress: OnProgress | None = None,
 ) -> Explanation:
-    """Attributions of the predicted classes, and how faithful they are; one boundary search serves all.
+    """Compute attributions of the predicted classes and measure their faithfulness, with one boundary search for all.
 
     Args:
-        model: any module from inputs to logits.
+        model: maps inputs to logits.
         inputs: ``(points, ...)``.
         methods: names as in ``atoll ls attributions``, dotted paths, or files such as ``my_map.py:Mine``.
-        pool: examples that the boundary search starts from.
-        boxes: of the objects, for locality; images whose box is unknown or too large are left out of it.
-        norm: of the boundary search.
-        budget: of the boundary search, in model calls per point (default: 400).
+        pool: examples from which the boundary search starts.
+        boxes: bounding boxes of the objects, for locality; images with an unknown or too large box are skipped.
+        norm: norm of the boundary search.
+        budget: model calls per point for the boundary search (default: 400).
         bounds: valid range of inputs.
-        sigma: of the noise of INFD.
-        samples: draws of it for each point.
-        eps: radius (l2) of the ball of the Lipschitz estimates.
-        check_points: points for the sanity check and the local sensitivity, which cost most; 0 skips both.  Their
-            boundary searches are limited to 100 calls.
-        batch_size: rows that go through the model together (default: chosen to fit memory).
-        seed: of all noise.
-        on_progress: called with what is under way, how much is done, and of how much.
+        sigma: standard deviation of the noise of INFD.
+        samples: number of noise samples per point.
+        eps: l2 radius of the Lipschitz estimates.
+        check_points: number of points for the sanity check and the local sensitivity, which cost the most; 0 skips
+            both.  Their boundary searches are limited to 100 calls.
+        batch_size: number of rows per forward pass (default: chosen to fit memory).
+        seed: seed of all noise.
+        on_progress: called with the name of the current task, the units done, and the total.
 
     >>> import torch
     >>> model = nn.Linear(2, 2, bias=False).double()
@@ -115,14 +115,14 @@ def explain(
     >>> result.methods["SM"].infidelity.value.max().item() < 1e-20, result.distances["SM-BSM"].tolist()
     (True, [0.0, 0.0])
     """
-    x = checked(inputs)
+    x = check_inputs(inputs)
     report = on_progress or (lambda what, done, total: None)
     with evaluation_mode(model):
         batch_size = batch_size or automatic_batch_size(model, x, largest=LARGEST_BATCH)
     search: dict[str, Any] = {"norm": norm, "bounds": bounds, "seed": seed, "batch_size": batch_size}
     boundary = boundary_search(model, x, **search, budget=budget or BUDGET, pool=pool, on_progress=report)
     target, few = boundary.prediction, slice(0, check_points)
-    # The checks search boundaries again and again: with fewer calls, and without a pool, whose predictions would cost
+    # The checks repeat boundary searches many times, so they use fewer calls and no pool, whose predictions would cost
     # more than the searches.
     search |= {"pool": x[few] if check_points else None, "budget": min(budget or CHECK_BUDGET, CHECK_BUDGET)}
     metrics = {}
@@ -153,7 +153,7 @@ def explain(
 
 
 def _build(name: str, model: nn.Module, *, search: dict[str, Any], seed: object) -> PointAttribution:
-    """An attribution with the arguments that it takes: those of the boundary search, or a seed."""
+    """Build an attribution with the arguments that it accepts: those of the boundary search, or a seed."""
     cls = ATTRIBUTIONS.resolve(name).cls
     if issubclass(cls, BoundaryAttribution):
         return attribution(name, model, **search)

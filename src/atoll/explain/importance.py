@@ -1,4 +1,4 @@
-"""What attributions stand for (thesis, definitions 1 and 2): importance of single features, by Monte Carlo."""
+"""Importance of single features and alignment of models (thesis, definitions 1 and 2), by Monte Carlo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import InputError, check_range
-from atoll.explain.attributions import Target, checked, checked_target
+from atoll.explain.attributions import Target, check_inputs, resolve_target
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, content_hash
 from atoll.stats import Estimate
@@ -23,18 +23,18 @@ Output = Literal["probability", "logit"]
 
 @dataclass(frozen=True)
 class Importance:
-    """The importance of every feature of every input, with its standard error, which is 0 where it is exact."""
+    """The importance of every feature of every input, with its standard error, which is 0 if it is exact."""
 
     x: Tensor
     value: Tensor
     standard_error: Tensor
 
     def important(self, rho: float) -> Tensor:
-        """Which features are rho-important."""
+        """Return which features are rho-important."""
         return self.value >= rho
 
     def uncertain(self, rho: float, errors: float = 2.0) -> Tensor:
-        """Which of them might change sides: within this many standard errors of rho."""
+        """Return which features are uncertain, because they are within a number of standard errors of rho."""
         return (self.value - rho).abs() < errors * self.standard_error
 
 
@@ -51,24 +51,24 @@ def rho_importance(
     batch_size: int = 1024,
     seed: object = 0,
 ) -> Importance:
-    r"""Definition 1: how each feature goes together with the output, all others fixed.
+    r"""Estimate how each feature correlates with the output while all others are fixed (definition 1).
 
     .. math:: E_{\epsilon \sim N}\big[(x_j + \epsilon)\, f_y(x_1, \dots, x_j + \epsilon, \dots, x_d)\big]
 
-    For small inputs: it takes a forward pass for every feature and sample.
+    Only for small inputs, because it takes a forward pass for every feature and sample.
 
     Args:
-        model: any module from inputs to logits.
+        model: maps inputs to logits.
         inputs: ``(points, ...)``.
         target: y; the predicted classes if None.
-        neighbourhood: the distribution N: ``pointwise``, no noise at all, which is exact; ``local``, normal with
-            standard deviation sigma; ``global``, which makes the feature uniform within the bounds.
-        sigma: of the local one.
-        output: f is the probability of y, by which models compare, or its logit.
-        samples: draws of the noise for each feature.
-        bounds: of the global one.
-        batch_size: rows that go through the model together.
-        seed: of the noise, which depends on the input's numbers and on the feature.
+        neighbourhood: the distribution N: ``pointwise`` (no noise, exact), ``local`` (normal with standard deviation
+            sigma) or ``global`` (the feature is uniform within the bounds).
+        sigma: standard deviation of the local noise.
+        output: f is the probability of y, which is comparable between models, or its logit.
+        samples: number of noise samples per feature.
+        bounds: bounds of the global distribution.
+        batch_size: number of rows per forward pass.
+        seed: seed of the noise, which also depends on the values of the input and on the feature.
 
     >>> model = nn.Linear(2, 2, bias=False).double()
     >>> _ = model.weight.data.copy_(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
@@ -76,7 +76,7 @@ def rho_importance(
     >>> rho_importance(model, x, 0, neighbourhood="pointwise", output="logit").value  # x_j f_0(x)
     tensor([[0.5000, 0.2500]], dtype=torch.float64)
     """
-    x = checked(inputs)
+    x = check_inputs(inputs)
     if neighbourhood not in ("pointwise", "local", "global"):
         raise InputError(f"neighbourhood: expected pointwise, local or global, got {neighbourhood!r}")
     if output not in ("probability", "logit"):
@@ -86,7 +86,7 @@ def rho_importance(
     check_range("(0, inf)", sigma=sigma)
     value, error = torch.empty_like(x), torch.zeros_like(x)
     with evaluation_mode(model), torch.no_grad():
-        classes = checked_target(model, x, target, batch_size)
+        classes = resolve_target(model, x, target, batch_size)
         for row, point in enumerate(x):
             features = torch.arange(point.numel(), device=x.device)
             streams = PointRNG(seed, "importance", neighbourhood, content_hash(point), index=features)
@@ -103,7 +103,7 @@ def rho_importance(
 
 
 def _outputs(model: nn.Module, point: Tensor, drawn: Tensor, y: int, output: Output, batch_size: int) -> Tensor:
-    """The output for every feature and every value that it takes on."""
+    """Return the output for every feature and every value of it."""
     outputs = []
     for chunk in torch.split(torch.arange(drawn.numel(), device=point.device), batch_size):
         feature = chunk // drawn.shape[1]
@@ -114,7 +114,7 @@ def _outputs(model: nn.Module, point: Tensor, drawn: Tensor, y: int, output: Out
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """The cosine of two vectors for each point, 1 where both are zero; in [0, 1] for inputs that are not negative."""
+    """Return the cosine of two vectors for each point, 1 if both are zero; in [0, 1] for non-negative inputs."""
     a, b = a.flatten(1).double(), b.flatten(1).double()
     sizes = torch.stack([a.norm(dim=1), b.norm(dim=1)])
     return torch.where((sizes == 0).all(0), 1.0, (a * b).sum(1) / sizes.prod(0).clamp_min(1e-300))
@@ -122,7 +122,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How similar the important features of two functions are, for each point."""
+    """Similarity of the important features of two functions, for each point."""
 
     similarity: Tensor
 
@@ -138,15 +138,17 @@ class Alignment:
 def alignment(
     x: Tensor, important: Tensor, reference: Tensor, *, similarity: Callable[[Tensor, Tensor], Tensor] = cosine
 ) -> Alignment:
-    r"""Definition 2: f is :math:`(\rho, \lambda)`-aligned with f* if the mean of this over the data is at least lambda.
+    r"""Compare the important features of f with those of a reference f* (definition 2).
 
     .. math:: \mathrm{similarity}(x \cdot 1[x_j\ \text{important to}\ f^*],\ x \cdot 1[x_j\ \text{important to}\ f])
 
+    f is :math:`(\rho, \lambda)`-aligned with f* if the mean of this over the data is at least lambda.
+
     Args:
         x: inputs.
-        important: which of their features are rho-important to f: ``Importance.important``.
-        reference: the same for f*: another model's, or a mask of the object.
-        similarity: of two vectors, into [0, 1].
+        important: which features are rho-important to f (``Importance.important``).
+        reference: the same for f*, such as another model or a mask of the object.
+        similarity: similarity of two vectors, in [0, 1].
 
     >>> x = torch.tensor([[3.0, 4.0, 0.0]])
     >>> yes, no = torch.tensor([[True, True, False]]), torch.tensor([[True, False, False]])

@@ -1,4 +1,4 @@
-"""Locality: how much of what counts for a model lies on the object."""
+"""Locality: how much of an attribution lies on the object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.stats import Estimate
 
 @dataclass(frozen=True)
 class Locality:
-    """Precision, recall and F1 of each point; NaN where they are not defined."""
+    """Precision, recall and F1 of each point; NaN if they are not defined."""
 
     precision: Tensor
     recall: Tensor
@@ -22,33 +22,33 @@ class Locality:
 
     @property
     def means(self) -> dict[str, Estimate]:
-        """Over the points where they are defined, with standard errors."""
+        """Means over the points for which they are defined, with standard errors."""
         return {name: Estimate.mean_of(values) for name, values in vars(self).items()}
 
     @property
     def undefined(self) -> dict[str, int]:
-        """How many points the means leave out."""
+        """Number of points for which they are not defined."""
         return {name: int(values.isnan().sum()) for name, values in vars(self).items()}
 
 
 def locality(attributions: Tensor, boxes: Tensor, *, rho: float = 0.0) -> Locality:
-    """How well attributions agree with the boxes of the objects.
+    """Measure how well attributions agree with the bounding boxes of objects.
 
-    With A the attribution of each pixel, summed over channels, A+ those of them that are positive and at least ``rho``
+    Let A be the attribution of each pixel, summed over channels, A+ the same where it is positive and at least ``rho``
     (0 elsewhere), and B the pixels of the box (Z. Wang, "On the Feature Alignment of Deep Vision Models", definitions
     9 and 10 and equation 2.3)::
 
-        precision = sum A+ B / sum A+        how much of what speaks for the class is on the object
-        recall    = sum A+ B / sum |A| B     how much of what is on the object speaks for the class
+        precision = sum A+ B / sum A+        share of the positive attribution that is on the object
+        recall    = sum A+ B / sum |A| B     share of the attribution on the object that is positive
         F1        = 2 sum A+ B / (sum A+ + sum |A| B), their harmonic mean
 
-    A quotient 0 / 0 is NaN: all three are for an attribution of zeros.  An attribution that is the same for every pixel
-    has the box's share of the image as precision; one with random signs has a recall of a half.
+    A quotient 0 / 0 is NaN; for an attribution of zeros, all three are NaN.  The precision of a constant attribution is
+    the share of the image that the box covers; the recall of an attribution with random signs is one half.
 
     Args:
         attributions: ``(N, C, H, W)`` or ``(N, H, W)``.
-        boxes: int64 ``(N, 4)``: x1, y1, x2, y2, inclusive; leave out first what is not ``usable``.
-        rho: what an attribution must reach to count as important.
+        boxes: int64 ``(N, 4)``: x1, y1, x2, y2, inclusive; filter images with ``usable`` first.
+        rho: smallest attribution that counts as important.
 
     >>> import torch
     >>> maps = torch.tensor([[[3.0, 1.0], [0.0, -1.0]], [[0.0, 0.0], [0.0, 0.0]]])
@@ -67,7 +67,8 @@ def locality(attributions: Tensor, boxes: Tensor, *, rho: float = 0.0) -> Locali
         raise InputError(f"rho: expected a finite number >= 0, got {rho}")
     check_boxes(boxes, len(attributions), attributions.shape, "boxes")
     if not known(boxes).all():
-        raise InputError("boxes: expected a box for every image, got some without; leave out what is not usable")
+        missing = int((~known(boxes)).sum())
+        raise InputError(f"boxes: {missing} of {len(boxes)} images have no bounding box; filter them with `usable`")
     a = attributions.detach().double()
     a = a.sum(1) if a.dim() == 4 else a
     positive = a.clamp_min(0) * (a >= rho)
@@ -77,7 +78,7 @@ def locality(attributions: Tensor, boxes: Tensor, *, rho: float = 0.0) -> Locali
 
 
 def usable(boxes: Tensor, shape: tuple[int, ...], most: float = 0.8) -> Tensor:
-    """Which images locality says something about: those with a box of at most ``most`` of the image ``(..., H, W)``.
+    """Return which images have a box that covers at most a share ``most`` of the image ``(..., H, W)``.
 
     >>> import torch
     >>> usable(torch.tensor([[0, 0, 3, 3], [0, 0, 7, 6], [-1, -1, -1, -1]]), (3, 8, 8))

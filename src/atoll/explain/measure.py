@@ -1,4 +1,4 @@
-"""Attributions of a subject and how faithful they are: the measurement behind ``atoll explain``."""
+"""The measurement of attributions and their faithfulness, used by ``atoll explain``."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ from atoll.stats import Estimate
 from atoll.subject import Subject
 from atoll.threat import Norm
 
-SHOWN = 8  # rows of the pictures
+SHOWN = 8  # number of rows of figures
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainSettings(Settings):
-    """Which attributions, of which points, and how they are checked.
+    """Settings of ``atoll explain``: attributions, points and checks.
 
     Args:
         points: number of random points of the split.
         methods: attributions by name, such as SM or my_map.py:Mine.
         norm: norm of boundary distances.
-        budget: model calls per point of the boundary search (default: 400).
-        pool: training examples that the search may start from.
+        budget: model calls per point for the boundary search (default: 400).
+        pool: number of training examples from which the search may start.
         sigma: standard deviation of the noise of INFD.
         radius: l2 radius of the local sensitivity.
-        checks: points for the sanity check and the local sensitivity, which cost most (0: skip both).
+        checks: number of points for the sanity check and the local sensitivity, which cost the most (0: skip both).
         images: image files to explain instead of points of the data set.
         batch_size: rows per batch (default: chosen to fit memory).
     """
@@ -77,33 +77,33 @@ class ExplainSettings(Settings):
         self.at_least(points=1, pool=0, checks=0, batch_size=1, budget=1)
         for name in ("sigma", "radius"):
             if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name}: expected more than 0, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected a finite number > 0, got {getattr(self, name)}")
         if not self.methods:
             raise InputError("methods: expected at least one attribution, got none")
 
     def resolve(self, subject: Subject) -> Self:
-        names = {ATTRIBUTIONS.resolve(name).cls: name for name in NAMES}  # Saliency is SM
+        names = {ATTRIBUTIONS.resolve(name).cls: name for name in NAMES}  # short names, such as SM for Saliency
         methods = dict.fromkeys(names.get(ATTRIBUTIONS.resolve(name).cls, name) for name in self.methods)
         return dataclasses.replace(self, methods=tuple(methods))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodResult:
-    """One attribution; means over the points.
+    """The metrics of one attribution method, as means over the points.
 
     Args:
-        undefined: points without an attribution, because the boundary search failed.
+        undefined: number of points without an attribution, because the boundary search failed.
         infidelity: INFD.
         scaled_infidelity: INFD at the best scale.
-        scale: the factor that makes INFD smallest.
-        completeness_gap: for attributions along paths.
+        scale: the factor that minimizes INFD.
+        completeness_gap: completeness gap, for path attributions.
         sanity_passed: whether the attribution depends on the weights.
-        sanity_layers: rank correlation after the layers down to each one were randomized.
+        sanity_layers: rank correlation after randomizing the layers down to each one.
         sensitivity: lower bound of the local Lipschitz constant.
-        precision: locality: share of the positive attribution that lies on the object.
-        recall: share of what lies on the object that is positive.
-        f1: their harmonic mean.
-        boxes: points whose box is known and small enough for locality.
+        precision: locality: share of the positive attribution that is on the object.
+        recall: locality: share of the attribution on the object that is positive.
+        f1: harmonic mean of precision and recall.
+        boxes: number of points whose box is known and small enough for locality.
     """
 
     undefined: int
@@ -121,7 +121,7 @@ class MethodResult:
 
     @staticmethod
     def of(metrics: AttributionMetrics) -> MethodResult:
-        """The numbers of one attribution."""
+        """Summarize the metrics of one attribution method."""
         sanity, locality = metrics.sanity, metrics.locality
         return MethodResult(
             undefined=int(metrics.attributions.flatten(1).isnan().any(1).sum()),
@@ -139,20 +139,20 @@ class MethodResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainResult(Result):
-    """What a model looks at, and whether that is faithful.
+    """Attributions of a model and their faithfulness.
 
     Args:
         predictions: predicted class of every point.
-        titles: what each point is: its class, or the name of its file.
-        distance: to the decision boundary.
+        titles: title of every point: its class, or the name of its file.
+        distance: mean distance to the decision boundary.
         success: share of points for which the boundary search succeeded.
-        distances: distance of every point, None if the search failed.
-        others: the class on the other side.
+        methods: metrics by name of the attribution.
+        distances: distance of every point to the boundary, None if the search failed.
+        others: class on the other side of the boundary for every point.
         searches: number of boundary points by search method.
-        calls: model calls per point of the boundary search.
-        methods: by name of the attribution.
-        pairs: mean distance of attributions to their counterparts at the boundary.
-        notes: what was done to the inputs.
+        calls: model calls per point for the boundary search.
+        pairs: mean distance of attributions from their counterparts at the boundary.
+        notes: notes about the inputs and the boundary search.
     """
 
     kind: ClassVar[str] = "explain"
@@ -193,7 +193,7 @@ class ExplainResult(Result):
         return TextTable(self._title, ["attribution", *names], rows, notes)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Inputs, attributions and boundary points, from the folder of the result."""
+        """Load inputs, attributions and boundary points from the folder of the result."""
         if self.folder is None:
             raise ResultError("the attributions of this result were not stored")
         path = self.folder / "attributions.safetensors"
@@ -205,7 +205,7 @@ class ExplainResult(Result):
 
 @MEASUREMENTS.register("explain", own_name=False)
 class MeasureExplanation(Measurement):
-    """What a model looks at, and whether that is faithful."""
+    """Attributions of a model and their faithfulness."""
 
     settings = ExplainSettings
     result = ExplainResult
@@ -217,7 +217,7 @@ class MeasureExplanation(Measurement):
         return _sample(subject, settings.split, settings.points, settings.split, settings.seed)
 
     def depends_on(self, subject: Subject, settings: ExplainSettings, context: Context) -> tuple[str, ...]:
-        """The training examples of the search, the boxes, and the code of attributions from outside Atoll."""
+        """Return digests of the pool, the boxes, and the code of attributions from outside Atoll."""
         pool, boxes = _pool(subject, settings), boxes_of(self.inputs(subject, settings))
         return (
             "" if pool is None else split_digest(pool),
@@ -260,8 +260,8 @@ class MeasureExplanation(Measurement):
             if x.dim() == 4:
                 short = short_names(explanation.methods)
                 maps = {short[name]: method.attributions.cpu() for name, method in explanation.methods.items()}
-                shown = [f"{a}, seen as {b}" for a, b in zip(titles, predictions, strict=True)]
-                picture(context.folder / "attributions.png", x, maps, shown, boxes)
+                captions = [f"{a}, predicted {b}" for a, b in zip(titles, predictions, strict=True)]
+                picture(context.folder / "attributions.png", x, maps, captions, boxes)
         return {
             "predictions": tuple(predictions),
             "titles": tuple(titles),
@@ -278,13 +278,13 @@ class MeasureExplanation(Measurement):
 
 
 def _sample(subject: Subject, name: str, points: int | None, *seed: object) -> Split:
-    """Random points of a split."""
-    whole = select(subject.data, name, None)
-    return SubSplit(whole, sample_rows(whole, points or len(whole), "explain", *seed))
+    """Return random points of a split."""
+    split = select(subject.data, name, None)
+    return SubSplit(split, sample_rows(split, points or len(split), "explain", *seed))
 
 
 def _pool(subject: Subject, settings: ExplainSettings) -> Split | None:
-    """Training examples that the boundary search may start from."""
+    """Return training examples from which the boundary search may start."""
     return _sample(subject, "train", settings.pool, "pool", settings.seed) if settings.pool else None
 
 
@@ -293,7 +293,7 @@ def _tensor(split: Split) -> Tensor:
 
 
 def read_images(files: Sequence[str], data: Data) -> tuple[Tensor, list[str]]:
-    """Image files as inputs of the model, and what was done to them."""
+    """Read image files as inputs of the model, and return them with notes about resizing."""
     images, faults = decode_images(data, [Path(file) for file in files], data.shape, fit=True)
     check_readable(faults, len(files))
     height, width = data.shape[1:]
@@ -317,7 +317,7 @@ def _save(explanation: Explanation, labels: Tensor | None, folder: Path) -> None
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Short names of attributions for tables and pictures: the class of a file or module, if that is unique.
+    """Return short names of attributions for tables and figures: the class of a file or module, if it is unique.
 
     >>> short_names(["SM", "maps/my_map.py:Mine"])
     {'SM': 'SM', 'maps/my_map.py:Mine': 'Mine'}
@@ -327,19 +327,20 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def picture(path: Path, x: Tensor, maps: dict[str, Tensor], titles: list[str], boxes: Tensor | None = None) -> bool:
-    """Draw the first rows for which every map is defined; whether there were any."""
+    """Plot the first rows for which every map is defined; returns whether there are any."""
     defined = torch.stack([~values.flatten(1).isnan().any(1) for values in maps.values()]).all(0)
     rows = defined.nonzero().squeeze(1)[:SHOWN]
     if not len(rows):
         return False
-    shown = {name: values[rows] for name, values in maps.items()}
-    figure = plot_attributions(x[rows], shown, None if boxes is None else boxes[rows], [titles[row] for row in rows])
+    selected = {name: values[rows] for name, values in maps.items()}
+    boxes = None if boxes is None else boxes[rows]
+    figure = plot_attributions(x[rows], selected, boxes, [titles[row] for row in rows])
     figure.savefig(path, dpi=120)
     return True
 
 
 def side_by_side(results: dict[str, ExplainResult]) -> Path | None:
-    """The attributions of several models in one picture, if they explain the same images."""
+    """Plot the attributions of several models in one figure, if they explain the same images."""
     tensors = {name: result.tensors() for name, result in results.items()}
     first = next(iter(results))
     x = tensors[first]["x"]

@@ -1,4 +1,4 @@
-"""The function that a model really computes: a captured graph of ATen operations, and a digest that identifies it."""
+"""The function that a model computes, captured as a graph of ATen operations, and a digest that identifies it."""
 
 from atoll.graph.capture import CapturedModel, capture
 from atoll.graph.digest import tensors_digest

@@ -1,11 +1,11 @@
-"""Capture a model as a graph of ATen operations: the function that runs, with frozen weights.
+"""Capture a model as a graph of ATen operations with frozen weights.
 
-`torch.export` traces the forward pass, so hooks, overridden methods, parametrizations, shared modules and autocast
-regions are all in the graph.  Operations are those of core ATen, except for a few that stay whole (`_WHOLE`).
-Sub-graphs that depend on weights only are computed once and become constants.
+`torch.export` traces the forward pass, so the graph includes hooks, overridden methods, parametrizations, shared
+modules and autocast regions.  Operations are those of core ATen, except for a few that are not decomposed (`_WHOLE`).
+Subgraphs that depend only on weights are computed once and become constants.
 
-Gradients are those of the graph: `detach` is part of it, but a custom backward formula (`torch.autograd.Function`)
-and `torch.no_grad` regions are not.  Like `torch.export`, `capture` is not safe to call from several threads at once.
+Gradients are those of the graph, which includes `detach` but not custom backward formulas (`torch.autograd.Function`)
+and `torch.no_grad` regions.  Like `torch.export`, `capture` is not thread-safe.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from atoll.errors import CaptureError, InputError
 from atoll.graph.digest import all_tensors, graph_digest, tensors_digest
 from atoll.graph.nodes import draws_random_numbers, live_nodes, locate, locate_error, operation_name
 
-_BATCHES = (1, 3)  # sizes that the captured model is compared at; the larger one is traced
+_BATCHES = (1, 3)  # batch sizes at which the captured model is compared with the module; the larger one is traced
 _MAX_BATCH = 2**20
 _ATEN = torch.ops.aten
 
-# Decomposing these changes the last bits of the result, loses the derivative, or hides an operation with a known rule.
+# Not decomposed, because that would change the last bits of the result, lose the derivative, or hide an operation for
+# which there is a rule.
 _WHOLE = (
     "_prelu_kernel", "celu", "detach", "eye", "glu", "hardsigmoid", "hardswish", "im2col", "linear", "log_sigmoid",
     "matmul", "mish", "pad", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d",
@@ -45,17 +46,17 @@ _WHOLE = (
 def capture(module: nn.Module, shape: tuple[int, ...], *, dtype: torch.dtype = torch.float32) -> CapturedModel:
     """Capture the function that a module computes in evaluation mode.
 
-    The module is not changed. The captured model has the same outputs: this is checked for two batch sizes, with and
-    without gradients, to rounding (`CapturedModel.exact` tells whether to the last bit).
+    The module is not changed.  The captured model has the same outputs up to rounding, which is checked for two batch
+    sizes, with and without gradients; `CapturedModel.exact` says whether they are bit-identical.
 
     Args:
         module: maps a batch of inputs to logits of shape (batch, classes).
-        shape: of one input, without the batch dimension.
-        dtype: of the inputs; the weights keep theirs.
+        shape: shape of one input, without the batch dimension.
+        dtype: data type of the inputs; the weights keep theirs.
 
     Raises:
         CaptureError: the forward pass draws random numbers, branches on data, changes buffers or its input, does not
-            return logits, or cannot be exported; the message names the operation and the line.
+            return logits, or cannot be exported.  The message names the operation and the line.
 
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
     >>> model = capture(net, (4,))
@@ -78,12 +79,12 @@ def capture(module: nn.Module, shape: tuple[int, ...], *, dtype: torch.dtype = t
 def exported_program(
     module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None = None
 ) -> tuple[ExportedProgram, dict[str, str]]:
-    """The graph before weights are folded, and the names of the tensors that its placeholders stand for.
+    """Return the graph before weights are folded, and the tensor names of its placeholders.
 
     Args:
         module: maps a batch of inputs to logits.
-        shape: of one input, without the batch dimension.
-        dtype: of the inputs; that of the parameters if None.
+        shape: shape of one input, without the batch dimension.
+        dtype: data type of the inputs; that of the parameters if None.
     """
     dtype = dtype or next((p.dtype for p in module.parameters()), torch.get_default_dtype())
     with torch.inference_mode(False), _evaluation(module):
@@ -93,14 +94,14 @@ def exported_program(
 
 @dataclass(frozen=True)
 class LiveGraph:
-    """A captured model beside the graph that it was made from, whose weights are placeholders.
+    """A captured model together with the original graph, in which weights are placeholders.
 
     Attributes:
         model: the frozen graph.
-        graph: the same operations, and those that compute weights.
-        tensors: names of the parameters and buffers that placeholders stand for.
+        graph: the graph before folding, including the operations that compute weights.
+        tensors: names of parameters and buffers, by placeholder.
         constants: other tensors, by placeholder.
-        sources: nodes of ``graph`` by the name of the node of ``model`` that was made from them.
+        sources: nodes of ``graph`` by the name of the corresponding node of ``model``.
     """
 
     model: CapturedModel
@@ -111,7 +112,7 @@ class LiveGraph:
 
     @cached_property
     def weight_nodes(self) -> set[fx.Node]:
-        """The nodes of ``graph`` that depend on weights only."""
+        """The nodes of ``graph`` that depend only on weights."""
         nodes: set[fx.Node] = set()
         for node in self.graph.nodes:
             is_weight = node.name in self.tensors or node.name in self.constants
@@ -121,12 +122,12 @@ class LiveGraph:
 
 
 def live_graph(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> LiveGraph:
-    """Capture a module and keep the graph that computes with its weights as they are at every call.
+    """Capture a module and keep the graph in which its weights are inputs, so that they may change later.
 
     Args:
         module: maps a batch of inputs to logits.
-        shape: of one input, without the batch dimension.
-        dtype: of the inputs; that of the parameters if None.
+        shape: shape of one input, without the batch dimension.
+        dtype: data type of the inputs; that of the parameters if None.
     """
     dtype = dtype or next((p.dtype for p in module.parameters()), torch.get_default_dtype())
     with torch.inference_mode(False), _evaluation(module):
@@ -138,9 +139,9 @@ class CapturedModel(nn.Module):
 
     Attributes:
         graph_module: generated code; `graph_module.graph` has the nodes, with source lines (`locate`) and shapes.
-        digest: identifies the function: the graph before folding and all weights it reads.
-        shape, dtype: of one input.
-        exact: outputs were bit-equal to the module's at capture, not only equal to rounding.
+        digest: identifies the function: the graph before folding and all weights it uses.
+        shape, dtype: shape and data type of one input.
+        exact: whether the outputs were bit-identical to those of the module at capture, not only up to rounding.
     """
 
     def __init__(self, graph_module: fx.GraphModule, shape: tuple[int, ...], dtype: torch.dtype, digest: str) -> None:
@@ -154,18 +155,18 @@ class CapturedModel(nn.Module):
         if tuple(x.shape[1:]) != self.shape or x.dtype != self.dtype:
             sizes = ", ".join(["batch", *map(str, self.shape)])
             raise InputError(f"x: expected shape ({sizes}) and {self.dtype}, got {tuple(x.shape)} and {x.dtype}")
-        with torch.autocast(x.device.type, enabled=False):  # casts at capture are in the graph; others would change it
-            logits: Tensor = self.graph_module.forward(x.contiguous())  # strides of inputs do not matter
+        with torch.autocast(x.device.type, enabled=False):  # the graph already contains the casts
+            logits: Tensor = self.graph_module.forward(x.contiguous())  # independent of the strides of the input
             return logits
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The graph alone runs: neither hooks nor a ``forward`` of this instance."""
+        """Run only the graph, without hooks and without a ``forward`` set on the instance."""
         return CapturedModel.forward(self, x)
 
     def check_unchanged(self) -> None:
         """Raise an InputError if a constant was replaced or changed in place since the capture."""
         if self._state() != self._captured_state:
-            raise InputError("the captured model was changed after its capture; capture the module again")
+            raise InputError("the captured model was modified; capture the module again")
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_unchanged()
@@ -179,7 +180,7 @@ class CapturedModel(nn.Module):
         return [(name, id(b), b._version, b.data_ptr()) for name, b in self.named_buffers()]
 
     def with_value(self, node: fx.Node) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """The generated code that returns the value of a node and the logits, with the same constants."""
+        """Return a function that computes the value of a node and the logits, with the same constants."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         logits = graph.graph_copy(self.graph_module.graph, copies)
@@ -194,7 +195,7 @@ class CapturedModel(nn.Module):
         return run
 
     def operations(self) -> Counter[str]:
-        """How often each operation occurs."""
+        """Count how often each operation occurs."""
         nodes = self.graph_module.graph.nodes
         return Counter(operation_name(node) for node in nodes if node.op == "call_function")
 
@@ -211,7 +212,7 @@ class CapturedModel(nn.Module):
 
 
 def _trace(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> LiveGraph:
-    """Export a module that is in evaluation mode, refuse what is not a function, and freeze the weights."""
+    """Export a module in evaluation mode, reject it if it is not a pure function, and freeze the weights."""
     program = _export(module, _example(module, shape, dtype, _BATCHES[-1]))
     _refuse_outputs(program)
     names, constants = _tensor_inputs(program)
@@ -263,20 +264,20 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _zeros(size: Any, *_: Any, dtype: torch.dtype | None = None, device: Any = None, **__: Any) -> Tensor:
-    """Memory that is not initialized would differ from call to call."""
+    """Replace uninitialized memory, whose values would differ between calls, with zeros."""
     return torch.full(size, 0, dtype=dtype or torch.get_default_dtype(), device=device)
 
 
 @contextlib.contextmanager
 def _export_settings() -> Iterator[None]:
     """Silence torch.export, and trace nn.TransformerEncoderLayer as separate operations."""
-    known = logging.root.manager.loggerDict.values()  # includes placeholders, which are no loggers yet
+    known = logging.root.manager.loggerDict.values()  # includes placeholders, which are not loggers
     loggers = [x for x in known if isinstance(x, logging.Logger) and x.name.startswith("torch.") and not x.disabled]
     sink, fast = io.StringIO(), torch.backends.mha.get_fastpath_enabled()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
         warnings.simplefilter("ignore")
         try:
-            for logger in loggers:  # torch.export hands records to its loggers whatever logging.disable says
+            for logger in loggers:  # torch.export ignores logging.disable
                 logger.disabled = True
             torch.backends.mha.set_fastpath_enabled(False)
             yield
@@ -337,13 +338,13 @@ def _first_line(error: Exception) -> str:
 
 
 class _Folder:
-    """Copies a graph; every value that does not depend on the input becomes a constant."""
+    """Copies a graph and replaces every value that does not depend on the input with a constant."""
 
     def __init__(self, tensors: dict[str, Tensor], names: dict[str, str]) -> None:
         self.tensors, self.names = tensors, names
         self.root, self.graph = nn.Module(), fx.Graph()
-        self.values: dict[fx.Node, Any] = {}  # of nodes that depend on weights only
-        self.copies: dict[fx.Node, Any] = {}  # in the new graph
+        self.values: dict[fx.Node, Any] = {}  # values of nodes that depend only on weights
+        self.copies: dict[fx.Node, Any] = {}  # nodes in the new graph
 
     def fold(self, nodes: list[fx.Node]) -> fx.GraphModule:
         for node in nodes:
@@ -377,17 +378,17 @@ class _Folder:
 
     def constant(self, node: fx.Node, value: Tensor) -> fx.Node:
         name = f"constant_{len(list(self.root.buffers()))}"
-        value = value.detach().clone()  # keeps strides, so that the same kernels run
+        value = value.detach().clone()  # preserves strides, so that the same kernels run
         self.root.register_buffer(name, value)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the attribute exists, but the graph has no owner yet
+            warnings.simplefilter("ignore")  # the attribute exists, but the graph has no module yet
             result = self.graph.get_attr(name)
         result.meta = {**node.meta, "val": value, "tensor_name": self.names.get(node.name, "")}
         return result
 
 
 def _is_copy(node: fx.Node) -> bool:
-    """Whether a node only copies its input: useless in a graph that changes nothing in place."""
+    """Whether a node only copies its input, which is redundant in a graph without in-place operations."""
     if node.target is not _ATEN.clone.default:
         return node.target is _ATEN.alias.default
     source, result = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
@@ -405,10 +406,10 @@ def _example(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, batc
 
 @contextlib.contextmanager
 def _evaluation(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode; then restore modes, attributes, tensors and random number generators, and refuse changes."""
+    """Switch to evaluation mode, then restore modes, attributes, tensors and generators; raise if tensors changed."""
     tensors = all_tensors(module)
     if any(nn.parameter.is_lazy(tensor) for tensor in tensors.values()):
-        raise _refusal("it has lazy parameters; call it once on an input first")
+        raise _refusal("it has lazy parameters; call it once on an input to initialize them")
     modules = list(dict.fromkeys(module.modules()))
     copies = [tensor.detach().clone() for tensor in tensors.values()]
     state = [part for m in modules for part in (vars(m), m._parameters, m._buffers, m._modules)]
@@ -432,18 +433,19 @@ def _evaluation(module: nn.Module) -> Iterator[None]:
 
 
 def _restore_tensors(tensors: dict[str, Tensor], copies: list[Tensor]) -> list[str]:
-    """Undo changes of tensors; returns the names of those that had changed."""
+    """Undo changes to tensors and return the names of the changed ones."""
     changes = []
     with torch.no_grad():
         for (name, tensor), before in zip(tensors.items(), copies, strict=True):
-            if not torch.equal(tensor, before) and tensors_digest(tensor) != tensors_digest(before):  # NaN is not NaN
+            # Compare digests as well, because NaN is not equal to NaN.
+            if not torch.equal(tensor, before) and tensors_digest(tensor) != tensors_digest(before):
                 tensor.copy_(before)
                 changes.append(name)
     return changes
 
 
 def _compare(model: CapturedModel, module: nn.Module) -> bool:
-    """Refuse a capture whose outputs differ from the module's; true if they are equal to the last bit."""
+    """Raise if the outputs of the capture and the module differ; return whether they are bit-identical."""
     exact = True
     for batch, grad in itertools.product(_BATCHES, (False, True)):
         x = _example(module, model.shape, model.dtype, batch).requires_grad_(grad)
@@ -451,15 +453,16 @@ def _compare(model: CapturedModel, module: nn.Module) -> bool:
             expected, logits = _outputs(module, x), model(x)
         if not _close(logits.detach(), expected.detach()):
             raise _refusal(
-                f"its outputs differ from the graph's for a batch of {batch} {'with' if grad else 'without'} gradients;"
-                " the forward pass must not depend on the batch size, the gradient mode, Python state or random numbers"
+                f"its outputs differ from the captured graph for a batch of {batch} {'with' if grad else 'without'}"
+                " gradients; the forward pass must not depend on the batch size, the gradient mode, Python state or"
+                " random numbers"
             )
         exact = exact and torch.equal(logits, expected)
     return exact
 
 
 def _outputs(module: nn.Module, x: Tensor) -> Tensor:
-    """The module's logits, checked."""
+    """Return the logits of a module after checking them."""
     before = x.detach().clone()
     try:
         logits = module(x)
@@ -475,7 +478,7 @@ def _outputs(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _close(logits: Tensor, expected: Tensor) -> bool:
-    """Equal to rounding, relative to the largest logit."""
+    """Whether logits are equal up to rounding, relative to the largest logit."""
     if logits.shape != expected.shape or logits.dtype != expected.dtype:
         return False
     eps = torch.finfo(expected.dtype).eps

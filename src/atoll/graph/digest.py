@@ -1,9 +1,9 @@
 """Digests of tensors and of the function that a graph computes.
 
-The digest of a graph is a Merkle tree: the hash of a node covers its operation, its arguments and the hashes of the
-nodes it reads; the leaves are the input and the raw bytes of the tensors.  Names of modules and nodes, the order of
-independent operations, devices and memory layouts therefore do not matter, nor do weights that no output depends on.
-The graph is hashed before constants are folded: folding computes numbers, and their last bit may depend on the CPU.
+The digest of a graph is a Merkle tree: the hash of a node covers its operation, its arguments and the hashes of its
+inputs; the leaves are the input and the raw bytes of the tensors.  The digest is independent of the names of modules
+and nodes, the order of independent operations, devices, memory layouts, and unused weights.  The graph is hashed before
+constants are folded, because the last bit of a folded constant may depend on the CPU.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from atoll.errors import CaptureError
 from atoll.graph.nodes import bind_arguments, live_nodes, operation_name
 
 _VERSION = "atoll graph 1"
-_COPIES = {"aten.alias.default", "aten.clone.default", "aten.lift_fresh_copy.default"}  # the same values
-_PLACEMENT = {"device", "layout", "pin_memory", "memory_format", "non_blocking"}  # where values are, not what they are
+_COPIES = {"aten.alias.default", "aten.clone.default", "aten.lift_fresh_copy.default"}  # do not change values
+_PLACEMENT = {"device", "layout", "pin_memory", "memory_format", "non_blocking"}  # arguments that do not change values
 
 
 def tensors_digest(*tensors: Tensor | Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors, or of mappings from names to tensors: dtype, shape and the bytes in row-major order.
+    """Return the SHA-256 of tensors, or of mappings from names to tensors: dtype, shape and bytes in row-major order.
 
     Strides, devices and the order of a mapping do not matter.
 
@@ -49,7 +49,7 @@ def tensors_digest(*tensors: Tensor | Mapping[str, Tensor]) -> str:
 
 
 def all_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers under all their names, also non-persistent buffers and shared parameters."""
+    """Return parameters and buffers under all their names, including non-persistent buffers and shared parameters."""
     return {
         **dict(nn.Module.named_parameters(module, remove_duplicate=False)),
         **dict(nn.Module.named_buffers(module, remove_duplicate=False)),
@@ -57,11 +57,11 @@ def all_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def graph_digest(graph: fx.Graph, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the function that a graph computes.
+    """Return the SHA-256 of the function that a graph computes.
 
     Args:
-        graph: a functional graph of ATen operations. Placeholders that `tensors` does not name are inputs.
-        tensors: weights, buffers and constants by the name of their placeholder.
+        graph: a functional graph of ATen operations.  Placeholders that are not in ``tensors`` are inputs.
+        tensors: weights, buffers and constants by placeholder name.
     """
     hashes: dict[fx.Node, str] = {}
     for node in live_nodes(graph):
@@ -75,7 +75,7 @@ def _update(hasher: Any, name: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     flat = tensor.cpu().resolve_conj().resolve_neg().reshape(-1)
-    hasher.update(flat.contiguous().view(torch.uint8).numpy())  # NumPy has no bfloat16, but bytes are bytes
+    hasher.update(flat.contiguous().view(torch.uint8).numpy())  # as bytes, because NumPy has no bfloat16
 
 
 def _node_digest(node: fx.Node, hashes: Mapping[fx.Node, str], tensors: Mapping[str, Tensor]) -> str:
@@ -96,7 +96,7 @@ def _node_digest(node: fx.Node, hashes: Mapping[fx.Node, str], tensors: Mapping[
 
 
 def _given_arguments(node: fx.Node) -> dict[str, Any]:
-    """Arguments by name, without those equal to the default: a newer PyTorch may add arguments."""
+    """Return arguments by name without defaults, because a newer PyTorch may add arguments."""
     schema = node.target._schema.arguments if isinstance(node.target, OpOverload) else ()
     defaults = {a.name: _plain(a.default_value) for a in schema if a.has_default_value()}
     return {

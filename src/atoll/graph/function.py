@@ -1,4 +1,4 @@
-"""A digest for any model: of its graph if it can be captured, of its code and weights otherwise."""
+"""A digest for any model: of its graph if it can be captured, otherwise of its code and weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atoll.graph.digest import all_tensors, tensors_digest
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_INTERNAL = {*vars(nn.Module()), "training"}  # parameters, buffers, modules, hooks: described on their own
+_INTERNAL = {*vars(nn.Module()), "training"}  # parameters, buffers, modules and hooks are handled separately
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, enum.Enum)
 _DEPTH = 8
 
@@ -33,9 +33,9 @@ class Digest:
 
     Attributes:
         value: 64 hexadecimal digits.
-        method: "graph" or "code". A digest of code says nothing about helper functions that the classes call.
-        torch: the version of PyTorch; another version may decompose operations differently.
-        reason: why the model was not captured, "" if it was.
+        method: "graph" or "code".  A digest of code does not cover helper functions that the classes call.
+        torch: the PyTorch version; another version may decompose operations differently.
+        reason: why the model could not be captured, "" if it was captured.
     """
 
     value: str
@@ -45,7 +45,7 @@ class Digest:
 
 
 def function_digest(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Digest:
-    """Digest of a model's graph and weights if it can be captured, of its code and weights otherwise.
+    """Return a digest of a model's graph and weights if it can be captured, otherwise of its code and weights.
 
     >>> function_digest(nn.Linear(4, 3), (4,)).method
     'graph'
@@ -68,7 +68,7 @@ def function_digest(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtyp
 
 
 class _Writer:
-    """The code, settings, hooks and tensors of a module as text that is equal for equal modules, in any process."""
+    """Writes code, attributes, hooks and tensors of a module as text that is reproducible across processes."""
 
     def __init__(self, root: nn.Module) -> None:
         self.root = root
@@ -91,7 +91,7 @@ class _Writer:
         try:
             if depth < _DEPTH:
                 return self.structure(value, depth + 1)
-        except Exception:  # a tensor without bytes, an object that cannot be compared
+        except Exception:  # such as a tensor without storage, or objects that cannot be sorted
             pass
         return f"{type(value).__qualname__} {_safe_repr(value)}"
 
@@ -125,7 +125,7 @@ class _Writer:
 
 
 def _safe_repr(value: Any) -> str:
-    """The repr without memory addresses; a repr that raises counts as empty."""
+    """Return the repr without memory addresses, or "" if it raises."""
     try:
         return _ADDRESS.sub("", repr(value))
     except Exception:
@@ -134,7 +134,7 @@ def _safe_repr(value: Any) -> str:
 
 @functools.lru_cache(maxsize=512)
 def _class_source(kind: type) -> str:
-    """Name and source of a class and of its bases, without the source of PyTorch and the standard library."""
+    """Return name and source of a class and its bases, without the source of PyTorch and the standard library."""
     texts = []
     for base in kind.__mro__:
         texts.append(f"class {base.__module__}.{base.__qualname__}")
@@ -148,7 +148,7 @@ def _class_source(kind: type) -> str:
 
 
 def _function_source(function: types.FunctionType) -> str:
-    """Source of a function; with the byte code if the source is missing or one line holds several functions."""
+    """Return the source of a function; its bytecode if there is no source, and both for lambdas."""
     name, code = f"def {function.__module__}.{function.__qualname__}", _byte_code(function.__code__)
     try:
         return f"{name} {inspect.getsource(function)} {code if function.__name__ == '<lambda>' else ''}"

@@ -1,7 +1,8 @@
-r"""Which parameters the logits are piecewise linear in, read off the captured graph.
+r"""Detect the parameters in which the logits are piecewise linear, from the captured graph.
 
 If the logits g are piecewise linear in a parameter w, then :math:`\partial^2 g / \partial w^2 = 0`, and for any loss of
-the logits :math:`\nabla^2_w\, \ell(g(w)) = J_w^T\, \nabla^2_g \ell\, J_w`: the Gauss-Newton block is the Hessian's.
+the logits :math:`\nabla^2_w\, \ell(g(w)) = J_w^T\, \nabla^2_g \ell\, J_w`: the Gauss-Newton and Hessian blocks of w are
+equal.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from atoll.graph.nodes import bind_arguments, live_nodes, locate, operation_name
 
 @dataclass(frozen=True)
 class LinearIn:
-    """Where an operation is piecewise linear.
+    """The arguments in which an operation is piecewise linear.
 
     Args:
-        terms: arguments that it is piecewise linear in, all together.
-        factors: arguments that it is linear in one at a time, the others held fixed.
+        terms: arguments in which it is jointly piecewise linear.
+        factors: arguments in which it is linear one at a time, with the others fixed.
     """
 
     terms: tuple[str, ...] = ()
@@ -34,7 +35,7 @@ _ONE = LinearIn(("self",))
 _TWO = LinearIn(("self", "other"))
 _AFFINE = LinearIn(("bias",), ("input", "weight"))
 
-# Overloads (default, Tensor, Scalar, ...) share a row.  In arguments that a row does not name, nothing is linear.
+# Overloads (default, Tensor, Scalar, ...) share an entry.  An operation is not linear in arguments that are not listed.
 LINEAR_OPERATIONS: dict[str, LinearIn] = {
     **dict.fromkeys(
         [
@@ -48,7 +49,7 @@ LINEAR_OPERATIONS: dict[str, LinearIn] = {
         _ONE,
     ),
     **dict.fromkeys(["add", "maximum", "minimum", "sub"], _TWO),
-    # Constant in pieces.
+    # Piecewise constant.
     **dict.fromkeys(["argmax", "argmin", "ceil", "floor", "logical_not", "round", "sign"], _ONE),
     **dict.fromkeys(["eq", "ge", "gt", "le", "logical_and", "logical_or", "lt", "ne"], _TWO),
     **dict.fromkeys(["matmul", "mul"], LinearIn(factors=("self", "other"))),
@@ -70,14 +71,15 @@ LINEAR_OPERATIONS: dict[str, LinearIn] = {
 
 
 def nonlinear_parameters(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> dict[str, str]:
-    """The parameters that the logits may not be piecewise linear in, each with the operation that is the reason.
+    """Return the parameters in which the logits may not be piecewise linear, each with the reason.
 
-    An operation without a row in ``LINEAR_OPERATIONS`` counts as nonlinear, so a parameter that is not listed is safe.
+    Operations that are not in ``LINEAR_OPERATIONS`` count as nonlinear, so the logits are certainly piecewise linear in
+    all other parameters.
 
     Args:
         module: maps a batch of inputs to logits, in evaluation mode.
-        shape: of one input, without the batch dimension.
-        dtype: of the inputs; that of the parameters if None.
+        shape: shape of one input, without the batch dimension.
+        dtype: data type of the inputs; that of the parameters if None.
 
     Raises:
         CaptureError: the model cannot be captured.
@@ -90,7 +92,7 @@ def nonlinear_parameters(module: nn.Module, shape: tuple[int, ...], dtype: torch
     'linear: 0.weight is in more than one factor (module 2, Linear)'
     """
     program, targets = exported_program(module, shape, dtype)
-    own = {id(parameter): name for name, parameter in module.named_parameters()}  # tied ones under their first name
+    own = {id(parameter): name for name, parameter in module.named_parameters()}  # tied parameters by first name
     tensors = {target: id(tensor) for target, tensor in all_tensors(module).items()}
     names = {node: own[tensors[target]] for node, target in targets.items() if tensors[target] in own}
     linear: dict[fx.Node, frozenset[str]] = {}  # parameters that a node depends on
@@ -99,7 +101,7 @@ def nonlinear_parameters(module: nn.Module, shape: tuple[int, ...], dtype: torch
         if node.op == "placeholder":
             linear[node] = frozenset([names[node.name]]) if node.name in names else frozenset()
             continue
-        if isinstance(node.meta.get("val"), int | torch.SymInt):  # a size, which depends on no value
+        if isinstance(node.meta.get("val"), int | torch.SymInt):  # a size, which is independent of values
             linear[node] = frozenset()
             continue
         linear[node] = frozenset().union(*(linear[source] for source in node.all_input_nodes))
@@ -110,7 +112,7 @@ def nonlinear_parameters(module: nn.Module, shape: tuple[int, ...], dtype: torch
 
 
 def _reason(node: fx.Node, name: str, linear: dict[fx.Node, frozenset[str]]) -> str:
-    """Why an operation is not piecewise linear in a parameter that its arguments are piecewise linear in, or ""."""
+    """Return why an operation is not piecewise linear in a parameter, although its arguments are, or ""."""
     if node.op == "output" or getattr(node.target, "__name__", "") == "getitem":
         return ""
     operation = operation_name(node).removeprefix("aten.").partition(".")[0]

@@ -11,9 +11,9 @@ from atoll.graph.capture import CapturedModel
 
 
 def find_input(model: CapturedModel, tail: CapturedModel) -> fx.Node | None:
-    """The node of a model whose value the rest of the graph maps to logits exactly as ``tail`` does, or None.
+    """Return the node of a model after which the graph is exactly ``tail``, or None if there is no such node.
 
-    Operations, their arguments and all constants have to be equal, bit for bit.
+    Operations, arguments and all constants must be bit-identical.
 
     >>> from torch import nn
     >>> from atoll.graph import capture
@@ -36,7 +36,7 @@ def _logits(model: CapturedModel) -> fx.Node:
 class _Matcher:
     def __init__(self, module: fx.GraphModule, tail: fx.GraphModule) -> None:
         self.module, self.tail = module, tail
-        self.start: fx.Node | None = None  # what the tail's input stands for
+        self.start: fx.Node | None = None  # the node that corresponds to the input of the tail
         self.pairs: dict[fx.Node, fx.Node] = {}
 
     def equal(self, value: Any, expected: Any) -> bool:
@@ -58,7 +58,7 @@ class _Matcher:
         if expected.op == "placeholder":
             self.start = self.start or node
             return self.start is node
-        if isinstance(expected.meta.get("val"), torch.SymInt):  # the batch size is that of every value
+        if isinstance(expected.meta.get("val"), torch.SymInt):  # all values have the same batch size
             return isinstance(node.meta.get("val"), torch.SymInt) and node.target is expected.target
         if node.op != expected.op:
             return False

@@ -1,4 +1,4 @@
-"""What a node of a captured graph is: its arguments by name, the line of source it comes from, whether it matters."""
+"""Properties of nodes of a captured graph: arguments by name, source line, and whether the output depends on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIBRARIES = (str(Path(torch.__file__).parent), sysconfig.get_path("stdlib"), st
 
 
 def live_nodes(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that the output depends on, in order of execution; drops unused weights and assertions.
+    """Return the nodes that the output depends on, in order of execution, without unused weights and assertions.
 
     >>> graph = fx.Graph()
     >>> x, unused = graph.placeholder("x"), graph.placeholder("unused")
@@ -33,7 +33,7 @@ def live_nodes(graph: fx.Graph) -> list[fx.Node]:
 
 
 def bind_arguments(node: fx.Node) -> dict[str, Any]:
-    """All arguments of a call by name, with the operation's defaults filled in.
+    """Return all arguments of a call by name, including defaults.
 
     >>> graph = fx.Graph()
     >>> node = graph.call_function(torch.ops.aten.leaky_relu.default, (graph.placeholder("x"),))
@@ -49,13 +49,13 @@ def bind_arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def operation_name(node: fx.Node) -> str:
-    """The name of an ATen operation, or of a Python function such as getitem."""
+    """Return the name of an ATen operation, or of a Python function such as getitem."""
     is_named = isinstance(node.target, str | OpOverload)
     return str(node.target if is_named else getattr(node.target, "__name__", node.target))
 
 
 def draws_random_numbers(node: fx.Node) -> bool:
-    """Whether the result depends on the random number generator (not for dropout that is switched off)."""
+    """Whether the result depends on the random number generator; False for disabled dropout."""
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     values = bind_arguments(node)
@@ -63,7 +63,7 @@ def draws_random_numbers(node: fx.Node) -> bool:
 
 
 def locate(node: fx.Node) -> str:
-    """The user's line that a node comes from, or else the module, or "" if neither is known."""
+    """Return the line of user code that a node comes from, else its module, or "" if neither is known."""
     frames = _FRAME.finditer(node.stack_trace or "")
     lines = [_line(f["file"], int(f["line"]), f["code"]) for f in frames if _is_user_file(f["file"])]
     if lines:
@@ -76,7 +76,7 @@ def locate(node: fx.Node) -> str:
 
 
 def locate_error(error: BaseException) -> str:
-    """The last line of the user's code that an exception passed through, or ""."""
+    """Return the innermost line of user code in the traceback of an exception, or ""."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((_line(f.filename, f.lineno or 0) for f in reversed(frames) if _is_user_file(f.filename)), "")
 

@@ -1,4 +1,4 @@
-"""Losses of classifiers: standard, adversarial, certified; what attacks maximize."""
+"""Losses for standard, adversarial and certified training, and the objectives of attacks."""
 
 from atoll.losses.annealing import AnnealedCrossEntropy, LogitAnnealing
 from atoll.losses.base import LOSSES, LogitCurvature, Loss, Outputs, Term, autograd_curvature, hessian_blocks

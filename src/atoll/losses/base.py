@@ -1,4 +1,4 @@
-"""Robust losses as weighted sums of terms, each with its value and its second derivatives in logit space.
+"""Robust losses as weighted sums of terms, each with a value and second derivatives in logit space.
 
 Notation, per example: logits g (clean) and g' (adversarial), p = softmax(g), q = softmax(g').
 """
@@ -22,11 +22,11 @@ from atoll.registry import Registry
 
 @dataclass
 class Outputs:
-    """The outputs of one training pass; parts that nobody needs are None.
+    """The outputs of one training pass; parts that are not needed are None.
 
-    ``certified_margin`` is eps K, for every pair (j, i) of classes: the most by which logit j minus logit i can fall
-    within eps.  ``certified_margin_all`` is the same for all logits together, as a vector in l2.  ``head`` is that of a
-    Centroid Net.
+    ``certified_margin`` is eps K for every pair (j, i) of classes: the largest decrease of logit j minus logit i within
+    eps.  ``certified_margin_all`` is the same for the vector of all logits, in l2.  ``head`` is the head of a Centroid
+    Net.
     """
 
     logits: Tensor | None = None
@@ -51,24 +51,24 @@ class Outputs:
 
     @property
     def latent(self) -> tuple[Tensor, Centroids]:
-        """Clean features and the centroids they are compared with."""
+        """Clean features and the centroids to compare them with."""
         if self.features is None or self.head is None:
-            raise InputError("this loss needs the centroids of a CentroidNet, in the plain training pass")
+            raise InputError("CentroidMargin requires a CentroidNet model and a plain training pass")
         return self.features, self.head
 
 
 def require_margin(margin: Tensor | None) -> Tensor:
-    """A certified margin; an error for methods and measurements that make outputs without one."""
+    """Return a certified margin; raises an InputError if the outputs of a method or measurement have none."""
     if margin is None:
-        raise InputError("this loss needs Lipschitz constants, which only the plain training pass computes")
+        raise InputError("this loss requires Lipschitz constants, which only a plain training pass computes")
     return margin
 
 
 @dataclass
 class LogitCurvature:
-    """The diagonals of a loss's second derivatives in logit space, each ``(batch, classes)`` or None for zero.
+    """Diagonals of the second derivatives of a loss in logit space, each ``(batch, classes)`` or None for zero.
 
-    With these the trace of the Hessian with respect to a linear head is a dot product with squared feature
+    The trace of the Hessian with respect to a linear head is the dot product of these diagonals with squared feature
     norms; see ``atoll.training.methods``.
     """
 
@@ -85,32 +85,32 @@ class LogitCurvature:
 
 
 class Term(ABC):
-    """One summand of a loss.  A term of your own only needs ``value``: its curvature then comes from autograd."""
+    """Base class of the terms of a loss; subclasses implement ``value``, and autograd computes the curvature."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A class that changes the value does not inherit the closed form of another one."""
+        """Do not inherit a closed form of the curvature if a subclass overrides ``value``."""
         super().__init_subclass__(**options)
         if "value" in vars(cls) and "curvature" not in vars(cls):
             cls.curvature = Term.curvature  # type: ignore[method-assign]
 
     @abstractmethod
     def value(self, out: Outputs, y: Tensor) -> Tensor:
-        """One value per example."""
+        """Return one value per example."""
 
     def curvature(self, out: Outputs, y: Tensor) -> LogitCurvature:
-        """Second derivatives in logit space; differentiable, so that they can be trained through."""
+        """Return second derivatives in logit space; they are differentiable, for use in training."""
         return autograd_curvature(self, out, y)
 
     def with_clean_stopped(self, stopped: bool) -> Term:
-        """This term with the clean prediction held constant, if it depends on both predictions, or not.
+        """Return this term with or without a constant clean prediction, if it depends on both predictions.
 
-        A term that holds it constant by itself (``detach`` in ``value``) does so in both cases.
+        A term with ``detach`` in its ``value`` holds the clean prediction constant in both cases.
         """
         return _Stopped(self) if stopped else self
 
 
 class _Stopped(Term):
-    """Another term; if it depends on both predictions, the clean one is constant."""
+    """Wraps a term and, if it depends on both predictions, holds the clean one constant."""
 
     def __init__(self, term: Term) -> None:
         self.term = term
@@ -133,17 +133,17 @@ class _Stopped(Term):
 
 
 def _leaves(out: Outputs) -> tuple[dict[str, Tensor], Outputs]:
-    """The logits of both predictions by name, and outputs made of them; logits without a graph get one."""
+    """Return the logits of both predictions by name, with gradients, and outputs that contain them."""
     given = {name: g for name, g in (("clean", out.logits), ("adversarial", out.adv_logits)) if g is not None}
     leaves = {name: g if g.requires_grad else g.detach().requires_grad_() for name, g in given.items()}
     return leaves, replace(out, logits=leaves.get("clean"), adv_logits=leaves.get("adversarial"))
 
 
 def hessian_blocks(term: Term | Loss, out: Outputs, y: Tensor) -> dict[str, Tensor]:
-    """Blocks of each example's Hessian in logit space: K small products, no pass through the network.
+    """Return the blocks of the Hessian of each example in logit space, without a pass through the network.
 
-    ``clean``, ``cross`` (rows: clean logits, columns: adversarial ones) and ``adversarial``, each ``(batch, classes,
-    classes)``; blocks that are zero because the value does not depend on the logits are left out.
+    The blocks are ``clean``, ``cross`` (rows: clean logits, columns: adversarial logits) and ``adversarial``, each
+    ``(batch, classes, classes)``.  Blocks of logits that the value does not depend on are omitted.
 
     >>> from atoll.losses import CrossEntropy
     >>> out = Outputs(logits=torch.zeros(1, 2), adv_logits=torch.zeros(1, 2))
@@ -158,7 +158,7 @@ def hessian_blocks(term: Term | Loss, out: Outputs, y: Tensor) -> dict[str, Tens
         for number, gradient in enumerate(first):
             if gradient is None:
                 continue
-            # The mixed derivatives come with the clean ones.
+            # The rows of the clean logits also contain the mixed derivatives.
             rows = [_grad(gradient[:, k].sum(), logits[number:]) for k in range(gradient.shape[1])]
             names = (list(leaves)[number], "cross")
             for name, depends, columns in zip(names, first[number:], zip(*rows, strict=True), strict=False):
@@ -169,7 +169,7 @@ def hessian_blocks(term: Term | Loss, out: Outputs, y: Tensor) -> dict[str, Tens
 
 
 def autograd_curvature(term: Term, out: Outputs, y: Tensor) -> LogitCurvature:
-    """The three diagonals by automatic differentiation; parts that the term does not depend on are None.
+    """Compute the three diagonals by automatic differentiation; parts that the term does not depend on are None.
 
     >>> from atoll.losses import CrossEntropy
     >>> g = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
@@ -181,7 +181,7 @@ def autograd_curvature(term: Term, out: Outputs, y: Tensor) -> LogitCurvature:
 
 
 def _grad(value: Tensor, inputs: list[Tensor]) -> list[Tensor | None]:
-    """Gradients that can be differentiated again; None where ``value`` does not depend on an input."""
+    """Return differentiable gradients, or None for inputs that ``value`` does not depend on."""
     if not value.requires_grad:
         return [None] * len(inputs)
     return list(torch.autograd.grad(value, inputs, create_graph=True, allow_unused=True))
@@ -191,13 +191,13 @@ LOSSES = Registry("loss", "losses", "atoll.losses.base.Loss", "atoll.losses")
 
 
 class Loss:
-    """A robust loss: named terms with weights, and the objective its adversarial inputs maximize.
+    """Base class of losses: named terms with weights, and the objective that the attack maximizes.
 
-    ``objective`` is None for losses without an attack; ``uses_clean`` says whether a clean pass is needed,
-    ``uses_lipschitz`` whether the network's Lipschitz constants are.  ``certifies`` says whether the loss trains
-    certified radii, as all losses with Lipschitz constants do: the threat model's norm is then l2, and verified
-    accuracy selects the best checkpoint.  A class with ``values`` of its own also needs its own ``curvature``, for
-    methods that use it.
+    ``objective`` is None for losses without an attack.  ``uses_clean`` says whether the loss needs a clean pass, and
+    ``uses_lipschitz`` whether it needs the Lipschitz constants of the network.  ``certifies`` says whether the loss
+    trains certified radii, as all losses with Lipschitz constants do; the norm of the threat model must then be l2, and
+    verified accuracy selects the best checkpoint.  A subclass that overrides ``values`` must also override
+    ``curvature`` to support methods that use it.
     """
 
     registry: ClassVar[Registry] = LOSSES
@@ -216,7 +216,7 @@ class Loss:
             cls.curvature = _no_curvature  # type: ignore[assignment]
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:
-        """Remembers the arguments for ``repr``."""
+        """Store the arguments for ``repr``."""
         loss = super().__new__(cls)
         loss._arguments = arguments
         return loss
@@ -225,7 +225,7 @@ class Loss:
         self.terms = terms
 
     def __repr__(self) -> str:
-        """The call that makes this loss, without arguments that have their default value.
+        """Return the call that creates this loss, without arguments that have their default values.
 
         >>> from atoll.losses import TRADES
         >>> TRADES(lambda_t=3), TRADES(lambda_t=6.0)
@@ -236,15 +236,15 @@ class Loss:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def values(self, out: Outputs, y: Tensor) -> dict[str, Tensor]:
-        """Weighted value of each term, one per example."""
+        """Return the weighted value of each term, one per example."""
         return {name: weight * term.value(out, y) for name, (weight, term) in self.terms.items()}
 
     def curvature(self, out: Outputs, y: Tensor) -> LogitCurvature:
-        """Curvature of the whole loss in logit space."""
+        """Return the curvature of the loss in logit space."""
         return sum((weight * term.curvature(out, y) for weight, term in self.terms.values()), LogitCurvature())
 
     def with_clean_stopped(self, stopped: bool) -> Self:
-        """This loss with the clean prediction held constant, or not, in terms that compare it with the adversarial one.
+        """Return this loss with or without a constant clean prediction in the terms that depend on both predictions.
 
         >>> from atoll.losses import TRADES
         >>> TRADES().with_clean_stopped(True).terms["kl"][1].stop_clean_gradient
@@ -258,11 +258,11 @@ class Loss:
 
 def _no_curvature(loss: Loss, out: Outputs, y: Tensor) -> NoReturn:
     name = type(loss).__name__
-    raise InputError(f"{name}: expected a curvature of its own, because it overrides values; or make it of terms")
+    raise InputError(f"{name}: overrides values but not curvature; implement curvature, or define the loss by terms")
 
 
 def hard_labels(y: Tensor, loss: str) -> Tensor:
-    """Class indices; mixed labels are an error for this loss."""
+    """Return class indices; raises an InputError for mixed labels, which the loss does not support."""
     if y.dim() != 1:
-        raise InputError(f"{loss}: expected one class per example, got mixed labels (mixup and cutmix do not apply)")
+        raise InputError(f"{loss}: expected one class per example, got mixed labels; disable mixup and cutmix")
     return y

@@ -1,4 +1,4 @@
-"""Training of Centroid Nets on the radius that certifies them."""
+"""The loss that trains Centroid Nets for large certified radii."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from atoll.models.stretch import stretch_distance
 
 
 class PlaneDistance(Term):
-    r"""How far features are from the plane between a centroid p of their class and a centroid c of another.
+    r"""Soft hinge on the distance r of features from the plane between a centroid p of their class and c of another.
 
     .. math:: \tau \log(1 + \exp((t - r / (\epsilon L)) / \tau)), \quad
               r = \frac{(p - c) \cdot (z - (p + c) / 2)}{\|p - c\|} = \frac{\|z - c\|^2 - \|z - p\|^2}{2 \|p - c\|}
 
-    Of the ``others`` nearest c the one whose plane is closest, of the ``own`` nearest p the one for which that is
-    furthest away: the bound that ``NearestCentroid`` certifies with, but for centroids that are not looked at.  The
-    choice has no gradient.  If inputs are stretched, the planes are chosen for the stretched ones, and r is the
-    distance of the input itself (``stretch_distance``); if no valid input crosses the plane, it is finite and no more
-    than what is certified.  A radius in units of eps, so that t and tau mean the same
-    for any eps and encoder.
+    For each p, c is the one of the ``others`` nearest centroids whose plane is closest; p is the one of the ``own``
+    nearest centroids for which this plane is farthest away.  This is the bound with which ``NearestCentroid``
+    certifies, except that it considers only the nearest centroids.  The choice has no gradient.  If inputs are
+    stretched, the planes are chosen for the stretched inputs, and r is the distance of the input itself
+    (``stretch_distance``); if no valid input crosses the plane, r is finite and at most what is certified.  The
+    distance is measured in units of eps, so that t and tau mean the same for any eps and encoder.
     """
 
     def __init__(self, target: float, tau: float, own: int, others: int) -> None:
@@ -36,16 +36,16 @@ class PlaneDistance(Term):
         pair = self.choose(head.stretched(z), head.centroids, hard_labels(y, "CentroidMargin"))
         p, c = (head.centroids.flatten(0, 1)[rows] for rows in pair)
         distance = plane_distance(z, p, c) if head.stretch is None else stretch_distance(z, p, c, head.stretch)
-        # Logits have the constant of the encoder times that of the head, differences of two of them twice that.
+        # The Lipschitz constant of a logit is that of the encoder times that of the head; of a difference, twice that.
         margin = require_margin(out.certified_margin)[0, 1] / (2 * head.lipschitz)
         return self.tau * F.softplus((self.target - distance / margin) / self.tau)
 
     @torch.no_grad()
     def choose(self, z: Tensor, centroids: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Which p and c, as rows of all centroids."""
+        """Choose p and c, and return their row numbers among all centroids."""
         classes, per_class, _ = centroids.shape
         flat, rows = centroids.flatten(0, 1), torch.arange(len(z), device=z.device)
-        # Without the square of z, which is the same for all.
+        # Squared distances without the square of z, which is the same for all centroids.
         squares = torch.addmm(flat.square().sum(1), z, flat.T, alpha=-2).view(len(z), classes, per_class)
         mine, own = squares[rows, y].topk(min(self.own, per_class), largest=False)
         own = own + per_class * y[:, None]
@@ -58,7 +58,7 @@ class PlaneDistance(Term):
 
 
 def plane_distance(z: Tensor, p: Tensor, c: Tensor) -> Tensor:
-    """The distance of z from the plane between p and c, positive on the side of p.
+    """Return the distance of z from the plane between p and c, positive on the side of p.
 
     >>> z, p, c = torch.tensor([[0.5, 7.0]]), torch.zeros(1, 2), torch.tensor([[2.0, 0.0]])
     >>> plane_distance(z, p, c)
@@ -69,13 +69,15 @@ def plane_distance(z: Tensor, p: Tensor, c: Tensor) -> Tensor:
 
 @LOSSES.register()
 class CentroidMargin(Loss):
-    """tau softplus((target - r / eps) / tau), r the certified radius as far as the nearest centroids decide it.
+    """Soft hinge on the certified radius r of a Centroid Net: tau softplus((target - r / eps) / tau).
+
+    The radius is computed from the nearest centroids only.
 
     Args:
-        target: radius to aim at, in units of eps.
-        tau: how soft the hinge is, in units of eps.
-        own: centroids of the right class to choose from.
-        others: centroids of other classes to choose from.
+        target: target radius, in units of eps.
+        tau: softness of the hinge, in units of eps.
+        own: number of nearest centroids of the correct class to consider.
+        others: number of nearest centroids of other classes to consider.
 
     >>> list(CentroidMargin(target=1.1, tau=0.2).terms)
     ['margin']

@@ -1,4 +1,4 @@
-"""Losses of logits and Lipschitz constants, which train certified radii (GloRo, EMMA and relatives)."""
+"""Losses that use Lipschitz constants to train certified radii (GloRo, EMMA and related losses)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.losses.terms import CrossEntropy
 
 
 def abstain_logit(logits: Tensor, certified_margin: Tensor) -> Tensor:
-    r"""The largest :math:`f_i + \epsilon K_{ji}` of a class i other than the top class j; the margin is eps K.
+    r"""Return the largest :math:`f_i + \epsilon K_{ji}` of a class i other than the top class j; the margin is eps K.
 
     >>> abstain_logit(torch.tensor([[3.0, 1.0, 0.0]]), torch.full((3, 3), 0.5))
     tensor([1.5000])
@@ -26,7 +26,7 @@ def abstain_logit(logits: Tensor, certified_margin: Tensor) -> Tensor:
 
 
 class AbstainCrossEntropy(Term):
-    """Cross-entropy over [f, f_abstain], the abstain logit as one more class that is never right."""
+    """Cross-entropy over [f, f_abstain], where abstaining is an additional class that is never correct."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
         logits = torch.cat([out.g, abstain_logit(out.g, require_margin(out.certified_margin))[:, None]], 1)
@@ -37,12 +37,12 @@ class Abstention(Term):
     """KL([softmax f, 0], softmax [f, f_abstain]) = -log(1 - q_abstain), q the softmax over [f, f_abstain]."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
-        # 1 - q_abstain = sum exp f / (sum exp f + exp f_abstain), without the difference.
+        # 1 - q_abstain = sum exp f / (sum exp f + exp f_abstain), which needs no subtraction.
         return F.softplus(abstain_logit(out.g, require_margin(out.certified_margin)) - out.g.logsumexp(1))
 
 
 class FixedMargin(Term):
-    """Cross-entropy after every wrong logit i has gained eps K_yi on the right one, y."""
+    """Cross-entropy after adding eps K_yi to every wrong logit i."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
         margin = require_margin(out.certified_margin)[hard_labels(y, "FixedMargin")]
@@ -50,7 +50,10 @@ class FixedMargin(Term):
 
 
 class DynamicMargin(Term):
-    """The same with e_i K_yi, e_i = clip((f_y - f_i) / K_yi, 0, eps) without gradient: what is certified already."""
+    """Cross-entropy after adding e_i K_yi to every wrong logit i.
+
+    The radius e_i = clip((f_y - f_i) / K_yi, 0, eps) is the part of eps that is already certified; it has no gradient.
+    """
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
         margin = require_margin(out.certified_margin)[hard_labels(y, "EMMA")]
@@ -61,7 +64,7 @@ class DynamicMargin(Term):
 
 
 class GlobalMargin(Term):
-    """The same with sqrt(2) eps K, K the Lipschitz constant of the vector of logits."""
+    """Cross-entropy after adding sqrt(2) eps K to every wrong logit, with K the Lipschitz constant of all logits."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
         wrong = 1 - F.one_hot(hard_labels(y, "LipschitzMargin"), out.g.shape[1])
@@ -71,7 +74,7 @@ class GlobalMargin(Term):
 
 
 class _MarginLoss(Loss):
-    """Nothing but a cross-entropy that takes certified margins into account."""
+    """Base class of losses with a single term, a cross-entropy with certified margins."""
 
     uses_lipschitz = True
     term: ClassVar[type[Term]]
@@ -82,7 +85,7 @@ class _MarginLoss(Loss):
 
 @LOSSES.register()
 class GloRoCE(_MarginLoss):
-    """CE([f, f_abstain], y): an input that cannot be certified counts as one of a class of its own.
+    """GloRo loss (Leino et al., 2021): CE([f, f_abstain], y), with abstaining as an additional class.
 
     >>> list(GloRoCE().terms)
     ['ce']
@@ -93,7 +96,9 @@ class GloRoCE(_MarginLoss):
 
 @LOSSES.register()
 class GloRoTRADES(Loss):
-    """CE(f, y) - lambda_t log(1 - q_abstain), the KL between the softmax without and with the abstain logit.
+    """TRADES for GloRo Nets: CE(f, y) - lambda_t log(1 - q_abstain).
+
+    The second term is the KL divergence between the softmax without and with the abstain logit.
 
     Args:
         lambda_t: weight of the second term.
@@ -111,9 +116,10 @@ class GloRoTRADES(Loss):
 
 @LOSSES.register()
 class EMMA(_MarginLoss):
-    """-log exp(f_y) / sum_i exp(f_i + e_i K_yi), e_i = clip((f_y - f_i) / K_yi, 0, eps) without gradient, e_y = 0.
+    """EMMA (Hu et al., 2023): cross-entropy with dynamic margins, -log exp(f_y) / sum_i exp(f_i + e_i K_yi).
 
-    Every class that threatens is kept away, not only the one that threatens most, and none further than it already is.
+    The margins e_i = clip((f_y - f_i) / K_yi, 0, eps), with e_y = 0, have no gradient.  The loss pushes all competing
+    classes away, not only the closest one, and a margin never exceeds the radius that is already certified.
 
     >>> list(EMMA().terms)
     ['ce']
@@ -124,7 +130,7 @@ class EMMA(_MarginLoss):
 
 @LOSSES.register()
 class FixedMarginCE(_MarginLoss):
-    """-log exp(f_y) / sum_i exp(f_i + eps K_yi), with K_yy = 0.
+    """Cross-entropy with fixed margins: -log exp(f_y) / sum_i exp(f_i + eps K_yi), with K_yy = 0.
 
     >>> list(FixedMarginCE().terms)
     ['ce']
@@ -135,7 +141,7 @@ class FixedMarginCE(_MarginLoss):
 
 @LOSSES.register()
 class LipschitzMargin(_MarginLoss):
-    """Cross-entropy with sqrt(2) eps K added to every other logit, K the Lipschitz constant of all logits together.
+    """Cross-entropy with sqrt(2) eps K added to every wrong logit, K being the Lipschitz constant of the logit vector.
 
     >>> list(LipschitzMargin().terms)
     ['ce']

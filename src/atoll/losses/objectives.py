@@ -1,7 +1,7 @@
-"""What an attack maximizes, as functions of logits; one value per point.
+"""Objectives of attacks: functions of logits with one value per point.
 
-``margin`` is the loss of Carlini & Wagner driven by PGD ("CW-20" in the tables of the field); ``dlr`` is the
-difference of logits ratio of Croce & Hein (2020), invariant to shifting and scaling the logits.
+``margin`` is the loss of Carlini & Wagner; PGD with this loss is often called CW, as in "CW-20".  ``dlr`` is the
+difference of logits ratio of Croce & Hein (2020), which is invariant to shifting and scaling the logits.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Objective = Literal["ce", "kl", "margin", "pm", "dlr"]
 
 
 def cross_entropy(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
-    """CE(g', y); labels may be class indices or probabilities (mixup)."""
+    """Return CE(g', y); labels may be class indices or probabilities (mixup)."""
     return F.cross_entropy(logits, y, reduction="none")
 
 
 def kl(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
-    """KL(p, q) from the clean to the adversarial prediction, the inner maximization of TRADES."""
+    """Return KL(p, q) from the clean to the adversarial prediction, the inner objective of TRADES."""
     assert clean is not None
     return F.kl_div(logits.log_softmax(1), clean.log_softmax(1), reduction="none", log_target=True).sum(1)
 
 
 def margin(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
-    """Largest other logit minus the logit of ``y``; positive where the point is misclassified.
+    """Return the largest other logit minus the logit of ``y``; positive if the point is misclassified.
 
     >>> margin(torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([0]))
     tensor([-1.])
@@ -49,9 +49,9 @@ def probability_margin(logits: Tensor, y: Tensor, clean: Tensor | None = None) -
 
 
 def dlr(logits: Tensor, y: Tensor, clean: Tensor | None = None) -> Tensor:
-    """Margin divided by the gap of the largest to the third largest logit.
+    """Return the margin divided by the difference of the largest and the third largest logit.
 
-    With two classes there is no third: the ratio would be +-1 everywhere, so the margin itself is used.
+    With two classes the ratio would be +-1 everywhere, so the margin itself is used.
     """
     if logits.shape[1] < 3:
         return margin(logits, y)
@@ -70,10 +70,10 @@ def probability_margin_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Te
 
 
 def dlr_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """How far the target's logit is above the true one's, relative to the spread of the four largest logits.
+    """Return the target logit minus the true logit, relative to the spread of the four largest logits.
 
-    With fewer classes the difference itself is used: there are no four logits, and with the spread of three the ratio
-    would be -1 wherever the target is last, so that no gradient leads there.
+    With fewer than four classes, the difference itself is used: with the spread of three logits, the ratio would be -1
+    wherever the target has the lowest logit, and have no gradient there.
     """
     difference = margin_targeted(logits, y, target)
     if logits.shape[1] < 4:

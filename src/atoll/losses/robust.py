@@ -1,4 +1,4 @@
-"""Losses of standard and adversarial training."""
+"""Losses for standard and adversarial training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.losses.terms import KL, CrossEntropy, Margin, Pairing, WeightedKL
 
 @LOSSES.register()
 class Standard(Loss):
-    """CE(g, y), no attack.
+    """Standard training: cross-entropy at clean inputs, CE(g, y).
 
     >>> Standard().objective is None
     True
@@ -21,7 +21,7 @@ class Standard(Loss):
 
 @LOSSES.register()
 class AT(Loss):
-    """CE(g', y) at inputs that maximize it; needs no clean pass.
+    """Adversarial training (Madry et al., 2018): cross-entropy at adversarial inputs, CE(g', y).
 
     >>> AT().objective, AT().uses_clean
     ('ce', False)
@@ -36,11 +36,11 @@ class AT(Loss):
 
 @LOSSES.register()
 class TRADES(Loss):
-    """CE(g, y) + lambda_t KL(p, q) at inputs that maximize the KL.
+    """TRADES (Zhang et al., 2019): CE(g, y) + lambda_t KL(p, q) at inputs that maximize the KL term.
 
     Args:
-        lambda_t: weight of the KL (1/lambda in the original paper).
-        stop_clean_gradient: treat p as a constant in the KL.
+        lambda_t: weight of the KL term (1/lambda in the original paper).
+        stop_clean_gradient: treat p as a constant in the KL term.
 
     >>> list(TRADES(lambda_t=6).terms)
     ['ce', 'kl']
@@ -56,7 +56,11 @@ class TRADES(Loss):
 
 @LOSSES.register()
 class ALP(Loss):
-    """CE(g', y) + lambda_a ||p - q||^2.
+    """Adversarial logit pairing (Kannan et al., 2018): CE(g', y) + lambda_a ||p - q||^2.
+
+    Args:
+        lambda_a: weight of the pairing term.
+        stop_clean_gradient: treat p as a constant in the pairing term.
 
     >>> list(ALP().terms)
     ['ce', 'pairing']
@@ -72,7 +76,11 @@ class ALP(Loss):
 
 @LOSSES.register()
 class MART(Loss):
-    """CE(g', y) - log(1 - max_{k != y} q_k) + lambda_m (1 - p_y) KL(p, q).
+    """MART (Wang et al., 2020): CE(g', y) - log(1 - max_{k != y} q_k) + lambda_m (1 - p_y) KL(p, q).
+
+    Args:
+        lambda_m: weight of the KL term.
+        stop_clean_gradient: treat p as a constant in the KL term.
 
     >>> list(MART(lambda_m=5).terms)
     ['ce', 'margin', 'wkl']

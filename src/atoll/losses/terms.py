@@ -1,7 +1,7 @@
-"""The terms robust losses are made of, with the closed forms of their logit curvature.
+"""The terms of robust losses, with closed forms of their curvature in logit space.
 
-With r = log p - log q, kl = sum p r, h = p - p^2, Phi = diag(p) - p p^T (primes for q).  Every closed form agrees with
-a dense autograd Hessian; several differ from the published ones, which are wrong (see docs/errata.md).
+Notation: r = log p - log q, kl = sum p r, h = p - p^2, Phi = diag(p) - p p^T (primes for q).  The tests compare every
+closed form with a dense autograd Hessian.  Several differ from the published ones, which are wrong (docs/errata.md).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from atoll.losses.base import LogitCurvature, Outputs, Term, hard_labels
 
 
 def variance(p: Tensor) -> Tensor:
-    """h = p (1 - p), the diagonal of the softmax Jacobian."""
+    """Return h = p (1 - p), the diagonal of the softmax Jacobian."""
     return p * (1 - p)
 
 
 class CrossEntropy(Term):
-    """CE(g, y) or CE(g', y); labels may be probabilities, the curvature does not depend on them."""
+    """Cross-entropy CE(g, y) or CE(g', y); labels may be probabilities, which do not affect the curvature."""
 
     def __init__(self, on: Literal["clean", "adversarial"]) -> None:
         self.on = on
@@ -36,7 +36,7 @@ class CrossEntropy(Term):
 
 
 class _Pair(Term):
-    """A term that compares the clean with the adversarial prediction; the clean one may be held constant."""
+    """Base class of terms that compare clean and adversarial predictions; the clean one may be held constant."""
 
     def __init__(self, *, stop_clean_gradient: bool = False) -> None:
         self.stop_clean_gradient = stop_clean_gradient
@@ -49,7 +49,7 @@ class _Pair(Term):
 
 
 class KL(_Pair):
-    """KL(p, q), the pairing of TRADES."""
+    """KL(p, q), the pairing term of TRADES."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
         log_p, log_q = self.clean_logits(out).log_softmax(1), out.g_adv.log_softmax(1)
@@ -67,7 +67,7 @@ class KL(_Pair):
 
 
 class Pairing(_Pair):
-    """||p - q||^2, the pairing of ALP."""
+    """||p - q||^2, the pairing term of ALP."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
         return (self.clean_logits(out).softmax(1) - out.g_adv.softmax(1)).square().sum(1)
@@ -83,7 +83,7 @@ class Pairing(_Pair):
 
 
 def _pairing_diagonal(p: Tensor, q: Tensor) -> Tensor:
-    """2 sum_i [Phi_ik^2 + (p_i - q_i) Phi_ik (1 - 2 p_k)], with the sums over i carried out."""
+    """Return 2 sum_i [Phi_ik^2 + (p_i - q_i) Phi_ik (1 - 2 p_k)], with the sums over i in closed form."""
     squares = p.square() * (1 - 2 * p + p.square().sum(1, keepdim=True))
     linear = p * ((p - q) - (p * (p - q)).sum(1, keepdim=True)) * (1 - 2 * p)
     return 2 * (squares + linear)
@@ -93,25 +93,26 @@ class Margin(Term):
     """-log(1 - max_{k != y} q_k), the margin term of MART's boosted cross-entropy."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
-        # log(1 - q_m) = log sum_{k != m} q_k: no cancellation where q_m is close to 1.
+        # log(1 - q_m) = log sum_{k != m} q_k, to avoid cancellation when q_m is close to 1.
         return -self._log_others(out, y).logsumexp(1)
 
     def curvature(self, out: Outputs, y: Tensor) -> LogitCurvature:
-        # The value is logsumexp over all classes minus logsumexp over those other than m: h' minus that of the others.
-        # It equals Phi'_mk (1 - 2 q_k) / (1 - q_m) + Phi'_mk^2 / (1 - q_m)^2 without the quotients, which overflow.
+        # The value is logsumexp over all classes minus logsumexp over the classes other than m, so the curvature is h'
+        # minus the h of the other classes.  It equals Phi'_mk (1 - 2 q_k) / (1 - q_m) + Phi'_mk^2 / (1 - q_m)^2, but
+        # without quotients that overflow.
         others = self._log_others(out, y).softmax(1)
         return LogitCurvature(adversarial=variance(out.g_adv.softmax(1)) - variance(others))
 
     @staticmethod
     def _log_others(out: Outputs, y: Tensor) -> Tensor:
-        """log q without the most likely wrong class m."""
+        """Return log q without the most likely wrong class m."""
         log_q = out.g_adv.log_softmax(1)
         m = log_q.scatter(1, hard_labels(y, "MART")[:, None], -torch.inf).argmax(1, keepdim=True)
         return log_q.scatter(1, m, -torch.inf)
 
 
 class WeightedKL(_Pair):
-    """(1 - p_y) KL(p, q), the pairing of MART."""
+    """(1 - p_y) KL(p, q), the pairing term of MART."""
 
     def value(self, out: Outputs, y: Tensor) -> Tensor:
         g = self.clean_logits(out)
@@ -136,5 +137,5 @@ class WeightedKL(_Pair):
 
 
 def _one_minus(log_p: Tensor, y: Tensor) -> Tensor:
-    """1 - p_y as the sum of the other probabilities, which does not cancel where p_y is close to 1."""
+    """Return 1 - p_y as the sum of the other probabilities, to avoid cancellation when p_y is close to 1."""
     return log_p.scatter(1, y[:, None], -torch.inf).logsumexp(1).exp()

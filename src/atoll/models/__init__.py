@@ -1,4 +1,4 @@
-"""Classifiers: inputs in [0, 1], normalization inside, ``features`` then ``head``."""
+"""Classifiers for inputs in [0, 1], with normalization inside the model, consisting of ``features`` and ``head``."""
 
 from atoll.models.activations import GroupSort, Householder, MinMax
 from atoll.models.base import Classifier, InputRange, Normalize

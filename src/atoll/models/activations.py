@@ -1,4 +1,4 @@
-"""Nonlinearities by name."""
+"""Activation functions by name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from atoll.errors import InputError
 
-# One activation is one name here and one entry of ACTIVATIONS.
+# To add an activation, add a name here and an entry in ACTIVATIONS.
 Activation = Literal["relu", "gelu", "softplus", "minmax", "groupsort", "householder"]
 
 
 class MinMax(nn.Module):
-    """Sorts neighboring channels (Anil et al., 2019): a permutation, so gradients keep their norm.
+    """Sorts pairs of neighboring channels (Anil et al., 2019); a permutation, so it preserves gradient norms.
 
     >>> MinMax()(torch.tensor([[3.0, 1.0, 2.0, 5.0]]))
     tensor([[1., 3., 2., 5.]])
@@ -31,7 +31,7 @@ class MinMax(nn.Module):
 
 
 class _SwapPairs(torch.autograd.Function):
-    """Linear, and its own transpose."""
+    """Swaps the channels of selected pairs; a linear map that is its own transpose."""
 
     generate_vmap_rule = True
 
@@ -56,7 +56,7 @@ class _SwapPairs(torch.autograd.Function):
 
 
 class _SortPairs(_SwapPairs):
-    """Smaller and larger of each pair; backwards a permutation, where those of PyTorch take four times as long."""
+    """Returns the smaller and the larger of each pair; the backward pass is four times faster than PyTorch's."""
 
     @staticmethod
     def forward(x: Tensor, swapped: Tensor) -> Tensor:
@@ -65,10 +65,10 @@ class _SortPairs(_SwapPairs):
 
 
 class GroupSort(nn.Module):
-    """Sorts groups of neighboring channels (Anil et al., 2019): a permutation, so gradients keep their norm.
+    """Sorts groups of neighboring channels (Anil et al., 2019); a permutation, so it preserves gradient norms.
 
     Args:
-        group: number of channels that are sorted together.
+        group: number of channels in a group.
 
     >>> GroupSort(4)(torch.tensor([[3.0, 1.0, 2.0, 0.0, 7.0, 6.0, 5.0, 4.0]]))
     tensor([[0., 1., 2., 3., 4., 5., 6., 7.]])
@@ -88,13 +88,14 @@ class GroupSort(nn.Module):
 
 
 class Householder(nn.Module):
-    r"""Reflects pairs of neighboring channels into a half-plane (Singla et al., 2021), so gradients keep their norm.
+    r"""Reflects pairs of neighboring channels into a half-plane (Singla et al., 2021), which preserves gradient norms.
 
     .. math:: \sigma_v(z) = z \text{ if } v^T z > 0 \text{ else } (I - 2 v v^T) z
               = v\,|v^T z| + w\,w^T z, \quad v = (\sin\tfrac\theta2, -\cos\tfrac\theta2),\ w \perp v
 
-    The angle of each pair is learned.  It starts at 90 degrees: the larger channel of a pair first, then the smaller.
-    The form on the right is computed: rotate each pair, take the absolute value of its first channel, rotate back.
+    The angle of each pair is learned.  It starts at 90 degrees, which sorts each pair in descending order.  The
+    implementation follows the right-hand side: rotate each pair, take the absolute value of its first channel, rotate
+    back.
 
     Args:
         channels: even number of channels.
@@ -124,7 +125,7 @@ class Householder(nn.Module):
         return str(2 * len(self.angle))
 
 
-# Each entry makes a layer for a number of channels.
+# Functions that create a layer for a number of channels.
 ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
     "relu": lambda channels: nn.ReLU(),
     "gelu": lambda channels: nn.GELU(),
@@ -133,15 +134,15 @@ ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
     "groupsort": lambda channels: GroupSort(),
     "householder": Householder,
 }
-GROUPS = {"minmax": 2, "groupsort": 4, "householder": 2}  # channels that are combined
+GROUPS = {"minmax": 2, "groupsort": 4, "householder": 2}  # number of channels in a group
 
 
 def expect_groups(activation: str, *widths: int) -> None:
-    """Refuse widths that an activation cannot divide into its groups of channels.
+    """Raise an InputError if a width is not divisible by the group size of the activation.
 
     >>> expect_groups("minmax", 4, 6)
     """
     group = GROUPS.get(activation, 1)
     if any(width % group for width in widths):
         got = ", ".join(map(str, widths))
-        raise InputError(f"activation: {activation} needs widths divisible by {group}, got {got}")
+        raise InputError(f"activation: {activation} requires widths divisible by {group}, got {got}")

@@ -1,4 +1,4 @@
-"""The base of all classifiers: inputs in [0, 1], normalization inside, ``features`` then ``head``."""
+"""The base class of classifiers: inputs in [0, 1], normalization inside, ``features`` and ``head``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Option = TypeVar("Option")
 InputRange = Literal["[0,1]", "[-1,1]", "centered"]
 Initialization = Literal["default", "orthogonal"]
 
-# What the network sees is (x - mean) / std; eps always means pixels in [0, 1].
+# Mean and std of the normalization (x - mean) / std; eps always refers to pixels in [0, 1].
 INPUT_RANGES: dict[str, tuple[float, float]] = {
     "[0,1]": (0.0, 1.0),
     "[-1,1]": (0.5, 0.5),
@@ -25,7 +25,7 @@ INPUT_RANGES: dict[str, tuple[float, float]] = {
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module computes W z + b with its own weight: an nn.Linear whose pass nobody has changed.
+    """Whether a module is an nn.Linear with an unmodified forward pass, without hooks.
 
     >>> is_linear(nn.Linear(2, 2)), is_linear(nn.Bilinear(2, 2, 2))
     (True, False)
@@ -35,7 +35,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 class Normalize(nn.Module):
-    """``(x - mean) / std`` per channel, as a layer of the network.
+    """Normalizes inputs per channel, ``(x - mean) / std``, as a layer of the network.
 
     >>> Normalize(mean=[0.5], std=[0.5])(torch.ones(1, 1, 2, 2)).unique()
     tensor([1.])
@@ -46,10 +46,10 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        # Not persistent: they are part of the architecture, so a checkpoint cannot silently change them.
+        # Not persistent, because they are part of the architecture and a checkpoint must not silently change them.
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
-        # Decided once: the identity costs nothing, and asking a buffer in every forward would stall a GPU.
+        # Decided once, because reading a buffer in every forward pass would stall a GPU.
         self.identity = not any(mean) and all(s == 1 for s in std)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,17 +66,17 @@ MODELS = Registry("model", "models", "atoll.models.base.Classifier", "atoll.mode
 
 
 class Classifier(nn.Module):
-    """Base of all models: ``logits = head(features(x))``.
+    """Base class of all models: ``logits = head(features(x))``.
 
-    Subclasses build ``self.body`` (normalized inputs to penultimate features) and ``self.head`` (features to
-    logits, linear unless the model says otherwise).  Training and certificates call ``features`` and ``head``, the rest
-    calls the model, so a subclass must not have a ``forward`` of its own.
+    Subclasses define ``self.body`` (normalized inputs to penultimate features) and ``self.head`` (features to logits,
+    usually linear).  Training and certification call ``features`` and ``head``, other code calls the model, so a
+    subclass must not override ``forward``.
 
     Args:
         input_shape: shape of one input, ``(channels, height, width)`` or ``(features,)``.
         num_classes: number of logits.
-        input_range: the range the network itself works in; inputs are always given in ``bounds``.
-        bounds: the valid range of inputs, None if there is none.
+        input_range: range of inputs to the network after normalization; inputs to the model are always in ``bounds``.
+        bounds: valid range of inputs, or None.
     """
 
     registry: ClassVar[Registry] = MODELS
@@ -95,8 +95,8 @@ class Classifier(nn.Module):
         super().__init__()
         if type(self).forward is not Classifier.forward:
             raise InputError(
-                f"{type(self).__name__}: a Classifier computes head(features(x)); put what forward adds into body or"
-                " head, or derive from nn.Module"
+                f"{type(self).__name__}: a Classifier must not override forward, which computes head(features(x));"
+                " change body or head instead, or derive from nn.Module"
             )
         if not input_shape or min(input_shape) < 1:
             raise InputError(f"input_shape: expected positive sizes, got {tuple(input_shape)}")
@@ -109,7 +109,7 @@ class Classifier(nn.Module):
         self.normalize = Normalize([mean] * channels, [std] * channels)
 
     def features(self, x: Tensor) -> Tensor:
-        """Penultimate features, ``(batch, features)``."""
+        """Return the penultimate features, ``(batch, features)``."""
         z: Tensor = self.body(self.normalize(x))
         return z
 
@@ -125,7 +125,7 @@ class Classifier(nn.Module):
 def expect_image(
     input_shape: Sequence[int], model: str, multiple_of: int = 1, at_least: int = 1
 ) -> tuple[int, int, int]:
-    """The ``(channels, height, width)`` of an image model's input, checked."""
+    """Return ``(channels, height, width)``; raises an InputError if the shape is not that of a suitable image."""
     shape = tuple(input_shape)
     if len(shape) != 3 or shape[0] < 1 or any(side % multiple_of or side < at_least for side in shape[1:]):
         sides = [f"divisible by {multiple_of}"] * (multiple_of > 1) + [f"of at least {at_least}"] * (at_least > 1)
@@ -136,7 +136,7 @@ def expect_image(
 
 
 def choose(table: Mapping[str, Option] | Mapping[int, Option], key: str | int, name: str) -> Option:
-    """The entry of an option's table, or an error that lists the valid names.
+    """Return an entry of a table; raises an InputError that lists the valid names if there is none.
 
     >>> choose({"relu": nn.ReLU}, "relu", "activation").__name__
     'ReLU'
@@ -148,9 +148,10 @@ def choose(table: Mapping[str, Option] | Mapping[int, Option], key: str | int, n
 
 
 def initialize(model: nn.Module, kind: Initialization) -> None:
-    """Start dense layers and convolutions from orthogonal matrices (a kernel as one matrix) and zero biases.
+    """Initialize dense layers and convolutions (``default`` or ``orthogonal``).
 
-    Networks that are trained on the product of their layers' norms start where all singular values are equal.
+    ``orthogonal`` sets weights to orthogonal matrices (a kernel counts as one matrix) and biases to zero.  All singular
+    values are then equal, which helps networks trained with a bound on the product of layer norms.
 
     >>> layer = nn.Linear(3, 2)
     >>> initialize(layer, "orthogonal")

@@ -1,4 +1,4 @@
-"""Centroid Nets (thesis, chapter 6): the class of the nearest of trained centroids, in the features of an encoder."""
+"""Centroid Nets (thesis, chapter 6), which predict the class of the nearest centroid in feature space."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ EncoderFactory = Callable[[tuple[int, ...], int], Classifier]
 
 
 class Centroids(nn.Module):
-    r"""The head: :math:`f_j(z) = -\min_i \|z - c_{ji}\|` (thesis, equation 6.1), k centroids for each class j.
+    r"""The head of a Centroid Net: :math:`f_j(z) = -\min_i \|z - c_{ji}\|` (thesis, equation 6.1).
 
-    Every logit is 1-Lipschitz in z.  With ``stretch`` it is the distance from the stretched z, and the constant that of
-    ``Stretch``.
+    Each class j has k centroids.  Every logit is 1-Lipschitz in z.  With ``stretch``, it is the negative distance from
+    the stretched z, with the Lipschitz constant of ``Stretch``.
 
     Args:
         features: size of z.
         num_classes: number of logits.
-        per_class: k.
-        stretch: what is closer to 0 or 1 becomes 0 or 1, see ``Stretch``; 0 for features as they are.
-        learn_stretch: whether every feature learns its own thresholds, from ``stretch`` on.
+        per_class: number of centroids per class, k.
+        stretch: features within this distance of 0 or 1 become 0 or 1, see ``Stretch``; 0 to disable.
+        learn_stretch: whether to learn thresholds for every feature, starting at ``stretch``.
 
     >>> head = Centroids(2, 2, 1)
     >>> _ = head.centroids.data.copy_(torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]]]))
@@ -46,22 +46,23 @@ class Centroids(nn.Module):
 
     @property
     def lipschitz(self) -> float:
-        """Of every logit."""
+        """Lipschitz constant of every logit."""
         return 1.0 if self.stretch is None else self.stretch.lipschitz
 
     @property
     def gain(self) -> Tensor:
-        """The largest slope of every feature."""
+        """Largest slope of every feature."""
         return self.centroids.new_ones(1) if self.stretch is None else self.stretch.gain
 
     def stretched(self, z: Tensor) -> Tensor:
-        """What is compared with centroids."""
+        """Return the (stretched) features that are compared with centroids."""
         return z if self.stretch is None else self.stretch(z)
 
     def squares(self, z: Tensor) -> Tensor:
-        """Squared distances to all centroids but for the square of z, ``(batch, classes, per_class)``; no gradient.
+        """Return squared distances to all centroids minus the square of z, ``(batch, classes, per_class)``.
 
-        They only tell which centroid is nearest: small differences of large numbers are not what a logit is made of.
+        They have no gradient and serve only to find the nearest centroid, because their differences suffer from
+        cancellation.
         """
         flat = self.centroids.detach().flatten(0, 1)
         squares = torch.addmm(flat.square().sum(1), self.stretched(z.detach()), flat.T, alpha=-2)
@@ -80,19 +81,19 @@ class Centroids(nn.Module):
 
 @MODELS.register()
 class CentroidNet(Classifier):
-    """An encoder, then ``Centroids``.
+    """Centroid Net: predicts the class of the nearest centroid, in the feature space of an optional encoder.
 
-    Without an encoder it compares inputs themselves: a nearest-prototype classifier, whose certificates are the
-    tightest, since nothing is lost to a Lipschitz constant.  The method ``CentroidsFromData`` starts the centroids at
-    training points.
+    Without an encoder it is a nearest-prototype classifier of the inputs.  Its certificates are the tightest, because
+    they do not depend on a Lipschitz constant.  The method ``CentroidsFromData`` initializes centroids with training
+    points.
 
     Args:
-        per_class: centroids of each class.
-        encoder: a model whose body makes the features, such as a ``LiResNet``; its head is left out.  None for the
-            identity.
-        stretch: pixels closer than that to 0 or 1 count as 0 or 1 (``Stretch``); without an encoder only, and still
-            with certificates that lose little to the gap of a dual.
-        learn_stretch: whether every pixel learns its own two thresholds, from ``stretch`` on.
+        per_class: number of centroids per class.
+        encoder: a model whose body computes the features, such as a ``LiResNet``; its head is not used.  None for no
+            encoder.
+        stretch: pixels within this distance of 0 or 1 become 0 or 1 (``Stretch``); only without an encoder.  The
+            certificates remain nearly tight, up to a small duality gap.
+        learn_stretch: whether to learn two thresholds for every pixel, starting at ``stretch``.
 
     >>> CentroidNet((1, 8, 8), 10, per_class=5)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
@@ -121,24 +122,24 @@ class CentroidNet(Classifier):
                 raise InputError(f"encoder: expected a model with a body and a linear head, got {type(other).__name__}")
             self.body, features = other.body, other.head.in_features
         if stretch and not (self.is_nearest_prototype and self.bounds == (0.0, 1.0)):
-            raise InputError("stretch: expected a net without an encoder, of inputs in [0, 1]")
+            raise InputError("stretch: expected a net without an encoder and inputs in [0, 1]")
         if learn_stretch and not stretch:
-            raise InputError("learn_stretch: expected stretch > 0 to start from, got 0")
+            raise InputError("learn_stretch: expected stretch > 0, got 0")
         self.head = Centroids(features, num_classes, per_class, stretch, learn_stretch)
 
     @property
     def is_nearest_prototype(self) -> bool:
-        """Whether features are the inputs themselves."""
+        """Whether the features are the inputs themselves."""
         return type(self.body) is nn.Flatten and self.normalize.identity
 
 
 class EtaLayer(nn.Module):
-    r"""One more logit, for rejection: :math:`\frac{1 - \eta}{1 + \eta}` times the best logit of the other classes.
+    r"""Appends a logit for rejection: :math:`\frac{1 - \eta}{1 + \eta}` times the second largest logit.
 
-    Thesis, Definition 22.  It comes after a ``CentroidNet`` and has nothing to train, so eta can be chosen afterwards.
-    With the distances :math:`d_1 \le d_2` to the two nearest classes an input is accepted if
+    Thesis, Definition 22.  It follows a ``CentroidNet`` and has no parameters, so eta can be chosen after training.
+    With the distances :math:`d_1 \le d_2` to the two nearest classes, an input is accepted if
     :math:`d_2 - d_1 \ge \eta (d_1 + d_2)` (Theorem 7).  Features far from all centroids are never accepted, so the
-    accepted region is bounded in feature space.  In input space it need not be, because an encoder can map far inputs
+    accepted region is bounded in feature space, but not necessarily in input space: an encoder can map distant inputs
     close to a centroid.
 
     >>> accepts = EtaLayer(0.5)

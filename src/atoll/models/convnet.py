@@ -1,4 +1,4 @@
-"""Plain convolutional nets: the small ones of the certification literature, and one for tiny images."""
+"""Plain convolutional networks: two from the certification literature, and one for tiny images."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Layer = tuple[int, int, int]  # channels, kernel size, stride
 
 
 class PlainConvNet(Classifier):
-    """Convolutions with padding 1, then dense layers, each followed by the activation; a linear head.
+    """Base class of networks with convolutions (padding 1), dense layers and a linear head.
 
-    The base of the nets below, which only say which layers they have.
+    An activation follows each layer except the head.  Subclasses only define the sizes of the layers.
     """
 
     convolutions: Sequence[Layer] = ()
@@ -33,7 +33,7 @@ class PlainConvNet(Classifier):
         initialization: Initialization = "default",
         **options: Any,
     ) -> None:
-        # Two halvings with 4x4 kernels need four pixels; fewer would leave an empty map.
+        # With fewer than four pixels, two 4x4 convolutions with stride 2 would leave an empty map.
         channels, height, width = expect_image(input_shape, type(self).__name__, at_least=4)
         super().__init__(input_shape, num_classes, **options)
         act = choose(ACTIVATIONS, activation, "activation")
@@ -58,7 +58,7 @@ class PlainConvNet(Classifier):
 
 @MODELS.register()
 class ConvNet4C3F(PlainConvNet):
-    """Four convolutions and three dense layers, the larger MNIST net of Wong et al. (2018).
+    """ConvNet with four convolutions and three dense layers, the larger MNIST network of Wong et al. (2018).
 
     >>> ConvNet4C3F((1, 28, 28), 10).num_parameters
     1974762
@@ -70,7 +70,7 @@ class ConvNet4C3F(PlainConvNet):
 
 @MODELS.register()
 class ConvNet6C2F(PlainConvNet):
-    """Six convolutions and two dense layers, for CIFAR-10 and Tiny-ImageNet (Leino et al., 2021).
+    """ConvNet with six convolutions and two dense layers, for CIFAR-10 and Tiny-ImageNet (Leino et al., 2021).
 
     >>> ConvNet6C2F((3, 32, 32), 10).num_parameters
     2250378
@@ -82,14 +82,15 @@ class ConvNet6C2F(PlainConvNet):
 
 @MODELS.register()
 class SmallConvNet(PlainConvNet):
-    """Stride-2 3x3 convolutions and one dense layer: trains in minutes on a CPU for 8x8 digits or MNIST.
+    """Small ConvNet with 3x3 convolutions of stride 2 and one hidden layer, which trains in minutes on a CPU.
 
     Args:
         widths: channels of the convolutions, each of which halves the image.
-        hidden: width of the dense layer, and so the number of features.
-        batch_norm: normalize after every convolution.
+        hidden: width of the hidden dense layer, which is the number of features.
+        batch_norm: whether to apply batch normalization after every convolution.
 
-    ``activation`` (after every layer but the head) and ``initialization`` (default or orthogonal) are further options.
+    Further options are ``activation`` (after every layer except the head) and ``initialization`` (default or
+    orthogonal).
 
     >>> import torch
     >>> SmallConvNet((1, 8, 8), 10, widths=(4, 8))(torch.zeros(2, 1, 8, 8)).shape
@@ -106,6 +107,6 @@ class SmallConvNet(PlainConvNet):
         batch_norm: bool = False,
         **options: Any,
     ) -> None:
-        # Set first: the base class builds the layers.
+        # Set these first, because the base class builds the layers.
         self.convolutions, self.dense, self.batch_norm = [(width, 3, 2) for width in widths], [hidden], batch_norm
         super().__init__(input_shape, num_classes, **options)

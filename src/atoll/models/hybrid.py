@@ -1,4 +1,4 @@
-"""Hybrid Vision Transformer: a ResNet with group normalization and standardized weights makes the patches."""
+"""Hybrid Vision Transformer, whose patches come from a ResNet with group normalization and standardized weights."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from atoll.errors import InputError, check_range
 from atoll.models.base import MODELS, Classifier, expect_image
 from atoll.models.vit import Encoder, Variant, linear_head, size_of
 
-# As in the code the published weights come from.
+# As in the original code, which the published weights require.
 GROUPS = 32
 NORM_EPS = 1e-6
 WEIGHT_EPS = 1e-5
 
 
 def pad_same(x: Tensor, kernel: int, stride: int) -> Tensor:
-    """Zeros around ``x``, so that windows of ``kernel`` at ``stride`` give ``ceil(side / stride)`` outputs.
+    """Pad ``x`` with zeros so that windows of ``kernel`` at ``stride`` give ``ceil(side / stride)`` outputs.
 
-    An odd number of zeros goes to the bottom right.  The published weights were trained this way; symmetric
-    padding would shift every map by a pixel.
+    If the number of zeros is odd, the extra one goes to the bottom right.  The published weights were trained this way;
+    symmetric padding would shift every map by a pixel.
     """
     height, width = (max(0, (-(-side // stride) - 1) * stride + kernel - side) for side in x.shape[-2:])
     return F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
 
 
 def standardize(weight: Tensor) -> Tensor:
-    """Zero mean and unit standard deviation over each filter (Qiao et al., 2019)."""
+    """Standardize each filter to zero mean and unit standard deviation (Qiao et al., 2019)."""
     variance, mean = torch.var_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
     return (weight - mean) / (variance.sqrt() + WEIGHT_EPS)
 
@@ -50,7 +50,7 @@ class StdConv(nn.Conv2d):
 
 
 class SameMaxPool(nn.Module):
-    """3x3 max-pooling to ``ceil(side / stride)``, for inputs >= 0, where padding with zeros is neutral."""
+    """3x3 max-pooling to ``ceil(side / stride)``, for inputs >= 0, for which zero padding has no effect."""
 
     def __init__(self, stride: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 
 class Bottleneck(nn.Module):
-    """ResNet's 1x1, 3x3, 1x1 block, four times wider outside than inside.
+    """Bottleneck block of ResNet: 1x1, 3x3 and 1x1 convolutions, with a quarter of the channels inside.
 
     >>> Bottleneck(32, 32, stride=2)(torch.zeros(1, 32, 6, 6)).shape
     torch.Size([1, 128, 3, 3])
@@ -90,14 +90,14 @@ class Bottleneck(nn.Module):
 
 
 class ResNetStem(nn.Module):
-    """Root convolution, pooling and stages of bottlenecks; each stage doubles the channels.
+    """ResNet with a root convolution, pooling and stages of bottlenecks; each stage doubles the channels.
 
     Args:
-        channels: input channels.
-        width: channels of the root, and inner width of the first stage.
-        blocks: bottlenecks of each stage.
-        strides: of the root, the pooling, and every stage but the first, which keeps its size.
-        root_kernel: side of the root's kernel.
+        channels: number of input channels.
+        width: channels of the root convolution, and inner width of the first stage.
+        blocks: number of bottlenecks in each stage.
+        strides: strides of the root convolution, the pooling, and every stage except the first, which has stride 1.
+        root_kernel: kernel size of the root convolution.
     """
 
     def __init__(
@@ -125,24 +125,24 @@ class ResNetStem(nn.Module):
 
 @MODELS.register()
 class HybridViT(Classifier):
-    """ResNet-50 and ViT: ``variant="L"`` is Hybrid-L16 (Dosovitskiy et al., 2021; TrH, appendix F).
+    """Hybrid ViT on top of a ResNet-50; ``variant="L"`` is Hybrid-L16 (Dosovitskiy et al., 2021; TrH, appendix F).
 
-    The ResNet's fourth stage is folded into the third (3, 4, 9 blocks), which leaves 1024 channels at a
-    sixteenth of the resolution; every position is a token.  A 32x32 image would give only 2x2 tokens.  As
-    strides are no part of the weights, ``strides=(1, 1, 1, 2)`` gives 16x16 from the same checkpoint, and
-    ``root_kernel=3`` takes its first kernel down-sampled, as ViT's patches are.
+    The fourth stage of the ResNet is merged into the third (3, 4, 9 blocks), which gives 1024 channels at a sixteenth
+    of the resolution; every position is a token.  A 32x32 image would give only 2x2 tokens.  The weights do not depend
+    on the strides, so ``strides=(1, 1, 1, 2)`` gives 16x16 tokens with the same checkpoint, and ``root_kernel=3``
+    downsamples the first kernel, like the patches of a ViT.
 
     Args:
         variant: Ti, S, B or L.
-        blocks: bottlenecks in each stage of the ResNet.
-        strides: of the root convolution, the pooling (left out at 1), and each stage but the first.
-        root_kernel: side of the root convolution's kernel.
-        stem_width: channels of the root, a multiple of 32 (the groups of the normalization).
-        dropout: rate in the transformer.
-        width: in place of the variant's own, as are the next three.
+        blocks: number of bottlenecks in each stage of the ResNet.
+        strides: strides of the root convolution, the pooling (1 for no pooling), and each stage except the first.
+        root_kernel: kernel size of the root convolution.
+        stem_width: channels of the root convolution, a multiple of 32 (the number of normalization groups).
+        dropout: dropout rate in the transformer.
+        width: token width; that of the variant if None, likewise for the next three.
         depth: number of blocks.
-        heads: of the attention.
-        mlp_ratio: hidden units of a block's MLP, in units of the width.
+        heads: number of attention heads.
+        mlp_ratio: hidden units of the MLP in a block, in units of the width.
 
     >>> small = {"stem_width": 32, "blocks": (1, 1, 1), "width": 16, "depth": 1, "heads": 2}
     >>> model = HybridViT((3, 32, 32), 10, strides=(1, 2, 2, 2), **small)
@@ -172,12 +172,12 @@ class HybridViT(Classifier):
         channels, *sides = expect_image(input_shape, type(self).__name__)
         if not blocks or len(strides) != len(blocks) + 1 or min(*strides, *blocks) < 1:
             raise InputError(
-                "blocks, strides: expected positive numbers, one stride each for root, pooling and every"
-                f" stage but the first, got blocks={tuple(blocks)} and strides={tuple(strides)}"
+                "blocks, strides: expected positive numbers, with one stride for the root, the pooling and every"
+                f" stage except the first, got blocks={tuple(blocks)} and strides={tuple(strides)}"
             )
         if stem_width < 1 or stem_width % GROUPS:
             raise InputError(f"stem_width: expected a multiple of {GROUPS}, got {stem_width}")
-        check_range("[2, inf)", root_kernel=root_kernel)  # one weight cannot be standardized
+        check_range("[2, inf)", root_kernel=root_kernel)  # a single weight cannot be standardized
         super().__init__(input_shape, num_classes, **options)
         size = size_of(variant, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
         stem = ResNetStem(channels, width=stem_width, blocks=blocks, strides=strides, root_kernel=root_kernel)

@@ -1,4 +1,4 @@
-"""LiResNet: residual blocks that are linear, so that their norm is known and not only bounded (Hu et al., 2023)."""
+"""LiResNet (Hu et al., 2023): linear residual blocks, whose norm can be computed instead of only bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Block = Literal["linear", "conventional", "plain"]
 
 
 class LinearResidual(nn.Module):
-    r""":math:`y = x + \beta\,\mathrm{conv}(x) / \sqrt{L}` with a 3x3 convolution and a factor for each channel.
+    r"""Linear residual block :math:`y = x + \beta\,\mathrm{conv}(x) / \sqrt{L}`, with a 3x3 convolution.
+
+    L is the depth of the network, and :math:`\beta` has one learned factor per channel.
 
     >>> LinearResidual(4, depth=6)(torch.zeros(2, 4, 5, 5)).shape
     torch.Size([2, 4, 5, 5])
@@ -32,7 +34,7 @@ class LinearResidual(nn.Module):
 
     @property
     def kernel(self) -> Tensor:
-        """The whole map as one convolution: the identity is a kernel with a one in the middle."""
+        """The whole block as one convolution; the identity is a kernel with a one in the center."""
         kernel = self.conv.weight * (self.scale * self.beta)[:, None, None, None]
         identity = torch.zeros_like(kernel)
         identity[:, :, 1, 1] = torch.eye(len(kernel)).to(kernel)
@@ -44,7 +46,7 @@ class LinearResidual(nn.Module):
 
 
 class Residual(nn.Module):
-    """``x + branch(x)``.
+    """Residual connection ``x + branch(x)``.
 
     >>> Residual(nn.Identity())(torch.ones(1))
     tensor([2.])
@@ -60,7 +62,7 @@ class Residual(nn.Module):
 
 
 class ChannelScale(nn.Module):
-    """A learned factor for each channel."""
+    """Multiplies each channel by a learned factor."""
 
     def __init__(self, channels: int, start: float) -> None:
         super().__init__()
@@ -71,7 +73,7 @@ class ChannelScale(nn.Module):
 
 
 class UnitLinear(nn.Linear):
-    """Last-layer normalization (Singla et al., 2022): a dense layer whose rows have norm 1.
+    """Dense layer whose rows have norm 1, known as last-layer normalization (Singla et al., 2022).
 
     >>> UnitLinear(3, 2).unit_weight.norm(dim=1).detach().round(decimals=4)
     tensor([1., 1.])
@@ -90,29 +92,30 @@ def _block(kind: Block, width: int, depth: int, activation: Callable[[int], nn.M
         return LinearResidual(width, depth)
     if kind == "plain":
         return nn.Conv2d(width, width, 3, padding=1)
-    # The factor starts at zero, which the thesis finds to work best (C.2).
+    # The factor starts at zero, which works best in the thesis (C.2).
     inner = [nn.Conv2d(width, width, 3, padding=1), activation(width), nn.Conv2d(width, width, 3, padding=1)]
     return Residual(nn.Sequential(*inner, ChannelScale(width, 0.0)))
 
 
 @MODELS.register()
 class LiResNet(Classifier):
-    r"""Stem, ``depth`` blocks each followed by MinMax, neck, normalized head (thesis, C.1.2): LiResNet LxW.
+    r"""LiResNet LxW: a stem, ``depth`` linear residual blocks with MinMax, a neck and a unit-norm head (thesis, C.1.2).
 
-    The stem makes maps of 16x16 of images of 32 (5x5, stride 2), 64 (7x7, stride 4) and 224 pixels (14x14, stride 14).
+    The stem maps images of 32 (5x5, stride 2), 64 (7x7, stride 4) and 224 pixels (14x14, stride 14) to 16x16.
 
-    The Lipschitz bound grows with every layer, so training depends on where it starts.  ``published`` is how the
-    authors of the thesis start: residual kernels from :math:`N(0, 1/(9W)^2)`, so that a block is close to the identity,
-    other layers orthogonal, biases 0.
+    The Lipschitz bound grows with every layer, so training depends on the initialization.  ``published`` is that of the
+    thesis: residual kernels from :math:`N(0, 1/(9W)^2)`, so that a block is close to the identity, other layers
+    orthogonal, and zero biases.
 
     Args:
-        depth: blocks.
-        width: channels.
-        features: width of the dense layer of the neck (thesis: 4096 for ImageNet).
+        depth: number of blocks.
+        width: number of channels.
+        features: width of the dense layer in the neck (thesis: 4096 for ImageNet).
         block: ``linear`` (LiResNet), ``conventional`` (``x + beta conv(MinMax(conv(x)))``) or ``plain`` (one
-            convolution, the thesis's ConvNet).
-        activation: after stem, blocks and neck, and inside conventional blocks.
-        neck_activation: whether one follows the dense layer of the neck; the thesis has it after the convolution only.
+            convolution, the ConvNet of the thesis).
+        activation: activation after stem, blocks and neck, and inside conventional blocks.
+        neck_activation: whether an activation follows the dense layer of the neck; in the thesis, it follows only the
+            convolution.
         initialization: of convolutions and dense layers: ``default`` (PyTorch's), ``orthogonal`` or ``published``.
 
     >>> LiResNet((3, 32, 32), 10, depth=6, width=128).num_parameters
@@ -133,7 +136,7 @@ class LiResNet(Classifier):
         initialization: Initialization | Literal["published"] = "default",
         **options: Any,
     ) -> None:
-        # Below eight pixels the stem leaves less than the neck's kernel.
+        # For smaller images, the output of the stem would be smaller than the kernel of the neck.
         channels, height, side = expect_image(input_shape, type(self).__name__, at_least=7)
         check_range("[1, inf)", depth=depth, width=width, features=features)
         nonlinearity = choose(ACTIVATIONS, activation, "activation")

@@ -15,7 +15,7 @@ from atoll.models.base import MODELS, Classifier, Initialization, choose, initia
 
 @MODELS.register()
 class MLP(Classifier):
-    """Fully connected net (TrH, section 5: hidden layers 100-100, ReLU).
+    """Multi-layer perceptron; the default has two hidden layers of 100 units with ReLU (TrH, section 5).
 
     >>> import torch
     >>> MLP((2,), 2, hidden=(8, 8))(torch.zeros(3, 2)).shape

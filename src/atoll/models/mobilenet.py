@@ -1,4 +1,4 @@
-"""MobileNetV2 for small images: inverted bottlenecks with depthwise convolutions."""
+"""MobileNetV2 for small images."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from atoll.errors import check_range
 from atoll.models.base import MODELS, Classifier, expect_image
 
-# Expansion, channels, blocks, stride of the first block.  ImageNet's net halves in the stem and in the second
-# row too; at 32x32 that would leave a single pixel.
+# Expansion, channels, number of blocks, stride of the first block.  The ImageNet version also has stride 2 in the stem
+# and in the second row, which would reduce 32x32 images to a single pixel.
 STAGES = (
     (1, 16, 1, 1),
     (6, 24, 2, 1),
@@ -23,7 +23,7 @@ STAGES = (
 
 
 def rounded(channels: float) -> int:
-    """To a multiple of 8, never losing more than a tenth (the rule of the published widths).
+    """Round to a multiple of 8 without losing more than a tenth, as in the published networks.
 
     >>> rounded(24 * 0.75), rounded(3)
     (24, 8)
@@ -33,13 +33,13 @@ def rounded(channels: float) -> int:
 
 
 def convolution(channels: int, out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    """A convolution and its normalization."""
+    """Return a convolution followed by batch normalization."""
     conv = nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
     return [conv, nn.BatchNorm2d(out)]
 
 
 class InvertedResidual(nn.Module):
-    """Expand, convolve each channel, project without activation; a shortcut where the size stays.
+    """Inverted bottleneck: expand, convolve each channel, project without activation; a shortcut for stride 1.
 
     >>> import torch
     >>> InvertedResidual(8, 16, expansion=6, stride=2)(torch.zeros(2, 8, 6, 6)).shape
@@ -71,14 +71,14 @@ class InvertedResidual(nn.Module):
 
 @MODELS.register()
 class MobileNetV2(Classifier):
-    """MobileNetV2 (Sandler et al., 2018), in its usual CIFAR version.
+    """MobileNetV2 (Sandler et al., 2018), in the usual CIFAR version.
 
-    That version halves the image three times instead of five, uses ReLU instead of ReLU6 (whose cap only
-    serves fixed-point arithmetic), and projects the shortcut where a block of stride 1 changes the channels.
+    This version halves the image three times instead of five, uses ReLU instead of ReLU6 (whose limit only helps
+    fixed-point arithmetic), and projects the shortcut of blocks with stride 1 that change the number of channels.
 
     Args:
-        width_multiplier: factor on all channels, each rounded to a multiple of 8.
-        project_shortcut: False for the paper's blocks, which have no shortcut where the channels change.
+        width_multiplier: factor on all widths, which are rounded to multiples of 8.
+        project_shortcut: False for the blocks of the paper, without a shortcut if the number of channels changes.
 
     >>> MobileNetV2((3, 32, 32), 10).num_parameters
     2296922

@@ -1,4 +1,4 @@
-"""Orthogonal layers, whose explicit kernels keep norms by construction, and a network made of them."""
+"""Orthogonal layers with explicit kernels, which preserve norms by construction, and a network of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atoll.models.liresnet import UnitLinear
 
 
 def cayley(weight: Tensor) -> Tensor:
-    r"""A matrix with orthonormal columns from any matrix of shape (..., n, p), n >= p: the Cayley transform.
+    r"""Return the Cayley transform, with orthonormal columns, of a matrix of shape (..., n, p), n >= p.
 
     .. math:: Q = \begin{pmatrix} (I - A)(I + A)^{-1} \\ -2 V (I + A)^{-1} \end{pmatrix}, \quad A = U - U^T + V^T V
 
@@ -32,13 +32,13 @@ def cayley(weight: Tensor) -> Tensor:
     size = weight.shape[-1]
     u, v = weight[..., :size, :], weight[..., size:, :]
     identity = torch.eye(size, dtype=weight.dtype, device=weight.device)
-    # Without the error check of `inv`: it cannot fail, and its assertion would stay in exported graphs.
+    # `inv_ex` instead of `inv`, whose error check is not needed and would stay in exported graphs.
     inverse = torch.linalg.inv_ex(identity + u - u.mT + v.mT @ v).inverse
     return torch.cat([2 * inverse - identity, -2 * v @ inverse], -2)
 
 
 def _cayley_parameter(*shape: int) -> nn.Parameter:
-    """A start for ``cayley`` that spreads the columns of Q over all n coordinates, as those of a random Q are."""
+    """Return an initial value for ``cayley`` that spreads the columns of Q over all n coordinates."""
     *_, rows, size = shape
     weight = torch.randn(shape) * math.sqrt(2 / max(rows, 1))
     if rows > size > 0:
@@ -48,7 +48,7 @@ def _cayley_parameter(*shape: int) -> nn.Parameter:
 
 
 class OrthogonalLinear(nn.Module):
-    """A dense layer whose matrix has orthonormal rows or columns, whichever are fewer.
+    """Dense layer whose matrix has orthonormal rows or columns, whichever are fewer.
 
     >>> layer = OrthogonalLinear(3, 5)
     >>> torch.linalg.svdvals(layer.kernel).detach().round(decimals=5)
@@ -64,7 +64,7 @@ class OrthogonalLinear(nn.Module):
 
     @property
     def kernel(self) -> Tensor:
-        """The matrix, (out, in)."""
+        """The weight matrix, (out, in)."""
         q = cayley(self.weight)
         return q.mT if self.out_features < self.in_features else q
 
@@ -82,9 +82,9 @@ class OrthogonalConv2d(nn.Module):
     vertical and k' - 1 horizontal kernels of size 2, :math:`[P, I - P]` with projections :math:`P = M M^T` (BCOP;
     Li et al., 2019), followed by a stride x stride kernel on patches that do not overlap, a reshaped orthogonal matrix.
 
-    On an infinite image the map is an isometry if out_channels >= in_channels stride^2, else its transpose is.  So is
-    it for finite images with padding kernel_size - 1 in the first case, and without padding in the second.  Any other
-    zero padding cuts rows and columns off that map: the layer is 1-Lipschitz, but not orthogonal at the border.
+    On an infinite image, the map is an isometry if out_channels >= in_channels stride^2, otherwise its transpose is.
+    The same is true for finite images with padding kernel_size - 1 in the first case, and without padding in the
+    second.  With any other zero padding, the layer is 1-Lipschitz, but not orthogonal at the border.
 
     >>> layer = OrthogonalConv2d(2, 8, 4, stride=2, padding=1)
     >>> layer(torch.zeros(3, 2, 6, 6)).shape, layer.kernel.shape
@@ -105,10 +105,10 @@ class OrthogonalConv2d(nn.Module):
         check_range("[1, inf)", in_channels=in_channels, out_channels=out_channels, stride=stride)
         check_range("[0, inf)", padding=padding)
         if kernel_size < stride:
-            raise InputError(f"kernel_size: expected at least the stride, {stride}, got {kernel_size}")
+            raise InputError(f"kernel_size: expected at least {stride} (the stride), got {kernel_size}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
-        channels = max(in_channels, out_channels // stride**2)  # between the factors
+        channels = max(in_channels, out_channels // stride**2)  # number of channels between the factors
         patch = channels * stride**2
         self.weight = _cayley_parameter(max(patch, out_channels), min(patch, out_channels))
         self.projections = _cayley_parameter(2 * (kernel_size - stride), channels, channels // 2)
@@ -140,17 +140,17 @@ class OrthogonalConv2d(nn.Module):
 
 @MODELS.register()
 class OrthogonalNet(Classifier):
-    """Stages of orthogonal convolutions, an orthogonal dense layer, and a head with rows of norm 1.
+    """Network of orthogonal convolutions, an orthogonal dense layer, and a head with rows of norm 1.
 
     Each stage halves the image with a 4x4 convolution of stride 2, followed by ``depth`` 3x3 convolutions, and has
-    twice the channels of the one before.  The activation follows every layer but the head.
+    twice as many channels as the previous stage.  The activation follows every layer except the head.
 
     Args:
         width: channels of the first stage.
-        depth: 3x3 convolutions of each stage.
+        depth: number of 3x3 convolutions in each stage.
         stages: number of stages.
         features: width of the dense layer.
-        activation: ``minmax``, ``groupsort`` and ``householder`` keep the norms of gradients.
+        activation: ``minmax``, ``groupsort`` and ``householder`` preserve gradient norms.
 
     >>> OrthogonalNet((1, 8, 8), 10, width=8, features=32)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])

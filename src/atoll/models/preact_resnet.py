@@ -1,4 +1,4 @@
-"""Pre-activation ResNet for small images, the standard net of adversarial training on CIFAR and SVHN."""
+"""Pre-activation ResNet for small images, the standard network for adversarial training on CIFAR and SVHN."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DEPTHS: dict[int, tuple[int, int, int, int]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 
 
 
 class PreActBlock(nn.Module):
-    """Two 3x3 convolutions, normalized and activated before rather than after, plus a shortcut.
+    """Two 3x3 convolutions, each preceded by normalization and activation, plus a shortcut.
 
-    Where the shape changes, the shortcut is a 1x1 convolution of the *activated* input (He et al., 2016).
+    If the shape changes, the shortcut is a 1x1 convolution of the *activated* input (He et al., 2016).
 
     >>> import torch
     >>> PreActBlock(4, 8, stride=2)(torch.zeros(2, 4, 6, 6)).shape
@@ -43,7 +43,7 @@ class PreActBlock(nn.Module):
 
 
 def preact_body(channels: int, stem: int, stages: Sequence[tuple[int, int]], dropout: float = 0.0) -> nn.Sequential:
-    """A 3x3 stem, stages of (blocks, channels), each but the first halving the image, and the global average."""
+    """Return a 3x3 stem, stages of (blocks, channels), which halve the image except for the first, and pooling."""
     layers: list[nn.Module] = [nn.Conv2d(channels, stem, 3, padding=1, bias=False)]
     channels = stem
     for stage, (blocks, out) in enumerate(stages):
@@ -55,13 +55,13 @@ def preact_body(channels: int, stem: int, stages: Sequence[tuple[int, int]], dro
 
 @MODELS.register()
 class PreActResNet(Classifier):
-    """Pre-activation ResNet, CIFAR variant: 3x3 stem, no pooling until the global average (He et al., 2016).
+    """Pre-activation ResNet (He et al., 2016), CIFAR variant with a 3x3 stem and only global pooling.
 
-    PyTorch's default initialization, which the published robust models of this family were trained from.
+    Uses PyTorch's default initialization, as the published robust models of this family do.
 
     Args:
         depth: 18 or 34.
-        width: channels of the first stage, doubled at each of the three others.
+        width: channels of the first stage, doubled in each of the other three.
 
     >>> PreActResNet((3, 32, 32), 10).num_parameters
     11172170
@@ -76,7 +76,7 @@ class PreActResNet(Classifier):
         width: int = 64,
         **options: Any,
     ) -> None:
-        # Three halvings: below eight pixels the last stage would convolve mostly padding.
+        # Three stages halve the image; below eight pixels, the last one would mostly see padding.
         channels, *_ = expect_image(input_shape, type(self).__name__, at_least=8)
         check_range("[1, inf)", width=width)
         super().__init__(input_shape, num_classes, **options)

@@ -1,8 +1,9 @@
-"""Published and own weights into a model: all checks first, then all copies, so nothing is ever half loaded.
+"""Load published weights, or weights saved by Atoll, into a model.
 
-Three sources, told apart by the names in the file: Google's ``.npz`` files of ViT and hybrids, timm's state
-dicts of the same in safetensors, and Atoll's own safetensors of any model.  A source is only a table of where
-each of our tensors comes from; what happens then (resizing, checking, copying) is the same for all.
+There are three kinds of files, recognized by the names of their tensors: Google's ``.npz`` files of ViT and hybrids,
+timm's state dicts of the same models in safetensors, and Atoll's safetensors of any model.  Each kind has a table that
+says where to find our tensors; resizing, checking and copying is the same for all.  All checks run before the first
+copy, so a model is never partially loaded.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def same(tensor: Tensor) -> Tensor:
 
 
 class Rule(NamedTuple):
-    """One tensor of ours: the names in the file, and how to make ours of what is there."""
+    """Where to find one of our tensors: the names in the file, and how to convert them."""
 
     names: tuple[str, ...]
     make: Callable[..., Tensor] = same
@@ -48,19 +49,19 @@ Rules = dict[str, Rule]
 def load_pretrained(model: nn.Module, path: str | Path) -> list[str]:
     """Copy the weights of a file into ``model``.
 
-    Into a ViT or HybridViT, the kernel that sees the pixels is resized by cubic interpolation and summed over
-    the colors for gray images, and position embeddings are resized by bicubic interpolation of their grid.
-    The head is copied when the number of classes agrees, and left as it is otherwise.
+    For a ViT or HybridViT, the first kernel is resized by bicubic interpolation and summed over the color channels for
+    grayscale images, and position embeddings are resized by bicubic interpolation of their grid.  The head is copied if
+    the number of classes is the same, and not changed otherwise.
 
     Args:
-        model: any model for Atoll's own files; a ViT or HybridViT for the others.
+        model: any model for files saved by Atoll; a ViT or HybridViT for other files.
         path: a ``.npz`` or ``.safetensors`` file.
 
     Returns:
-        One sentence, beginning with the tensor's name, for everything that was not copied as it is.
+        One sentence, starting with the name of the tensor, for each tensor that was not copied unchanged.
 
     Raises:
-        CheckpointError: naming all that is missing, unexpected or mis-shaped; the model is then unchanged.
+        CheckpointError: tensors are missing, unexpected or have the wrong shape; the model is not changed.
 
     >>> import tempfile
     >>> from safetensors.torch import save_file
@@ -93,9 +94,9 @@ def load_pretrained(model: nn.Module, path: str | Path) -> list[str]:
 
 
 def resize(kernel: Tensor, size: tuple[int, int]) -> Tensor:
-    """Cubic interpolation of the last two of four dimensions; the identity if the size agrees.
+    """Resize the last two of four dimensions by bicubic interpolation; does nothing if the size is the same.
 
-    With anti-aliasing: going from 16x16 to 4x4 without would look at a few of the 256 values only.
+    Uses antialiasing; without it, going from 16x16 to 4x4 would ignore most of the 256 values.
 
     >>> resize(torch.ones(1, 1, 16, 16), (4, 4)).mean().round(decimals=4)
     tensor(1.)
@@ -106,7 +107,7 @@ def resize(kernel: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def resize_positions(position: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Position embeddings ``(1, 1 + n * n, width)`` for another grid; the class token's own is kept.
+    """Resize position embeddings ``(1, 1 + n * n, width)`` to another grid; that of the class token does not change.
 
     >>> resize_positions(torch.zeros(1, 1 + 14 * 14, 8), (15, 15)).shape
     torch.Size([1, 226, 8])
@@ -118,11 +119,11 @@ def resize_positions(position: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def _read(path: Path) -> Weights:
-    """The tensors of a file, which is never unpickled."""
+    """Read the tensors of a file without unpickling anything."""
     if path.suffix in PICKLES:
         raise CheckpointError(
-            f"{path.name}: pickled weights can run code when loaded; convert the file to safetensors"
-            " (safetensors.torch.save_file) where it is trusted"
+            f"{path.name}: pickled weights can run code when loaded; if you trust the file, convert it to safetensors"
+            " (safetensors.torch.save_file)"
         )
     if path.suffix not in (".npz", ".safetensors"):
         raise CheckpointError(f"{path.name}: expected a .safetensors or .npz file")
@@ -139,11 +140,11 @@ def _read(path: Path) -> Weights:
 
 
 def _rules(model: nn.Module, source: Weights) -> Rules:
-    """Where each of the model's tensors is in the file."""
+    """Return where to find each tensor of the model in the file."""
     google = any(name.startswith(("Transformer/", "embedding/")) for name in source)
     timm = any(name.startswith("patch_embed.") for name in source)
     if not (google or timm):
-        return {name: Rule((name,)) for name in model.state_dict()}  # Atoll's own files
+        return {name: Rule((name,)) for name in model.state_dict()}  # saved by Atoll
     if not isinstance(model, ViT | HybridViT):
         kind = "Google's" if google else "timm's"
         raise CheckpointError(f"{kind} weights: expected a ViT or HybridViT, got {type(model).__name__}")
@@ -152,10 +153,10 @@ def _rules(model: nn.Module, source: Weights) -> Rules:
 
 
 def _without_head(source: Weights, rules: Rules, notes: list[str]) -> None:
-    """Ask no head of a file that has none, or none that could be used."""
+    """Skip the head if the file has none, or none that fits the features."""
     if any(name.startswith("pre_logits") for name in source):
-        # The head sits on top of this layer, which the original too leaves out for fine-tuning.
-        reason = "the file's one follows a pre_logits layer, which is left out"
+        # The head follows this layer, which the original code also removes for fine-tuning.
+        reason = "the head in the file follows a pre_logits layer, which is not used"
     elif not any(name.startswith("head") for name in source):
         reason = "the file has none"
     else:
@@ -164,20 +165,20 @@ def _without_head(source: Weights, rules: Rules, notes: list[str]) -> None:
         del source[name]
     for name in [name for name in rules if name.startswith("head.")]:
         del rules[name]
-        notes.append(f"{name}: left at its initialization ({reason})")
+        notes.append(f"{name}: not loaded ({reason})")
 
 
 def _fit_head(own: Mapping[str, Tensor], weights: Weights, notes: list[str]) -> None:
-    """Leave out a head for another number of classes."""
+    """Skip a head with another number of classes."""
     counts = {n: (len(weights[n]), len(own[n])) for n in weights if n.startswith("head.") and weights[n].dim()}
     if all(theirs != ours for theirs, ours in counts.values()):
         for name, (theirs, ours) in counts.items():
             del weights[name]
-            notes.append(f"{name}: left at its initialization (the file has {theirs} classes, the model {ours})")
+            notes.append(f"{name}: not loaded (the file has {theirs} classes, the model {ours})")
 
 
 def _translate(source: Weights, rules: Rules, faults: list[str]) -> Weights:
-    """The file's tensors under our names and in our layout."""
+    """Return the tensors of the file with our names and layout."""
     expected = {name for rule in rules.values() for name in rule.names}
     if missing := sorted(expected - source.keys()):
         faults.append(f"missing: {', '.join(missing)}")
@@ -189,19 +190,19 @@ def _translate(source: Weights, rules: Rules, faults: list[str]) -> Weights:
         if len(parts) == len(rule.names):
             try:
                 weights[name] = rule.make(*parts)
-            except (IndexError, RuntimeError):  # permuting or joining what has other dimensions than expected
+            except (IndexError, RuntimeError):  # permuting or joining tensors with unexpected dimensions
                 shapes = [f"{part} {tuple(tensor.shape)}" for part, tensor in zip(rule.names, parts, strict=True)]
-                faults.append(f"mis-shaped: {', '.join(shapes)}")
+                faults.append(f"wrong shape: {', '.join(shapes)}")
     return weights
 
 
 def _fit_kernel(target: torch.Size, weights: Weights, name: str, notes: list[str]) -> None:
-    """Sum over colors for gray images, and resize."""
+    """Sum the kernel over color channels for grayscale images, and resize it."""
     kernel = weights.get(name)
     if kernel is None or kernel.dim() != 4:
-        return  # missing or mis-shaped, and reported as such
+        return  # missing or of the wrong shape, which is reported elsewhere
     if target[1] == 1 and kernel.shape[1] == 3:
-        kernel = kernel.sum(dim=1, keepdim=True)  # what three equal channels would give
+        kernel = kernel.sum(dim=1, keepdim=True)  # equivalent to three equal channels
         notes.append(f"{name}: summed over the color channels")
     if kernel.shape[2:] != target[2:]:
         notes.append(f"{name}: resized from {_by(kernel.shape[2:])} to {_by(target[2:])}")
@@ -210,22 +211,22 @@ def _fit_kernel(target: torch.Size, weights: Weights, name: str, notes: list[str
 
 
 def _fit_position(target: torch.Size, weights: Weights, grid: tuple[int, ...], notes: list[str]) -> None:
-    """Resize from a square grid to the model's."""
+    """Resize position embeddings from a square grid to the grid of the model."""
     position = weights.get(POSITION)
     if position is None or position.dim() != 3 or len(position) != 1 or position.shape == target:
         return
     side = math.isqrt(max(0, position.shape[1] - 1))
     if side == 0 or side**2 != position.shape[1] - 1:
-        return  # not a class token and a square, and reported as mis-shaped
+        return  # not a class token and a square grid, which is reported elsewhere
     weights[POSITION] = resize_positions(position, (grid[0], grid[1]))
     notes.append(f"{POSITION}: grid resized from {_by((side, side))} to {_by(grid)}")
 
 
 def _check(own: Mapping[str, Tensor], weights: Weights, faults: list[str]) -> None:
-    """Note what cannot be copied."""
+    """Add faults for tensors that cannot be copied."""
     for name, tensor in weights.items():
         if tensor.shape != own[name].shape:
-            faults.append(f"mis-shaped: {name}, expected {tuple(own[name].shape)}, got {tuple(tensor.shape)}")
+            faults.append(f"wrong shape: {name}, expected {tuple(own[name].shape)}, got {tuple(tensor.shape)}")
         elif not tensor.isfinite().all():
             faults.append(f"not finite: {name}")
 
@@ -234,11 +235,11 @@ def _by(sides: Iterable[int]) -> str:
     return "x".join(map(str, sides))
 
 
-# --- where each tensor is in Google's .npz files and timm's state dicts
+# --- names of tensors in Google's .npz files and timm's state dicts
 
 _ATTENTION = "MultiHeadDotProductAttention_1"
 
-# Layers and single tensors in timm's files, and in Google's.
+# Layers and single tensors in timm's and in Google's files.
 _NAMES = {
     "body.cls": ("cls_token", "cls"),
     "body.position": ("pos_embed", "Transformer/posembed_input/pos_embedding"),
@@ -248,7 +249,7 @@ _NAMES = {
     "body.stem.root": ("patch_embed.backbone.stem.conv", "conv_root"),
     "body.stem.norm": ("patch_embed.backbone.stem.norm", "gn_root"),
 }
-# Within a block.  Google numbers by position: the norms are its layers 0 and 2, attention is 1, the MLP 3.
+# Layers of a block.  Google numbers them by position: 0 and 2 are the norms, 1 is attention, 3 is the MLP.
 _BLOCK_NAMES = {
     "norm1": ("norm1", "LayerNorm_0"),
     "attention.qkv": ("attn.qkv", _ATTENTION),
@@ -260,7 +261,7 @@ _BLOCK_NAMES = {
 
 
 def _names(layer: str) -> tuple[str, str]:
-    """The name of one of our layers in timm's files, and in Google's."""
+    """Return the name of one of our layers in timm's and in Google's files."""
     if match := re.fullmatch(r"body\.blocks\.(\d+)\.(.+)", layer):
         timm, google = _BLOCK_NAMES[match[2]]
         return f"blocks.{match[1]}.{timm}", f"Transformer/encoderblock_{match[1]}/{google}"
@@ -274,13 +275,13 @@ def _names(layer: str) -> tuple[str, str]:
 
 
 def _timm_rule(model: nn.Module, name: str) -> Rule:
-    """timm's state dicts differ from ours in the names only."""
+    """Return the rule for timm's state dicts, which differ from ours only in names."""
     layer, _, ending = name.rpartition(".")
     return Rule((_names(name)[0] if name in _NAMES else f"{_names(layer)[0]}.{ending}",))
 
 
 def _google_rule(model: nn.Module, name: str) -> Rule:
-    """Google's ``.npz`` files are from Flax: inputs come before outputs in a kernel; heads are a dimension."""
+    """Return the rule for Google's ``.npz`` files from Flax: kernels have inputs first, heads are a dimension."""
     if name in _NAMES:
         return Rule((_names(name)[1],))
     layer, _, ending = name.rpartition(".")
@@ -290,7 +291,7 @@ def _google_rule(model: nn.Module, name: str) -> Rule:
         return Rule(tuple(f"{theirs}/{each}/{part}" for each in ("query", "key", "value")), stack)
     if isinstance(module, nn.LayerNorm | nn.GroupNorm):
         scale = "scale" if ending == "weight" else "bias"
-        # Those of a group norm were once (1, 1, 1, channels).
+        # Some files have group norm parameters of shape (1, 1, 1, channels).
         return Rule((f"{theirs}/{scale}",), torch.flatten if isinstance(module, nn.GroupNorm) else same)
     if ending == "bias":
         return Rule((f"{theirs}/bias",))

@@ -1,4 +1,4 @@
-"""Any timm model by name, as an Atoll classifier."""
+"""Adapter for models of PyTorch Image Models (timm)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.threat import Bounds
 
 
 class TimmBody(nn.Module):
-    """A timm model up to its penultimate features; its classifier has moved out."""
+    """A timm model up to its penultimate features, without its classifier."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -26,17 +26,17 @@ class TimmBody(nn.Module):
 
 @MODELS.register()
 class Timm(Classifier):
-    """A model of PyTorch Image Models (Wightman, 2019), normalized by its own mean and standard deviation.
+    """A model of PyTorch Image Models (timm; Wightman, 2019), including its normalization.
 
-    There is no ``input_range``: the model brings the mean and std it was trained with.  Images of other than
-    three channels take the averages.
+    There is no ``input_range``, because the model defines its mean and standard deviation.  Images that do not have
+    three channels use the averages.
 
     Args:
-        name: timm's name, such as ``resnet18`` or ``vit_small_patch16_224.augreg_in21k``.
-        pretrained: load timm's weights, downloading them if necessary.
-        options: further keywords of ``timm.create_model``, such as ``img_size`` or ``drop_path_rate``.
+        name: name of the timm model, such as ``resnet18`` or ``vit_small_patch16_224.augreg_in21k``.
+        pretrained: whether to load pretrained weights, which are downloaded if necessary.
+        options: further arguments of ``timm.create_model``, such as ``img_size`` or ``drop_path_rate``.
 
-    In a recipe, ``model: {class_path: Timm, init_args: {name: resnet18}}``.
+    In a recipe: ``model: {class_path: Timm, init_args: {name: resnet18}}``.
     """
 
     head: nn.Linear
@@ -61,31 +61,31 @@ class Timm(Classifier):
         self._probe(name)
 
     def _probe(self, name: str) -> None:
-        """Refuse a model that does not fit the images, or whose features do not fit its classifier."""
+        """Raise an InputError if the model does not fit the images, or its features do not fit its classifier."""
         head, mode = self.head, self.training
         try:
             with torch.no_grad():
                 shape = self.eval().features(torch.zeros(1, *self.input_shape, device=head.weight.device)).shape
         except (AssertionError, RuntimeError, ValueError) as error:
             raise InputError(
-                f"{name}: does not take images of shape {self.input_shape}: {str(error).splitlines()[0]}"
-                " (models with a fixed image size take options: {img_size: ...})"
+                f"{name}: does not accept images of shape {self.input_shape}: {str(error).splitlines()[0]}"
+                " (for models with a fixed image size, set options: {img_size: ...})"
             ) from error
         finally:
             self.train(mode)
         if shape[1] != head.in_features:
-            raise InputError(f"{name}: has {shape[1]} features, but its classifier takes {head.in_features}")
+            raise InputError(f"{name}: has {shape[1]} features, but its classifier expects {head.in_features}")
 
 
 def _create(name: str, pretrained: bool, **options: Any) -> Any:
-    """The timm model, or a clear error."""
+    """Create the timm model; raises an InputError if that fails."""
     try:
         import timm
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit this torch
-        raise InputError(f"{name}: timm cannot be imported ({error}); pip install atoll[timm]") from error
+    except (ImportError, RuntimeError) as error:  # RuntimeError if torchvision does not match torch
+        raise InputError(f"{name}: timm cannot be imported ({error}); run pip install atoll[timm]") from error
     if not timm.is_model(name):
         close = timm.list_models(f"*{name.partition('.')[0]}*")[:5]
-        hint = f"; close names: {', '.join(close)}" if close else ""
+        hint = f"; did you mean one of {', '.join(close)}?" if close else ""
         raise InputError(f"name: timm has no model {name!r}{hint}")
     try:
         return timm.create_model(name, pretrained=pretrained, **options)
@@ -94,7 +94,7 @@ def _create(name: str, pretrained: bool, **options: Any) -> Any:
 
 
 def _take_classifier(net: Any, name: str) -> nn.Linear:
-    """Move the classifier out of the model, so that its parameters exist, and are saved, once."""
+    """Remove the classifier from the model and return it, so that its parameters are saved only once."""
     classifier = net.get_classifier()
     if not isinstance(classifier, nn.Linear):
         raise InputError(f"{name}: expected a single nn.Linear as classifier, got {type(classifier).__name__}")

@@ -20,14 +20,14 @@ DEPTHS: dict[int, tuple[int, ...]] = {
 
 @MODELS.register()
 class VGG(Classifier):
-    """VGG (Simonyan & Zisserman, 2015) with batch normalization, CIFAR variant: no dense layer but the head.
+    """VGG (Simonyan & Zisserman, 2015) with batch normalization, in the CIFAR variant with only one dense layer.
 
-    The convolutions carry no bias, since the normalization after each has one.  Pooling rounds up, so that
-    the five halvings also work below 32 pixels; above, what is left is averaged.
+    The convolutions have no bias, because the following normalization has one.  Pooling rounds up, so that images of
+    less than 32 pixels can be halved five times; the remaining map of larger images is averaged.
 
     Args:
         depth: 11, 13, 16 or 19.
-        width: channels of the first stage; the others have 2, 4, 8 and 8 times as many.
+        width: channels of the first stage; the other stages have 2, 4, 8 and 8 times as many.
 
     >>> import torch
     >>> VGG((1, 28, 28), 10, width=4)(torch.zeros(2, 1, 28, 28)).shape

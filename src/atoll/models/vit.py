@@ -1,4 +1,4 @@
-"""Vision Transformer, on patches that may overlap."""
+"""Vision Transformer, with patches that may overlap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Variant = Literal["Ti", "S", "B", "L"]
 
 @dataclass(frozen=True)
 class EncoderSize:
-    """Size of an encoder: token width, blocks, attention heads, and MLP width in units of the token width."""
+    """Size of an encoder: token width, number of blocks, attention heads, and MLP width relative to the token width."""
 
     width: int
     depth: int
@@ -42,7 +42,7 @@ VARIANTS: dict[str, EncoderSize] = {
 
 
 def size_of(variant: str, **changes: float | None) -> EncoderSize:
-    """The variant's size with the changes that are not None.
+    """Return the size of a variant with the changes that are not None.
 
     >>> size_of("Ti", depth=2, heads=None)
     EncoderSize(width=192, depth=2, heads=3, mlp_ratio=4.0)
@@ -54,8 +54,8 @@ def size_of(variant: str, **changes: float | None) -> EncoderSize:
 class Attention(nn.Module):
     """Multi-head self-attention, ``softmax(q k^T / sqrt(d)) v`` for each head.
 
-    Written out, because PyTorch's fused kernel has neither a second derivative nor forward mode on a CPU, and
-    curvature needs both.
+    Not fused, because PyTorch's fused kernel has no second derivative and no forward mode on CPUs, and curvature needs
+    both.
 
     >>> Attention(6, heads=2)(torch.zeros(1, 5, 6)).shape
     torch.Size([1, 5, 6])
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        # One draw each, since the three are separate maps and Xavier's bound depends on the shape.
+        # Initialize the three maps separately, because the bound of Xavier initialization depends on the shape.
         for weight in self.qkv.weight.detach().chunk(3):
             nn.init.xavier_uniform_(weight)
         nn.init.xavier_uniform_(self.out.weight)
@@ -81,7 +81,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each normalized before and added to its input."""
+    """Transformer block: attention and MLP, each with normalization before and a residual connection."""
 
     def __init__(self, size: EncoderSize, dropout: float) -> None:
         super().__init__()
@@ -105,15 +105,15 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Stem, patches, position embeddings and blocks; what comes out is the class token after the final norm.
+    """Stem, patches, position embeddings and blocks; returns the class token after the final norm.
 
     Args:
-        stem: from images to the maps that are cut into patches.
-        stem_shape: shape of those maps, ``(channels, height, width)``.
+        stem: maps images to the feature maps that are divided into patches.
+        stem_shape: shape of the feature maps, ``(channels, height, width)``.
         patch: side of a patch.
         stride: distance between patches.
         size: size of the encoder.
-        dropout: rate after the position embeddings, attention and both MLP layers.
+        dropout: dropout rate after the position embeddings, attention and both MLP layers.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class Encoder(nn.Module):
 
 
 def linear_head(width: int, num_classes: int) -> nn.Linear:
-    """A head with small random weights.
+    """Return a linear head with small random weights.
 
-    The original starts it at zero, which suits fine-tuning; but then the input gradient is zero too, and the
-    first attacks of adversarial training would go nowhere.  With small weights predictions start as close to
-    uniform.
+    The original head starts at zero, which is good for fine-tuning.  But then the gradient with respect to the input is
+    also zero, and the first attacks of adversarial training would fail.  With small weights, initial predictions are
+    almost as uniform.
     """
     head = nn.Linear(width, num_classes)
     nn.init.trunc_normal_(head.weight, std=0.02)
@@ -168,17 +168,17 @@ def linear_head(width: int, num_classes: int) -> nn.Linear:
 class ViT(Classifier):
     """Vision Transformer (Dosovitskiy et al., 2021); the features are the class token after the final norm.
 
-    On 32x32 images TrH takes ``patch_size=4, stride=2``: overlapping patches, 225 tokens.
+    For 32x32 images, TrH uses ``patch_size=4, stride=2``: overlapping patches and 225 tokens.
 
     Args:
         variant: Ti, S, B or L.
         patch_size: side of the square patches.
-        stride: distance between patches, by default the patch size; patches must reach the image's edge.
-        dropout: rate after the position embeddings, attention and both MLP layers.
-        width: in place of the variant's own, as are the next three.
+        stride: distance between patches, by default the patch size; patches must reach the edge of the image.
+        dropout: dropout rate after the position embeddings, attention and both MLP layers.
+        width: token width; that of the variant if None, likewise for the next three.
         depth: number of blocks.
-        heads: of the attention.
-        mlp_ratio: hidden units of a block's MLP, in units of the width.
+        heads: number of attention heads.
+        mlp_ratio: hidden units of the MLP in a block, in units of the width.
 
     >>> model = ViT((3, 32, 32), 10, patch_size=4, stride=2, width=16, depth=1, heads=2)
     >>> model.body.grid, model(torch.zeros(2, 3, 32, 32)).shape
@@ -207,8 +207,8 @@ class ViT(Classifier):
         shape = expect_image(input_shape, type(self).__name__, at_least=patch_size)
         if any((side - patch_size) % stride for side in shape[1:]):
             raise InputError(
-                f"ViT: patches of {patch_size} at stride {stride} do not reach the edge of images of"
-                f" {shape[1]}x{shape[2]} (expected side = patch_size + a multiple of stride)"
+                f"ViT: patches of {patch_size} pixels with stride {stride} do not reach the edge of"
+                f" {shape[1]}x{shape[2]} images; expected patch_size plus a multiple of stride"
             )
         super().__init__(input_shape, num_classes, **options)
         size = size_of(variant, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)

@@ -1,4 +1,4 @@
-"""Wide ResNet: fewer, wider blocks; WRN-34-10 and WRN-28-10 are the large nets of robustness benchmarks."""
+"""Wide ResNet; WRN-28-10 and WRN-34-10 are the common large networks of robustness benchmarks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from atoll.models.preact_resnet import preact_body
 
 @MODELS.register()
 class WideResNet(Classifier):
-    """Wide ResNet ``WRN-depth-widen_factor`` (Zagoruyko & Komodakis, 2016), with He initialization as there.
+    """Wide ResNet ``WRN-depth-widen_factor`` (Zagoruyko & Komodakis, 2016), with He initialization as in the paper.
 
     Args:
         depth: 6 n + 4 for n blocks in each of the three stages.
         widen_factor: width of the stages in units of 16, 32 and 64 channels.
-        dropout: rate between the two convolutions of each block.
+        dropout: dropout rate between the two convolutions of each block.
 
     >>> WideResNet((3, 32, 32), 10, depth=10, widen_factor=1).num_parameters
     77850

@@ -72,7 +72,7 @@ def relocate(tree: Any, data: Mapping[str, Path | str]) -> Any:
         if key not in LOCATIONS:
             raise InputError(f"data: expected a location ({', '.join(LOCATIONS)}), got {key!r}; a run keeps the rest")
         if not str(place):
-            raise InputError(f"data.{key}: expected a path, got an empty text")
+            raise InputError(f"data.{key}: expected a path, got an empty string")
         changed = _map_arguments(tree, lambda name, old, key=key, place=place: str(place) if name == key else old)
         if changed == tree:  # it is not in use yet: the default, such as the cache folder
             changed = {**tree, "init_args": {**(tree.get("init_args") or {}), key: str(place)}}

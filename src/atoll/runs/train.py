@@ -15,7 +15,7 @@ import yaml
 
 from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifySettings
-from atoll.distributed import barrier, is_main, lost_worker_stops_the_run, process_group
+from atoll.distributed import barrier, is_main, process_group, raise_on_lost_worker
 from atoll.errors import AtollError, RecipeError
 from atoll.files import write_atomic, write_json
 from atoll.measure import Environment, OnProgress
@@ -131,7 +131,7 @@ def train(
         barrier()
         run = Run(folder, trust=trust)
         bar = show_progress("test") if progress and on_progress is None else nullcontext(on_progress)
-        with lost_worker_stops_the_run(f"resume in {folder}"), bar as report:
+        with raise_on_lost_worker(f"resume in {folder}"), bar as report:
             final_test(run, report)
         del trainer  # it refers to the process group
     return run

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.config import to_plain
-from atoll.distributed import launch, requested_device, started, use_device
+from atoll.distributed import launch, requested_device, torchrun_world_size, use_device
 from atoll.errors import AtollError, InputError
 from atoll.files import finite, write_atomic, write_json
 from atoll.registry import class_path
@@ -228,7 +228,7 @@ def run_study(
     """
     if processes < 1:
         raise InputError(f"processes: expected at least 1, got {processes}")
-    if started() > 1:
+    if torchrun_world_size() > 1:
         raise InputError("start a study without torchrun; `processes` sets how many processes train each cell")
     folder = Path(folder)
     cells = study.cells(scale)

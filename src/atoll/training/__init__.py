@@ -1,1 +1,1 @@
-"""Robust training: losses, methods that act on the loop, and the loop."""
+"""Robust training: the training loop, methods, schedules, checkpoints and metrics."""

@@ -1,14 +1,14 @@
-"""Checkpoints: safetensors and JSON, written atomically, verified by digest, never pickle.
+"""Checkpoints in safetensors and JSON, written atomically and verified by digest, without pickle.
 
 A checkpoint is a folder::
 
     00000420/
-      model.safetensors      weights and buffers, ready for any safetensors reader
-      swa.safetensors        ... of an average, where a method keeps one
+      model.safetensors      weights and buffers, for any safetensors reader
+      swa.safetensors        weights and buffers of an average, if a method has one
       training.safetensors   optimizer and method states
       checkpoint.json        everything that is not a tensor, and the digests of all files
 
-It is written to a temporary folder, synced, and renamed; a killed process leaves at most a hidden temporary folder.
+It is written to a temporary folder, synced, and renamed.  A killed process leaves at most a hidden temporary folder.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Best:
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Args:
-        model: the model's state dict.
-        training: nested dicts and lists of tensors, numbers and strings: optimizer, methods, position.
-        about: plain JSON: recipe, shapes, scores; what a reader needs to rebuild the model.
-        averages: other weights for the same model, by name, as methods such as SWA keep them.
+        model: state dict of the model.
+        training: state of optimizer, methods and position, as nested dicts and lists of tensors, numbers and strings.
+        about: plain JSON from which a reader can rebuild the model: recipe, shapes, scores.
+        averages: other weights for the same model by name, from methods such as SWA.
         files: digests of the files it was read from, by name.
     """
 
@@ -61,15 +61,15 @@ class Checkpoint:
     files: dict[str, str] = field(default_factory=dict)
 
     def weights(self, name: str = "raw") -> Mapping[str, Tensor]:
-        """The trained weights (``raw``) or an average by its name."""
+        """Return the trained weights (``raw``) or an average by name."""
         known = {"raw": self.model, **self.averages}
         if name not in known:
-            raise CheckpointError(f"expected weights named {' or '.join(known)}, got {name!r}")
+            raise CheckpointError(f"weights: expected {' or '.join(known)}, got {name!r}")
         return known[name]
 
 
 def pack(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
-    """Split a nested structure: tensors go to ``tensors``, the rest comes back as JSON that refers to them.
+    """Split a nested structure: add tensors to ``tensors``, and return the rest as JSON that refers to them.
 
     >>> import torch
     >>> tensors = {}
@@ -84,17 +84,17 @@ def pack(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
     if isinstance(tree, Mapping):
         if any(not isinstance(k, str | int) for k in tree):
             raise TypeError(f"{path or '/'}: keys of a checkpoint must be strings or integers")
-        # JSON only has string keys; integer ones are marked to come back as integers.
+        # JSON has only string keys; mark integer keys so that they can be restored.
         return {(f"#{k}" if isinstance(k, int) else k): pack(v, tensors, f"{path}/{k}") for k, v in tree.items()}
     if isinstance(tree, list | tuple):
         return [pack(v, tensors, f"{path}/{i}") for i, v in enumerate(tree)]
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
-    raise TypeError(f"{path or '/'}: cannot put a {type(tree).__name__} into a checkpoint")
+    raise TypeError(f"{path or '/'}: cannot store a {type(tree).__name__} in a checkpoint")
 
 
 def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of ``pack`` (tuples come back as lists)."""
+    """Restore a structure from ``pack``; tuples become lists."""
     if isinstance(tree, dict):
         if set(tree) == {_TENSOR}:
             return tensors[tree[_TENSOR]]
@@ -105,7 +105,7 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint so that ``folder`` either holds all of it or does not exist."""
+    """Write a checkpoint so that ``folder`` is either complete or does not exist."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     tensors: dict[str, Tensor] = {}
     try:
@@ -114,7 +114,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         digests = {}
         for name, content in (("model", checkpoint.model), ("training", tensors), *checkpoint.averages.items()):
             file = temporary / f"{name}.safetensors"
-            # Cloned: safetensors refuses tensors that share memory.
+            # Copied, because safetensors does not accept tensors that share memory.
             save_file({k: v.detach().to("cpu", copy=True).contiguous() for k, v in content.items()}, file)
             sync(file)
             digests[name] = sha256(file)
@@ -123,7 +123,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         (temporary / "checkpoint.json").write_text(json.dumps(record, indent=1))
         sync(temporary / "checkpoint.json")
         sync(temporary)
-        shutil.rmtree(folder, ignore_errors=True)  # the same step, written before an interruption
+        shutil.rmtree(folder, ignore_errors=True)  # the same step, saved before an interruption
         temporary.rename(folder)
         sync(folder.parent)
     except (OSError, SafetensorError) as error:
@@ -136,7 +136,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(folder: Path, *, with_training: bool = True) -> Checkpoint:
-    """Read and verify a checkpoint; any damage gives a CheckpointError that says what is wrong."""
+    """Read and verify a checkpoint; raises a CheckpointError that says what is wrong if it is damaged."""
     try:
         record = json.loads((folder / "checkpoint.json").read_text())
     except FileNotFoundError:
@@ -144,18 +144,18 @@ def load_checkpoint(folder: Path, *, with_training: bool = True) -> Checkpoint:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}/checkpoint.json cannot be read: {error}") from None
     if not isinstance(record, dict) or record.pop("digest", None) != json_digest(record):
-        raise CheckpointError(f"{folder}/checkpoint.json is damaged: its digest does not match")
+        raise CheckpointError(f"{folder}/checkpoint.json is damaged: the digest does not match")
     if record.get("format") != FORMAT:
         raise CheckpointError(f"{folder}: expected checkpoint format {FORMAT}, got {record.get('format')!r}")
     names = [name for name in record["files"] if with_training or name != "training"]
-    if any(not name.isidentifier() for name in names):  # a name is a file here, nothing else
-        raise CheckpointError(f"{folder}/checkpoint.json names files that are not part of a checkpoint")
+    if any(not name.isidentifier() for name in names):  # not a path out of the folder
+        raise CheckpointError(f"{folder}/checkpoint.json lists files that are not part of a checkpoint")
     tensors: dict[str, dict[str, Tensor]] = {}
     for name in names:
         file = folder / f"{name}.safetensors"
         try:
             if sha256(file) != record["files"][name]:
-                raise CheckpointError(f"{file} is damaged: its digest does not match")
+                raise CheckpointError(f"{file} is damaged: the digest does not match")
             tensors[name] = load_file(file)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from None
@@ -164,7 +164,7 @@ def load_checkpoint(folder: Path, *, with_training: bool = True) -> Checkpoint:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
-    """Copy weights into a model of the same architecture; if it differs, copy nothing and say how."""
+    """Copy weights into a model; raises a CheckpointError without copying anything if the architecture differs."""
     own = model.state_dict()
     missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     shapes = [
@@ -174,18 +174,18 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str = 
     ]
     faults = [
         f"{what}: {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-        for what, names in (("missing", missing), ("unexpected", unexpected), ("other shapes", shapes))
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("different shapes", shapes))
         if names
     ]
     if faults:
         name = type(model).__name__
-        raise CheckpointError(f"{source} belongs to another architecture than this {name} ({'; '.join(faults)})")
+        raise CheckpointError(f"{source} does not fit the architecture of this {name} ({'; '.join(faults)})")
     model.load_state_dict(dict(weights))
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of a run: newest, best, and which ones to keep."""
+    """The checkpoints of a run."""
 
     folder: Path
     keep: int = 2
@@ -194,13 +194,13 @@ class Checkpoints:
         return self.folder / f"{step:08d}"
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, oldest first."""
+        """Return the steps that have a checkpoint, oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal())
 
     def files(self, step: int) -> dict[str, str]:
-        """Digests of a checkpoint's files by name, empty if they cannot be read."""
+        """Return the digests of the files of a checkpoint by name; empty if they cannot be read."""
         try:
             files = json.loads((self.path(step) / "checkpoint.json").read_text())["files"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -208,14 +208,14 @@ class Checkpoints:
         return files if isinstance(files, dict) else {}
 
     def save(self, step: int, checkpoint: Checkpoint, protect: Collection[int] = ()) -> None:
-        """Write one and remove old ones, except the newest ``keep`` and those protected (best, scheduled)."""
+        """Write a checkpoint and remove old ones, except the newest ``keep`` and protected ones (best, scheduled)."""
         save_checkpoint(self.path(step), checkpoint)
         for old in self.steps()[: -self.keep]:
             if old not in protect:
                 shutil.rmtree(self.path(old), ignore_errors=True)
 
     def newest(self) -> tuple[Checkpoint, list[str]] | None:
-        """The newest checkpoint that is intact, and what was wrong with newer ones; None if there is none at all."""
+        """Return the newest intact checkpoint and the faults of newer ones, or None if there are no checkpoints."""
         faults: list[str] = []
         for step in reversed(self.steps()):
             try:
@@ -223,5 +223,5 @@ class Checkpoints:
             except CheckpointError as error:
                 faults.append(str(error))
         if faults:
-            raise CheckpointError(f"no intact checkpoint is left in {self.folder}: {'; '.join(faults)}")
+            raise CheckpointError(f"there is no intact checkpoint in {self.folder}: {'; '.join(faults)}")
         return None

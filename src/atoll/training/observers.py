@@ -1,4 +1,4 @@
-"""Metrics of a run: running means, and observers that write them.  Observers never change the run."""
+"""Metrics of a run: running means, and observers that record them without changing the run."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Record = Mapping[str, Any]
 
 
 class Observer:
-    """Base of all observers.  A record has a ``kind``: ``step``, ``epoch`` or ``test``."""
+    """Base class of observers.  A record has a ``kind``: ``step``, ``epoch`` or ``test``."""
 
     def start(self, trainer: Trainer) -> None:
-        """The run starts or continues at ``trainer.step``."""
+        """Called when the run starts or resumes at ``trainer.step``."""
 
     def progress(self, trainer: Trainer) -> None:
-        """After every step; must be cheap, and should look at ``trainer.sums`` only now and then."""
+        """Called after every step; must be cheap, and should read ``trainer.sums`` only occasionally."""
 
     def record(self, record: Record) -> None:
-        """Something worth keeping was measured."""
+        """Called with every record of metrics."""
 
     def end(self) -> None: ...
 
 
 @dataclass
 class RunningMeans:
-    """Sums over an epoch, on the device: reading them after every step would stall a GPU."""
+    """Sums over an epoch, kept on the device because reading them after every step would stall a GPU."""
 
     values: dict[str, Tensor] = field(default_factory=dict)
 
@@ -44,18 +44,18 @@ class RunningMeans:
         self.values[name] = self.values.get(name, 0.0) + value.detach().double().sum()
 
     def means(self) -> dict[str, float]:
-        """Per example, over all processes."""
+        """Return means per example over all processes."""
         return RunningMeans({name: all_sum(value.clone()) for name, value in self.values.items()}).local_means()
 
     def local_means(self) -> dict[str, float]:
-        """Per example, over this process."""
+        """Return means per example over this process."""
         totals = {name: float(value) for name, value in self.values.items()}
         count = totals.pop("count", 0.0)
         return {name: total / count for name, total in totals.items()} if count else {}
 
 
 class JsonLines(Observer):
-    """Appends every record to a file; on resume, drops what an interrupted run wrote after its checkpoint."""
+    """Appends every record to a file; on resume, drops records that are newer than the checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,7 +66,10 @@ class JsonLines(Observer):
 
     @staticmethod
     def _stays(record: Record, trainer: Trainer) -> bool:
-        """Whether the run will not write it again; a checkpoint at an epoch's last step comes before its record."""
+        """Whether to keep a record on resume, because the run will not write it again.
+
+        A checkpoint at the last step of an epoch is older than the record of the epoch.
+        """
         if record["kind"] == "epoch":
             return bool(record["epoch"] <= trainer.epoch)
         return bool(record["kind"] == "step" and record["step"] <= trainer.step)
@@ -77,7 +80,7 @@ class JsonLines(Observer):
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file; a last line cut short by a kill is skipped."""
+    """Read the records of a metrics file; skips a last line that a kill has truncated."""
     if not path.exists():
         return []
     records = []
@@ -96,7 +99,7 @@ class TensorBoard(Observer):
         self.folder = folder
 
     def start(self, trainer: Trainer) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # seconds to import
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         self.writer = SummaryWriter(str(self.folder), purge_step=trainer.step + 1 if trainer.step else None)
 

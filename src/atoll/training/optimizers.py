@@ -1,4 +1,4 @@
-"""Fused optimizers: one kernel updates all weights, instead of several operations for each of them."""
+"""Fused optimizers, which update all weights with one kernel instead of several operations per weight."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-_DEVICES = ("cpu", "cuda")  # that have fused kernels for all optimizers which know the option
+_DEVICES = ("cpu", "cuda")  # devices with fused kernels for all optimizers that have the option
 
 
 def fuse(optimizer: Optimizer) -> Optimizer:
-    """The fused version of a new optimizer, or the optimizer itself if there is none.
+    """Return the fused version of a new optimizer, or the optimizer itself if there is none.
 
-    An optimizer of PyTorch with the option ``fused`` uses it, unless the option, ``foreach``, ``capturable`` or
-    ``differentiable`` was set, or a parameter is not a floating-point tensor on a CPU or GPU.
+    PyTorch optimizers with the option ``fused`` use it, unless ``fused``, ``foreach``, ``capturable`` or
+    ``differentiable`` is set, or a parameter is not a floating-point tensor on a CPU or GPU.
 
     >>> import torch
     >>> fuse(torch.optim.Adam([torch.zeros(2, requires_grad=True)])).defaults["fused"]
@@ -25,7 +25,7 @@ def fuse(optimizer: Optimizer) -> Optimizer:
 
 
 def resume_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> Optimizer:
-    """An optimizer with a saved state and the implementation that made it, so that a run goes on with the same bits.
+    """Return an optimizer with a saved state and the implementation that saved it, for bit-identical results.
 
     Checkpoints of version 0.1 come from optimizers that were not fused.
     """
@@ -49,7 +49,7 @@ def _can_be_fused(optimizer: Optimizer) -> bool:
 
 
 def _rebuild(optimizer: Optimizer, fused: bool | None) -> Optimizer:
-    """A new optimizer with the same parameters and options; the constructor prepares what ``fused`` needs."""
+    """Construct a new optimizer with the same parameters and options, because ``fused`` must be set at construction."""
     names = inspect.signature(type(optimizer)).parameters.keys() & optimizer.defaults.keys()
     options = {name: optimizer.defaults[name] for name in names}
     groups = [{**group, "fused": fused} for group in optimizer.param_groups]

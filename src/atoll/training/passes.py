@@ -14,10 +14,10 @@ from atoll.models.centroid import CentroidNet
 
 
 class ForwardPasses(nn.Module):
-    """The clean and the adversarial pass of one step as one module, which is what DistributedDataParallel wraps.
+    """The clean and the adversarial pass of one step as one module, for DistributedDataParallel.
 
-    Each pass has a batch of its own, so batch norm never mixes clean and adversarial statistics.  Lipschitz constants
-    are computed here as well, because their gradients belong to the same step.
+    The two passes are separate batches, so batch norm never mixes clean and adversarial statistics.  This module also
+    computes Lipschitz constants, because their gradients belong to the same step.
     """
 
     def __init__(self, model: nn.Module, lipschitz: LipschitzEstimator | None = None) -> None:
@@ -42,13 +42,13 @@ class ForwardPasses(nn.Module):
         model = self.model
         features = model.features(x) if isinstance(model, Classifier) else None
         logits = model.head(features) if isinstance(model, Classifier) else model(x)
-        # Losses are computed in full precision even where the passes are not.
+        # Losses are computed in full precision even if the passes are not.
         return features, logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 @torch.no_grad()
 def cat_outputs(parts: Sequence[Outputs]) -> Outputs:
-    """The outputs of the accumulated parts of a step as one, without gradients."""
+    """Concatenate the outputs of the accumulated parts of a step, without gradients."""
     columns = zip(*((p.logits, p.features, p.adv_logits, p.adv_features) for p in parts), strict=True)
     logits, features, adv_logits, adv_features = (None if c[0] is None else torch.cat(c) for c in columns)
     return Outputs(logits, features, adv_logits, adv_features)

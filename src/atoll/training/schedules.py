@@ -1,7 +1,8 @@
 """Learning-rate schedules: a factor on the base rate as a function of time.
 
-Stateless, so a resumed run needs nothing but its position.  Time is in epochs and fractional; the trainer asks
-before every step.  These are the baselines of the WCI paper (table 1) and of the other papers' recipes.
+Schedules are stateless, so a resumed run only needs its position.  Time is measured in (fractional) epochs; the trainer
+sets the learning rate before every step.  These are the baselines of the WCI paper (table 1) and the schedules of the
+other papers' recipes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ SCHEDULES = Registry("schedule", "schedules", "atoll.training.schedules.Schedule
 
 @dataclass(kw_only=True)
 class Schedule(ABC):
-    """Base of all schedules.
+    """Base class of schedules.
 
     Args:
-        warmup: epochs over which the factor rises linearly to its scheduled value.
+        warmup: number of epochs over which the factor rises linearly from 0 to its scheduled value.
     """
 
     registry: ClassVar[Registry] = SCHEDULES
@@ -34,18 +35,18 @@ class Schedule(ABC):
         check_range("[0, inf)", warmup=self.warmup)
 
     def __call__(self, epoch: float, epochs: int) -> float:
-        """Factor at ``epoch`` (fractional) of ``epochs``."""
+        """Return the factor at ``epoch`` (fractional) of ``epochs``."""
         rise = min(1.0, epoch / self.warmup) if self.warmup else 1.0
         return rise * self.factor(epoch, epochs)
 
     @abstractmethod
     def factor(self, epoch: float, epochs: int) -> float:
-        """The schedule itself, without warm-up."""
+        """Return the factor without warm-up."""
 
 
 @SCHEDULES.register()
 class Constant(Schedule):
-    """Always 1."""
+    """Constant learning rate."""
 
     def factor(self, epoch: float, epochs: int) -> float:
         return 1.0
@@ -54,7 +55,7 @@ class Constant(Schedule):
 @SCHEDULES.register()
 @dataclass(kw_only=True)
 class Piecewise(Schedule):
-    """Times ``gamma`` at each milestone, a share of the run (Rice et al., 2020: 1/2 and 3/4).
+    """Multiplies the learning rate by ``gamma`` at each milestone, a share of the run (Rice et al., 2020: 1/2 and 3/4).
 
     >>> [Piecewise()(epoch, 200) for epoch in (99, 100, 150)]
     [1.0, 0.1, 0.01]
@@ -68,14 +69,14 @@ class Piecewise(Schedule):
         check_range("[0, 1]", **{f"milestones[{i}]": m for i, m in enumerate(self.milestones)})
 
     def factor(self, epoch: float, epochs: int) -> float:
-        # Rounded: 0.1 ** 2 is 0.010000000000000002.
+        # Rounded, because 0.1 ** 2 is 0.010000000000000002.
         return round(self.gamma ** sum(epoch >= m * epochs for m in self.milestones), 12)
 
 
 @SCHEDULES.register()
 @dataclass(kw_only=True)
 class OneDrop(Schedule):
-    """A single drop, half-way by default.
+    """Multiplies the learning rate by ``gamma`` once, halfway through the run by default.
 
     >>> OneDrop()(100, 200)
     0.1
@@ -95,7 +96,7 @@ class OneDrop(Schedule):
 @SCHEDULES.register()
 @dataclass(kw_only=True)
 class Cosine(Schedule):
-    """Half a cosine from 1 to ``floor`` (Loshchilov & Hutter, 2017); with warm-up it starts after it.
+    """Cosine annealing from 1 to ``floor`` (Loshchilov & Hutter, 2017), after the warm-up if there is one.
 
     >>> Cosine()(100, 200)
     0.5
@@ -113,7 +114,7 @@ class Cosine(Schedule):
 @SCHEDULES.register()
 @dataclass(kw_only=True)
 class Linear(Schedule):
-    """A straight line from 1 to ``floor``.
+    """Linear decay from 1 to ``floor``.
 
     >>> Linear()(50, 200)
     0.75
@@ -128,7 +129,7 @@ class Linear(Schedule):
 @SCHEDULES.register()
 @dataclass(kw_only=True)
 class SuperConvergence(Schedule):
-    """Linear rise to 1 at ``peak`` of the run, then linear fall to 0 (Smith & Topin, 2018).
+    """Linear increase from ``start`` to 1 at ``peak`` of the run, then linear decay to 0 (Smith & Topin, 2018).
 
     >>> [round(SuperConvergence(start=0.0, peak=0.4)(epoch, 10), 6) for epoch in (2, 4, 7)]
     [0.5, 1.0, 0.5]
@@ -136,7 +137,7 @@ class SuperConvergence(Schedule):
 
     start: float = 0.04
     peak: float = 0.4
-    warmup: float = field(default=0.0, init=False)  # it has its own
+    warmup: float = field(default=0.0, init=False)  # the schedule includes its own warm-up
 
     def __post_init__(self) -> None:
         check_range("(0, 1)", peak=self.peak)

@@ -1,4 +1,4 @@
-"""The training loop: ``fit`` and ``train_step``, and what they need."""
+"""The training loop; start reading at ``fit`` and ``train_step``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atoll.data.base import Batch, Data, Split, batches, shuffled
 from atoll.distributed import (
     all_sum,
     default_device,
-    lost_worker_stops_the_run,
+    raise_on_lost_worker,
     rank,
     synchronize_batch_norm,
     world_size,
@@ -48,26 +48,26 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """Length, batch size and schedule of validations and checkpoints.
+    """Epochs, batch size, precision, validation and checkpoints of a training run.
 
     Args:
-        epochs: passes over the training set.
-        batch_size: of the whole step, over all processes and accumulated parts.
-        accumulate: parts into which each process cuts its batch, to bound memory; gradients are the same, except that
-            batch norm sees the parts.
-        clip_norm: largest norm of the gradient, None for no clipping.
-        precision: ``float32``; on GPUs also ``bf16`` or ``fp16`` (mixed, with loss scaling).
-        workers: processes that decode images, for data that do not live in memory.
-        evaluate_every: epochs between validations.
+        epochs: number of passes over the training set.
+        batch_size: total batch size of a step, over all processes and accumulated parts.
+        accumulate: number of parts into which each process splits its batch, to save memory.  Gradients are the same,
+            except that batch norm uses statistics of the parts.
+        clip_norm: largest norm of the gradient; None for no clipping.
+        precision: ``float32``; on GPUs also ``bf16`` or ``fp16`` (mixed precision with loss scaling).
+        workers: number of processes that decode images, for data that is not in memory.
+        evaluate_every: number of epochs between validations.
         validation_steps: PGD steps on the validation set.
-        test_steps: PGD steps on the test set, at the end.
-        select_on: where the best checkpoint is chosen; ``test`` is for comparison with papers that do so, and marks
-            the results.
-        checkpoint_minutes: longest time between checkpoints; there is one after every epoch anyway.
-        keep: how many of the newest checkpoints stay; the best always does.
-        keep_epochs: epochs whose checkpoints stay as well.
-        log_every: steps between records of the loss.
-        power_iterations: of each step, for losses that use Lipschitz constants.
+        test_steps: PGD steps of the final test.
+        select_on: split on which the best checkpoint is selected; ``test`` is for comparison with papers that do so,
+            and is recorded with the results.
+        checkpoint_minutes: largest time between checkpoints, in addition to one after every epoch.
+        keep: number of newest checkpoints to keep, in addition to the best.
+        keep_epochs: further epochs whose checkpoints to keep.
+        log_every: number of steps between records of the loss.
+        power_iterations: power iterations per step, for losses that use Lipschitz constants.
         sync_batch_norm: share batch-norm statistics between processes, so that results do not depend on their number.
     """
 
@@ -97,23 +97,23 @@ class TrainerSettings:
 
 
 class Trainer:
-    """Trains one model.
+    """Trains a model.
 
     Args:
-        model: any module from inputs to logits; methods that use features need a ``Classifier``.
-        data: where batches come from.
-        loss: what is minimized, and what the attack maximizes.
-        threat: what the attacker may do; its bounds are those of the data.
-        attack: makes the attack of the training step, given the threat model and the loss's objective.
-        methods: what else acts on the loop, in order.
-        optimizer: makes the optimizer, given the parameters; fused if PyTorch can, unless it sets ``fused``.
-        schedule: factor on the learning rate over time.
-        settings: length, batch size, validation and checkpoints.
-        seed: of data order, augmentation and attacks.
-        folder: where checkpoints go; None to write nothing.
-        observers: receive the metrics.
-        device: where to compute; a GPU if there is one.
-        about: plain JSON kept in every checkpoint, so that the model can be rebuilt.
+        model: maps inputs to logits; methods that use features require a ``Classifier``.
+        data: the data set.
+        loss: the loss to minimize, which also defines the objective of the attack.
+        threat: the threat model; its bounds are replaced by those of the data.
+        attack: creates the attack of the training step, given the threat model and the objective of the loss.
+        methods: training methods, in the order in which they act.
+        optimizer: creates the optimizer, given the parameters; fused if possible, unless it sets ``fused``.
+        schedule: learning-rate schedule.
+        settings: epochs, batch size, validation and checkpoints.
+        seed: seed of data order, augmentation and attacks.
+        folder: folder for checkpoints; None to write nothing.
+        observers: observers that receive the metrics.
+        device: where to compute; by default a GPU if there is one.
+        about: plain JSON stored in every checkpoint, from which the model can be rebuilt.
     """
 
     def __init__(
@@ -161,28 +161,28 @@ class Trainer:
             group.setdefault("initial_lr", group["lr"])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
 
-        # The position: everything a resumed run needs besides weights and states.
+        # The position of the run: everything needed to resume besides weights and states.
         self.epoch = 0
-        self.batch = 0  # batches done in the current epoch
+        self.batch = 0  # number of finished batches in the current epoch
         self.step = 0
-        self.best: dict[str, Best] = {}  # by name of the weights: raw, and averages that methods keep
+        self.best: dict[str, Best] = {}  # by name of the weights: raw, and averages of methods
         self.sums = RunningMeans()
-        self.finished = False  # set by methods that end a run early
-        self.damaged: list[str] = []  # checkpoints that were passed over on resume
+        self.finished = False  # set by methods that stop a run early
+        self.damaged: list[str] = []  # damaged checkpoints that were skipped on resume
         self._saved_at = time.monotonic()
-        self.stop_requested = False  # set from outside (signals): save after this step and stop
-        self.trained = False  # everything is saved
+        self.stop_requested = False  # set by signal handlers: save after this step and stop
+        self.trained = False  # whether training has finished and everything is saved
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def fit(self, *, resume: bool = False) -> None:
-        """Train to the end.
+        """Run the training.
 
-        With ``resume`` the run continues from its newest intact checkpoint and produces bit-identical weights.
+        With ``resume``, the run continues from its newest intact checkpoint and produces bit-identical weights.
         """
-        where = f"resume from the checkpoints in {self.folder}" if self.folder else "there was no folder to resume from"
+        hint = f"resume from the checkpoints in {self.folder}" if self.folder else "it cannot resume without a folder"
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), lost_worker_stops_the_run(where):
+        with torch.random.fork_rng(devices), raise_on_lost_worker(hint):
             for method in self.methods:
                 method.setup(self)
             self.best = {weights: Best() for weights in self.weight_sets}
@@ -192,7 +192,7 @@ class Trainer:
                 observer.start(self)
             try:
                 if not self.step:
-                    self._save()  # so that there is something to go back to from the first step on
+                    self._save()  # so that the run can resume from the very first step
                 while self.epoch < self.settings.epochs and not self.finished:
                     for batch in self._rest_of_epoch():
                         torch.manual_seed(key(self.seed, "dropout", self.step, rank()))
@@ -210,11 +210,11 @@ class Trainer:
                     observer.end()
 
     def train_step(self, batch: Batch) -> Step:
-        """The path of one batch."""
+        """Train on one batch: attack, forward and backward passes, and update."""
         factor = self.schedule(self.position, self.settings.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
-        self.optimizer.zero_grad()  # already here, so that old gradients take no memory while the attack runs
+        self.optimizer.zero_grad()  # here, so that old gradients take no memory during the attack
         self.model.train()
         step = Step(batch.x, batch.y, batch.index, self.step, self.position, eps=self.threat.radius)
         for method in self.methods:
@@ -235,9 +235,9 @@ class Trainer:
         return step
 
     def forward_backward(self, step: Step, *, plain: bool = False) -> None:
-        """One clean pass (if anybody needs it), one adversarial pass, one backward pass; gradients are in ``.grad``.
+        """Run a clean pass (if needed), an adversarial pass and a backward pass, and store gradients in ``.grad``.
 
-        With ``plain`` the gradient is that of the loss alone, without what methods add to it.
+        With ``plain``, the gradient is that of the loss only, without terms of methods.
         """
         self.optimizer.zero_grad()
         parts = self.parts(step)
@@ -249,7 +249,7 @@ class Trainer:
             with sync or nullcontext():
                 with self._autocast():
                     clean = self.loss.uses_clean if plain else self.uses_clean
-                    # One step, one estimate: the parts of a batch share the constants.
+                    # Update the Lipschitz estimates once per step, because the parts of a batch share them.
                     part.out = self.passes(part.x if clean else None, part.x_adv, part.eps, update=number == 0)
                 part.terms = self.loss.values(part.out, part.y)
                 for method in () if plain else self.methods:
@@ -258,12 +258,12 @@ class Trainer:
                 total = torch.stack(list(part.terms.values())).sum()
                 self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
                 part.terms = {name: value.detach() for name, value in part.terms.items()}
-        if len(parts) > 1:  # what the whole step's observers look at
+        if len(parts) > 1:  # for methods and observers of the whole step
             step.out = cat_outputs([part.out for part in parts])
             step.terms = {name: sum((part.terms[name] for part in parts), torch.zeros(())) for name in parts[0].terms}
 
     def _update(self, step: Step) -> None:
-        """Move the weights, unless a term or a gradient is not finite."""
+        """Update the weights; raises a TrainingError first if a term or a gradient is not finite."""
         self._check_finite(step)
         if self.settings.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
@@ -272,7 +272,7 @@ class Trainer:
         self.scaler.update()
 
     def _finish_epoch(self) -> None:
-        """Validate, tell methods and observers, remember the best, save."""
+        """Validate, call methods and observers, update the best checkpoint, and save."""
         self.epoch, self.batch = self.epoch + 1, 0
         metrics = {f"train_{name}": value for name, value in self.sums.means().items()}
         self.sums = RunningMeans()
@@ -289,14 +289,14 @@ class Trainer:
             score = metrics.get(self._metric(self._selected, weights))
             if score is not None and score > best.score:
                 self.best[weights] = Best(score, self.step, self.epoch)
-        # Recorded first: a record without its checkpoint is dropped on resume; the other way there would be a gap.
+        # Record before saving: resume drops a record without a checkpoint, but could not restore a missing record.
         self._record("epoch", metrics)
         self._save()
 
     # --- parts of a step ----------------------------------------------------------------------------------------
 
     def _rest_of_epoch(self) -> Iterator[Batch]:
-        """The batches of this epoch that are not done yet, this process's share of each."""
+        """Return the remaining batches of this epoch, with only this process's share of each."""
         settings, data = self.settings, self.data
         extra: dict[str, Any] = {"extra": data.num_extra, "extra_ratio": data.extra_ratio}
         order = shuffled(data.num_own, settings.batch_size, self.seed, self.epoch, **extra)
@@ -306,7 +306,7 @@ class Trainer:
         return batches(data.train, mine, augment=data.augment, seed=seed, device=device, workers=settings.workers)
 
     def parts(self, step: Step) -> list[Step]:
-        """The step itself, or, with gradient accumulation, equal parts of it."""
+        """Return the step itself or, with gradient accumulation, equal parts of it."""
         if self.settings.accumulate == 1:
             return [step]
         size = len(step.y) // self.settings.accumulate
@@ -317,7 +317,10 @@ class Trainer:
 
     @torch.no_grad()
     def _outputs(self, parts: Sequence[Step]) -> Outputs:
-        """What the parts of a step will compute, without gradients; nothing changes, and dropout repeats itself."""
+        """Return the outputs that the parts of a step will have, without gradients or side effects.
+
+        Dropout draws the same numbers again.
+        """
         devices = [self.device] if self.device.type == "cuda" else []
         passes = ForwardPasses(self.model)
         with torch.random.fork_rng(devices), preserve_buffers(self.model), self._autocast():
@@ -329,7 +332,7 @@ class Trainer:
 
     @staticmethod
     def _all(contexts: Iterable[Any]) -> ExitStack:
-        """Several context managers as one, entered in order and left in reverse, also when one of them fails."""
+        """Combine context managers: enter in order and exit in reverse, also if one of them fails."""
         with ExitStack() as stack:
             for context in contexts:
                 stack.enter_context(context)
@@ -353,7 +356,7 @@ class Trainer:
 
     @property
     def position(self) -> float:
-        """Epochs done, fractional."""
+        """Number of finished epochs, fractional."""
         return self.epoch + self.batch / self.steps_per_epoch
 
     @property
@@ -367,7 +370,7 @@ class Trainer:
 
     @property
     def selection_metric(self) -> str:
-        """Verified or robust accuracy where the training is robust, clean accuracy where it is not."""
+        """The metric that selects the best checkpoint: verified, robust or clean accuracy, depending on the loss."""
         return self._metric(self._selected)
 
     @property
@@ -377,7 +380,7 @@ class Trainer:
         return "robust" if self.attack and self.settings.validation_steps else "clean"
 
     def _metric(self, name: str, weights: str = "raw") -> str:
-        """``validation_robust`` for the trained weights, ``validation_swa_robust`` for an average."""
+        """Return ``validation_robust`` for the trained weights, ``validation_swa_robust`` for an average."""
         return "_".join([self.settings.select_on, *([] if weights == "raw" else [weights]), name])
 
     @property
@@ -386,12 +389,12 @@ class Trainer:
 
     @property
     def weight_sets(self) -> list[str]:
-        """Names of the weights there are for the model: ``raw``, the trained ones, and averages."""
+        """Names of the available weights: ``raw`` for the trained weights, and averages."""
         return ["raw", *self.averages]
 
     @contextmanager
     def using(self, weights: str) -> Iterator[None]:
-        """The model with other weights, and afterwards, exactly, with its own again."""
+        """Switch the model to other weights, and restore its own on exit."""
         if weights == "raw":
             yield
             return
@@ -403,7 +406,7 @@ class Trainer:
             self.model.load_state_dict(own)
 
     def validate(self, split: Split, steps: int) -> dict[str, Accuracy]:
-        """Clean accuracy, accuracy under PGD if ``steps > 0``, and verified accuracy if the loss certifies."""
+        """Measure clean accuracy, accuracy under PGD if ``steps > 0``, and verified accuracy if the loss certifies."""
         size = math.ceil(self.settings.batch_size / world_size())
         return validate(self.model, split, self.threat, steps, size, self.lipschitz, self.device)
 
@@ -428,7 +431,7 @@ class Trainer:
         self._write_index()
 
     def _write_index(self) -> None:
-        """Which checkpoint is last and which is best."""
+        """Write ``index.json``, which says which checkpoints are last and best."""
         if self.folder is None or rank() != 0:
             return
         best = {weights: best.step for weights, best in self.best.items()}
@@ -436,7 +439,7 @@ class Trainer:
         write_json(self.folder / "index.json", {**index, "selected_on": self.settings.select_on})
 
     def stop(self) -> None:
-        """For signal handlers: stop after this step, when it is saved, or at once if there is nothing to save."""
+        """Stop after the current step and a save, or at once if everything is saved; for signal handlers."""
         self.stop_requested = True
         if self.trained:
             raise KeyboardInterrupt("Interrupted during the final test.")
@@ -449,7 +452,7 @@ class Trainer:
             self._save()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the model: what ``_resume`` needs to go on as if nothing had happened."""
+        """Return everything except the model that a run needs to resume."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -469,7 +472,8 @@ class Trainer:
         state = checkpoint.training
         if len(state["methods"]) != len(self.methods):
             raise CheckpointError(
-                f"expected the state of {len(self.methods)} methods, got {len(state['methods'])}: another recipe"
+                f"the checkpoint has the state of {len(state['methods'])} methods, but the recipe has"
+                f" {len(self.methods)}; resume with the original recipe"
             )
         load_weights(self.model, checkpoint.model)
         self.optimizer = resume_optimizer(self.optimizer, state["optimizer"])
@@ -489,10 +493,10 @@ class Trainer:
     # --- faults -------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """What can be wrong with the combination, before any work."""
+        """Raise an InputError for invalid combinations of settings, before any work."""
         settings = self.settings
         if settings.precision != "float32" and self.device.type == "cpu":
-            raise InputError(f"precision: {settings.precision} needs a GPU, this run is on the CPU")
+            raise InputError(f"precision: {settings.precision} requires a GPU; use float32 on the CPU")
         if settings.batch_size % (world_size() * settings.accumulate):
             raise InputError(
                 f"batch_size: expected a multiple of {world_size()} processes x {settings.accumulate} accumulated"
@@ -500,21 +504,25 @@ class Trainer:
             )
 
     def _lipschitz_estimate(self) -> LipschitzEstimator | None:
-        """For losses that train certified radii; an InputError if this model or threat has none."""
+        """Return Lipschitz estimates for losses that train certified radii, otherwise None.
+
+        Raises an InputError if this model or threat model does not support them.
+        """
         if not self.loss.certifies:
             return None
         name = type(self.loss).__name__
         if self.threat.norm != "l2":
-            raise InputError(f"threat.norm: {name} certifies l2, got {self.threat.norm}")
+            raise InputError(f"threat.norm: expected l2 for {name}, got {self.threat.norm}")
         if not isinstance(self.model, Classifier):
             raise InputError(f"{name}: expected a Classifier with a linear head, got {type(self.model).__name__}")
         return LipschitzEstimator(self.model, iterations=self.settings.power_iterations)
 
     def _check_finite(self, step: Step) -> None:
-        """End the run, before anything moves, if a term or a gradient is not finite on any process.
+        """Raise a TrainingError before the update if a term or a gradient is not finite on any process.
 
-        The flags of a step are read together, which is one wait for the device.  With loss scaling, gradients may
-        overflow; the scaler then skips the update and halves the scale.  At scale 1, after 16 halvings, they may not.
+        The flags of a step are read together, to wait only once for the device.  With loss scaling, gradients may
+        overflow; the scaler then skips the update and halves the scale.  At scale 1, after 16 halvings, this is an
+        error.
         """
         named = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
         may_overflow = self.scaler.get_scale() > 1
@@ -531,7 +539,7 @@ class Trainer:
         raise TrainingError(self._diagnosis(bad or [f"the gradient of {name} is not finite" for name in gradients[:1]]))
 
     def _not_finite(self) -> str | None:
-        """A weight or a running statistic that must not be saved."""
+        """Return the name of a weight or running statistic that is not finite, or None."""
         tensors: list[tuple[str, Tensor]] = [(f"the weight {name}", p) for name, p in self.model.named_parameters()]
         for prefix, module in self.model.named_modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
@@ -539,10 +547,10 @@ class Trainer:
         return next((name for name, tensor in tensors if not tensor.isfinite().all()), None)
 
     def _diagnosis(self, bad: Sequence[str]) -> str:
-        """One sentence on what is not finite, and what to do."""
+        """Return an error message that says what is not finite and what to do."""
         lr = self.optimizer.param_groups[0]["lr"]
         intact = f"; the last good checkpoint is in {self.folder}" if self.folder else ""
         return (
             f"training diverged at step {self.step} (epoch {self.position:.2f}, learning rate {lr:g}):"
-            f" {' and '.join(bad)}; try a lower learning rate, a warm-up or settings.clip_norm{intact}"
+            f" {' and '.join(bad)}; try a lower learning rate, a warm-up or gradient clipping (clip_norm){intact}"
         )

@@ -1,4 +1,4 @@
-"""Accuracy of a model during training, by the evaluation that ``atoll attack`` and ``atoll certify`` use."""
+"""Accuracy of a model during training, with the same evaluation as ``atoll attack`` and ``atoll certify``."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def validate(
     lipschitz: LipschitzEstimator | None = None,
     device: torch.device | str = "cpu",
 ) -> dict[str, Accuracy]:
-    """Clean accuracy, accuracy under PGD with this many steps, and verified accuracy.
+    """Measure clean accuracy, accuracy under PGD with the given number of steps, and verified accuracy.
 
-    Verified accuracy needs Lipschitz constants: it is ``vra`` if they are exact, and ``vra_estimate`` if they come
-    from power iteration, which is no proof.
+    Verified accuracy requires Lipschitz constants.  Its name is ``vra`` if they are exact, and ``vra_estimate`` if they
+    come from power iteration, which is not a proof.
     """
     attacks = {"robust": get_attack(f"PGD-{steps}", threat)} if steps else {}
     accuracy = evaluate(
@@ -41,7 +41,7 @@ def validate(
         return accuracy
     assert isinstance(model, Classifier)
     certifier: Certifier
-    if lipschitz.exact:  # in float64, as with `atoll certify`
+    if lipschitz.exact:  # in float64, as in `atoll certify`
         certifier = certifier_for(copy.deepcopy(model).double(), radii=[threat.radius])
     else:
         certifier = heuristic_certifier(model, lipschitz)

@@ -1,4 +1,4 @@
-"""Methods that act on the training loop; any of them combines with any loss and with each other."""
+"""Training methods, which can be combined with each other and with any loss."""
 
 from atoll.training.methods.awp import AWP, AWPT
 from atoll.training.methods.base import Method, Step

@@ -1,4 +1,4 @@
-"""Adversarial weight perturbation (Wu et al., 2020), of the whole net or of the head only."""
+"""Adversarial weight perturbation (Wu et al., 2020) of the whole network or only the head."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class AWP(Method):
-    r"""Trains at :math:`\theta + \gamma\,\xi`, where :math:`\xi_l = \|W_l\| d_l / \|d_l\|` and d is the gradient.
+    r"""Adversarial weight perturbation: computes gradients at :math:`\theta + \gamma\,\xi`.
 
-    So each weight matrix moves by ``gamma`` times its own norm in the direction in which the loss at the adversarial
-    inputs rises; the gradient is taken there, and applied to the weights as they were.  Biases and normalization
-    layers do not move.  Costs one more forward and backward pass and one copy of the weight matrices.
+    With :math:`\xi_l = \|W_l\| d_l / \|d_l\|` and d the gradient, each weight matrix moves by ``gamma`` times its norm
+    in the direction in which the loss at the adversarial inputs increases.  The gradient at the perturbed weights
+    updates the original weights.  Biases and normalization layers are not perturbed.  Costs one additional forward and
+    backward pass and one copy of the weight matrices.
 
     Args:
         gamma: size of the perturbation relative to the norm of each matrix.
-        warmup: epochs without perturbation at the beginning.
+        warmup: number of epochs without perturbation at the beginning.
     """
 
     gamma: float = 0.005
@@ -47,23 +48,24 @@ class AWP(Method):
             yield
             return
         weights = self.parameters(trainer.model)
-        # Nothing else refers to the directions: the step makes gradients of its own, and two sets are one too many.
+        # A generator that holds the only reference to the directions, so that two sets of gradients never take memory
+        # at the same time.
         moves = (self.move(w, d) for w, d in zip(weights, self.directions(trainer, step, weights), strict=True))
         with move_parameters(weights, moves):
             trainer.optimizer.zero_grad()
             yield
 
     def move(self, weight: Tensor, direction: Tensor) -> Tensor:
-        """By how much a matrix moves; one without a gradient stays where it is."""
+        """Return the perturbation of a matrix; zero if the gradient is zero."""
         length = torch.linalg.vector_norm(direction)
         return direction * torch.where(length > 0, self.gamma * torch.linalg.vector_norm(weight) / length, 0.0)
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """What is perturbed."""
+        """Return the parameters to perturb."""
         return weight_matrices(model)
 
     def directions(self, trainer: Trainer, step: Step, parameters: list[nn.Parameter]) -> list[Tensor]:
-        """The gradient of the loss, by the same passes as the step itself, so that all processes agree on it."""
+        """Return the gradient of the loss, computed as in the step itself, so that it is the same on all processes."""
         with preserve_buffers(trainer.model):
             trainer.forward_backward(step, plain=True)
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -71,7 +73,7 @@ class AWP(Method):
 
 @METHODS.register()
 class AWPT(AWP):
-    """AWP of the top layer only (TrH, section 5); needs one more forward pass and no backward pass through the net."""
+    """AWP of the top layer only (TrH, section 5); costs one additional forward pass, but no full backward pass."""
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         if not isinstance(model, Classifier):

@@ -1,17 +1,17 @@
-"""The base of training methods: small objects that act at named places of the training loop.
+"""The base class of training methods, which hook into the training loop.
 
-The loop is in ``atoll.training.trainer``; these are its places, in order::
+The loop is in ``atoll.training.trainer``.  The hooks, in order::
 
     for batch in epoch:
         before_attack     change the batch (mixup, cutmix)
-        around_attack     while adversarial inputs are made (noise on the weights)
-        around_step       while gradients are computed (perturbed weights)
-            on_loss       add, remove or reweigh terms of the loss
-        before_step       gradients are there, weights are their own again (decay)
-        after_step        after the optimizer has moved the weights (averaging, Lookahead)
-    after_epoch           after validation (early stopping, schedules that measure)
+        around_attack     context of the attack (noise on the weights)
+        around_step       context of the forward and backward passes (perturbed weights)
+            on_loss       add, remove or reweight terms of the loss
+        before_step       after the gradients are computed and the weights restored (decay)
+        after_step        after the optimizer step (averaging, Lookahead)
+    after_epoch           after validation (early stopping, schedules based on measurements)
 
-Methods are called in the order in which they are listed; a method that keeps state saves it through ``state_dict``.
+Methods are called in the order in which they are listed.  A method with state saves it with ``state_dict``.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ if TYPE_CHECKING:
 
 @dataclass
 class Step:
-    """One step on its way through the trainer; methods read it and change it."""
+    """The data of one training step, which methods read and change."""
 
     x: Tensor
     y: Tensor
     index: Tensor
-    number: int  # of this step in the whole run, from 0
+    number: int  # number of this step in the run, starting at 0
     epoch: float  # fractional
     x_adv: Tensor | None = None
-    eps: float = 0.0  # radius that a loss with Lipschitz constants certifies in this step
+    eps: float = 0.0  # certified radius in this step, for losses with Lipschitz constants
     out: Outputs = field(default_factory=Outputs)
-    terms: dict[str, Tensor] = field(default_factory=dict)  # weighted, per example or already a mean
-    whole: Step | None = None  # with accumulated gradients: the step that this is a part of
+    terms: dict[str, Tensor] = field(default_factory=dict)  # weighted, per example or already averaged
+    whole: Step | None = None  # with accumulated gradients, the complete step of which this is a part
 
 
 METHODS = Registry("method", "methods", "atoll.training.methods.base.Method", "atoll.training.methods")
 
 
 class Method:
-    """Base of all methods: does nothing, anywhere."""
+    """Base class of methods; every hook does nothing by default."""
 
     registry: ClassVar[Registry] = METHODS
 
-    uses_clean: ClassVar[bool] = False  # whether a clean pass is needed even if the loss does without
+    uses_clean: ClassVar[bool] = False  # whether the method needs a clean pass even if the loss does not
 
-    # Whether ``on_loss`` needs the outputs of the whole batch.  With accumulated gradients, they come from one more
-    # pass without gradients, in ``step.whole.out``.
+    # Whether ``on_loss`` needs the outputs of the whole batch.  With accumulated gradients, they are computed by an
+    # additional pass without gradients and stored in ``step.whole.out``.
     uses_batch: bool = False
 
     def setup(self, trainer: Trainer) -> None:
-        """Once, before the first step; model and optimizer are there."""
+        """Called once before the first step, when model and optimizer exist."""
 
     def before_attack(self, trainer: Trainer, step: Step) -> None: ...
 
@@ -78,14 +78,14 @@ class Method:
     def after_step(self, trainer: Trainer, step: Step) -> None: ...
 
     def after_epoch(self, trainer: Trainer, metrics: MutableMapping[str, float]) -> None:
-        """On all processes; what is added to the metrics is recorded with them."""
+        """Called on all processes after validation; metrics that are added here are recorded."""
 
     def averages(self) -> dict[str, dict[str, Tensor]]:
-        """Other weights for the model, by name, as state dicts; evaluated and saved beside the trained ones."""
+        """Return other weights for the model as state dicts by name, to evaluate and save with the trained ones."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nested dicts and lists of tensors, numbers and strings."""
+        """Return the state as nested dicts and lists of tensors, numbers and strings."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

@@ -1,4 +1,4 @@
-"""Centroids that start at training points."""
+"""Initialization of centroids with training points."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @METHODS.register()
 class CentroidsFromData(Method):
-    """The centroids of each class begin as the features of random training points of that class.
+    """Initializes the centroids of each class with the features of random training points of the class.
 
-    A method, because a model does not see data.  It belongs before methods that copy weights, such as SWA.
+    This is a method because a model has no access to data.  List it before methods that copy weights, such as SWA.
     """
 
     @torch.no_grad()
@@ -34,7 +34,7 @@ class CentroidsFromData(Method):
             rows = (split.labels == label).nonzero().squeeze(1)
             if len(rows) < len(own):
                 raise InputError(
-                    f"per_class: expected at most the {len(rows)} training points of class {label}, got {len(own)}"
+                    f"per_class: expected at most {len(rows)}, the training points of class {label}, got {len(own)}"
                 )
             draw = generator(trainer.seed, "centroids", label)
             rows = rows[torch.randperm(len(rows), generator=draw)[: len(own)]]

@@ -1,4 +1,4 @@
-"""Early stopping on the validation set (Rice et al., 2020: the simplest cure for robust overfitting)."""
+"""Early stopping on the validation set, a simple remedy for robust overfitting (Rice et al., 2020)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class EarlyStopping(Method):
-    """End the run when the selection metric has not improved for ``patience`` validations."""
+    """Stops the run when the selection metric has not improved for ``patience`` validations.
+
+    Args:
+        patience: number of validations without improvement.
+        min_gain: smallest increase of the metric that counts as an improvement.
+    """
 
     patience: int = 10
     min_gain: float = 0.0

@@ -1,4 +1,4 @@
-"""A certified radius that grows during training."""
+"""A schedule for the certified radius during training."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class EpsRamp(Method):
-    r"""Losses with Lipschitz constants train for ``start * eps`` first, ``end * eps`` after a ``share`` of the run.
+    r"""Increases the certified radius of the loss from ``start * eps`` to ``end * eps`` over a ``share`` of the run.
 
-    The defaults are :math:`\epsilon_t = (\min(2t/T, 1) \cdot 1.9 + 0.1)\, \epsilon` (thesis, C.1.1); the published
-    recipe for MNIST is logarithmic from 0.01 to 1.1.  eps is the threat model's, and validation stays with that.
+    The defaults are :math:`\epsilon_t = (\min(2t/T, 1) \cdot 1.9 + 0.1)\, \epsilon` (thesis, C.1.1).  The published
+    recipe for MNIST is logarithmic from 0.01 to 1.1.  Validation uses the eps of the threat model.  Requires a loss
+    that uses Lipschitz constants.
 
     Args:
-        shape: ``linear``, or ``logarithmic``, which multiplies by the same factor in every epoch.
+        shape: ``linear``, or ``logarithmic`` for a constant factor per epoch.
         start: factor at the beginning.
         end: factor at the end of the ramp.
-        share: of the run that the ramp takes.
+        share: length of the ramp as a share of the run.
 
     >>> ramp = EpsRamp()
     >>> [round(ramp.factor(epoch, 100), 3) for epoch in (0, 25, 50, 75)]
@@ -49,11 +50,11 @@ class EpsRamp(Method):
             raise InputError(f"EpsRamp: expected a loss that uses Lipschitz constants, got {name}")
 
     def before_attack(self, trainer: Trainer, step: Step) -> None:
-        # Every step afresh from its place in the run: a resumed run needs nothing.
+        # Computed from the position in the run, so that resuming needs no state.
         step.eps = trainer.threat.radius * self.factor(step.epoch, trainer.settings.epochs)
 
     def factor(self, epoch: float, epochs: int) -> float:
-        """What eps is multiplied by."""
+        """Return the factor on eps."""
         progress = min(1.0, epoch / (self.share * epochs))
         if self.shape == "linear":
             return self.start + (self.end - self.start) * progress

@@ -1,4 +1,4 @@
-"""Training with noise on the inputs."""
+"""Training with Gaussian noise on the inputs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class GaussianNoise(Method):
-    r"""Trains on inputs with noise :math:`N(0, \sigma^2 I)`, for randomized smoothing (Cohen et al., 2019).
+    r"""Adds noise :math:`N(0, \sigma^2 I)` to the inputs, for randomized smoothing (Cohen et al., 2019).
 
-    The noise is added after the attack, because noisy inputs may leave the bounds that an attack has to respect.  Clean
-    and adversarial inputs get the same noise.
+    The noise is added after the attack, because noisy inputs may leave the bounds that attacks require.  Clean and
+    adversarial inputs get the same noise.
 
     Args:
-        sigma: standard deviation, in units of the inputs.
+        sigma: standard deviation, in input units.
     """
 
     sigma: float = 0.25

@@ -1,4 +1,4 @@
-"""Lookahead (Zhang et al., 2019): k steps forward, 1 step back."""
+"""Lookahead optimizer (Zhang et al., 2019): k steps forward, 1 step back."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class Lookahead(Method):
-    r"""Every ``k`` steps: :math:`\phi \leftarrow \phi + \alpha (\theta - \phi)`, then :math:`\theta \leftarrow \phi`.
+    r"""Lookahead optimizer, which averages slow and fast weights every ``k`` steps.
 
-    Works with any optimizer, whose own state is kept.  Costs one copy of the weights.
+    The update is :math:`\phi \leftarrow \phi + \alpha (\theta - \phi)`, then :math:`\theta \leftarrow \phi`.  Works
+    with any optimizer, whose state does not change.  Costs one copy of the weights.
+
+    Args:
+        k: number of steps between synchronizations.
+        alpha: step size of the slow weights :math:`\phi`.
     """
 
     k: int = 5

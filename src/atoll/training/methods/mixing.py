@@ -1,4 +1,4 @@
-"""Mixup and CutMix: train on mixtures of two points, with mixed labels."""
+"""Mixup and CutMix: training on mixtures of two points with mixed labels."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, kw_only=True)
 class _Mixing(Method):
-    """Mixes points before the attack; neighbors in the (random) order of the batch are partners.
+    """Mixes neighboring points of the (randomly ordered) batch before the attack.
 
-    Neighbors, because the processes of a distributed run hold contiguous shares of the batch: any other pairing
-    would make results depend on their number.
+    Partners are neighbors because the processes of a distributed run have contiguous shares of the batch; with any
+    other pairing, results would depend on the number of processes.
 
     Args:
-        alpha: the share of the point itself is drawn from Beta(alpha, alpha), one draw a batch as in the papers.
+        alpha: the weight of the point itself is drawn from Beta(alpha, alpha), once per batch as in the papers.
     """
 
     alpha: float = 1.0
@@ -38,7 +38,7 @@ class _Mixing(Method):
     def before_attack(self, trainer: Trainer, step: Step) -> None:
         draw = np.random.default_rng(key(trainer.seed, type(self).__name__, step.number))
         number = torch.arange(len(step.y), device=step.y.device)
-        partner = (number ^ 1).clamp_max(len(step.y) - 1)  # the last of an odd number stays alone
+        partner = (number ^ 1).clamp_max(len(step.y) - 1)  # the last point of an odd batch is not mixed
         labels = F.one_hot(step.y, trainer.data.num_classes).to(step.x.dtype) if step.y.dim() == 1 else step.y
         step.x, step.y = self.mix(step.x, labels, partner, draw)
 
@@ -48,7 +48,7 @@ class _Mixing(Method):
 
 @METHODS.register()
 class Mixup(_Mixing):
-    """Convex combinations of two images and their labels (Zhang et al., 2018)."""
+    """Mixup: convex combinations of two images and their labels (Zhang et al., 2018)."""
 
     def mix(self, x: Tensor, y: Tensor, partner: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         return mixup(x, y, partner, float(draw.beta(self.alpha, self.alpha)))
@@ -56,7 +56,7 @@ class Mixup(_Mixing):
 
 @METHODS.register()
 class CutMix(_Mixing):
-    """A box of one image pasted into another, labels mixed by area (Yun et al., 2019)."""
+    """CutMix: pastes a box of one image into another and mixes the labels by area (Yun et al., 2019)."""
 
     def mix(self, x: Tensor, y: Tensor, partner: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         if x.dim() != 4:

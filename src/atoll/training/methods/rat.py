@@ -1,4 +1,4 @@
-"""Randomized weights by Taylor expansion (Jin et al., "Randomized Adversarial Training via Taylor Expansion")."""
+"""Randomized adversarial training (Jin et al., "Randomized Adversarial Training via Taylor Expansion")."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 @METHODS.register()
 class RAT(Method):
-    r"""Makes adversarial inputs at :math:`\theta + u`, u Gaussian, and penalizes the Taylor terms in u.
+    r"""RAT: attacks the model with Gaussian noise u on the weights and penalizes the Taylor terms in u.
 
-    ``surrogate``, after the authors' code: the first and second term become soft targets built from the gradient of
-    the cross-entropy with respect to the head, which needs no backward pass; the cross-entropy is weighted 1 - eta.
+    ``surrogate``, as in the authors' code: the first and second terms become soft targets from the gradient of the
+    cross-entropy with respect to the head, which needs no backward pass; the cross-entropy has weight 1 - eta.
     ``exact``: :math:`\|(J - J') u\|^2 / \sigma^2` and :math:`\|u^T (H - H') u\|^2 / \sigma^4` of the logits by
-    forward-mode differentiation, with batch norm in evaluation mode.  Models for which PyTorch gets them wrong are
-    refused.
+    forward-mode differentiation, with batch norm in evaluation mode.  Models for which PyTorch computes wrong terms are
+    rejected.
 
-    The paper and its authors' code differ (``docs/errata.md``).  The default is ``code``, because the published numbers
-    come from it:
+    The paper and the authors' code differ (``docs/errata.md``).  The default is ``code``, which produced the published
+    numbers:
 
-    - ``code``: u has standard deviation 1e-4 and moves convolutions only.  With AWP there is no noise; the targets come
-      from the weights that AWP has moved.  The second term draws both predictions to the target of the clean one.
-    - ``paper``: u has standard deviation 0.01 (the paper calls it a variance) and moves all weight matrices, also with
-      AWP.  The second term has two targets, like the first.
+    - ``code``: u has standard deviation 1e-4 and affects only convolutions.  With AWP there is no noise, and the
+      targets come from the weights that AWP perturbs.  The second term uses the clean target for both predictions.
+    - ``paper``: u has standard deviation 0.01 (called a variance in the paper) and affects all weight matrices, also
+      with AWP.  The second term has two targets, like the first.
 
     Args:
         order: 1 for the first term, 2 for the first and second.
         eta: weight of the first term; 0.3 for order 1 and 0.2 for order 2 if None.
-        second: weight of the second term in units of eta; the code has 0.4 in its script for PreAct ResNet-18 with AWP.
+        second: weight of the second term in units of eta; the code uses 0.4 for PreAct ResNet-18 with AWP.
         sigma: standard deviation of the noise; that of the reading if None.
-        share: of the true class in its targets; 2 / classes if None.
+        share: probability of the true class in its targets; 2 / classes if None.
         terms: ``surrogate`` or ``exact``.
         reading: ``code`` or ``paper``.
 
@@ -78,7 +78,7 @@ class RAT(Method):
         check_range("[0, 1]", eta=eta, share=share)
         check_range("[0, inf)", second=second, sigma=sigma)
         if terms == "exact" and not self.sigma:
-            raise InputError("sigma: the exact terms need noise, got 0")
+            raise InputError("sigma: expected a number > 0 for exact terms, got 0")
 
     def setup(self, trainer: Trainer) -> None:
         model = trainer.model
@@ -86,12 +86,12 @@ class RAT(Method):
             raise InputError(f"RAT: expected a Classifier with a linear head, got {type(model).__name__}")
         if self.kind == "exact":
             if not self.noisy_weights(model):
-                raise InputError("RAT: with reading=code, the exact terms need convolutions, but the model has none")
+                raise InputError("RAT: exact terms with reading=code require convolutions, but the model has none")
             x = to_float(trainer.data.train.fetch(torch.arange(min(4, len(trainer.data.train)))))
             check_taylor_terms(model, x.to(trainer.device), self.order)
 
     def noisy_weights(self, model: nn.Module) -> list[nn.Parameter]:
-        """The weights that u moves."""
+        """Return the weights to which noise is added."""
         if self.reading == "paper":
             return weight_matrices(model)
         convolutions = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
@@ -107,7 +107,7 @@ class RAT(Method):
             yield
 
     def _noise(self, trainer: Trainer, step: Step) -> Iterator[Tensor]:
-        """The draw of this step, one matrix at a time; drawn again where it is needed again, so nothing is kept."""
+        """Yield the noise of this step, one matrix at a time; it is drawn again when needed, to save memory."""
         draw = generator(trainer.seed, "rat", step.number, device=trainer.device)
         for weight in self.noisy_weights(trainer.model):
             yield torch.randn(weight.shape, generator=draw, device=weight.device, dtype=weight.dtype).mul_(self.sigma)
@@ -158,9 +158,10 @@ class RAT(Method):
 
 @torch.no_grad()
 def head_row_sums(logits: Tensor, features: Tensor, y: Tensor) -> Tensor:
-    """Row sums of the mean cross-entropy gradient with respect to the head's weight, over all processes.
+    """Return row sums of the mean gradient of cross-entropy with respect to the head's weight, over all processes.
 
-    The gradient of example b is the outer product of (p - onehot(y)) and z, so row j sums to their product with sum z.
+    The gradient of an example is the outer product of (p - onehot(y)) and z, so the sum of row j is
+    (p - onehot(y))_j times the sum of z.
     """
     probability = logits.softmax(1)
     labels = F.one_hot(y, logits.shape[1]).to(probability.dtype) if y.dim() == 1 else y
@@ -169,12 +170,14 @@ def head_row_sums(logits: Tensor, features: Tensor, y: Tensor) -> Tensor:
 
 
 def rat_targets(values: Tensor, share: float) -> Tensor:
-    """One value per class to a matrix of targets: shifted to minimum 0, the same values divided up in every row."""
+    """Return a matrix of targets from one value per class; the values are shifted to minimum 0."""
     return target_matrix((values - values.min()).expand(len(values), -1), share)
 
 
 def taylor_terms(model: nn.Module, x: Tensor, tangents: dict[str, Tensor], order: int) -> tuple[Tensor, Tensor | None]:
-    """J u and, for order 2, u^T H u of the logits with respect to the parameters, by forward mode; differentiable.
+    """Return J u and, for order 2, u^T H u of the logits with respect to the parameters; both are differentiable.
+
+    Uses forward-mode differentiation.
 
     >>> square = nn.Sequential(layer := nn.Linear(1, 1, bias=False), layer)  # w^2 x
     >>> first, second = taylor_terms(square, torch.ones(1, 1), {"0.weight": torch.ones(1, 1)}, 2)
@@ -200,9 +203,9 @@ def _directional(
 
 
 def check_taylor_terms(model: nn.Module, x: Tensor, order: int) -> None:
-    """Refuse a model if its Taylor terms, or their gradients, differ from differences in float64.
+    """Raise an InputError if the Taylor terms of a model or their gradients differ from finite differences (float64).
 
-    Several of PyTorch's operations have wrong derivatives of higher order in forward mode, or none.
+    Several operations of PyTorch have wrong derivatives of higher order in forward mode, or none.
 
     >>> check_taylor_terms(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)), torch.rand(4, 2), 2)
     """
@@ -242,9 +245,11 @@ def check_taylor_terms(model: nn.Module, x: Tensor, order: int) -> None:
             ]
             for case in cases:
                 if not case.judge()[0]:
-                    raise InputError(f"RAT: the exact terms cannot be used: {case.name} differs from differences")
+                    raise InputError(
+                        f"RAT: exact terms cannot be used for this model: {case.name} differs from finite differences"
+                    )
         except (RuntimeError, NotImplementedError) as error:
-            raise InputError(f"RAT: the exact terms cannot be used: {first_line(error)}") from error
+            raise InputError(f"RAT: exact terms cannot be used for this model: {first_line(error)}") from error
 
 
 def _taylor_deviation(claimed: Tensor, difference: Callable[[float], Tensor], step: float) -> Deviation:
@@ -254,6 +259,6 @@ def _taylor_deviation(claimed: Tensor, difference: Callable[[float], Tensor], st
 
 
 def _random_direction(weight: Tensor, draw: torch.Generator) -> Tensor:
-    """As large as the weight."""
+    """Return a random direction with the scale of the weight."""
     noise = torch.randn(weight.shape, generator=draw, device=weight.device, dtype=weight.dtype)
     return noise * weight.detach().square().mean().sqrt().clamp_min(1e-3)

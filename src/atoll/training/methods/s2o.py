@@ -1,4 +1,4 @@
-"""S2O, second-order statistics optimization (Jin et al., 2022), as in the authors' code or as in their text."""
+"""S2O, second-order statistics optimization (Jin et al., 2022), as in the authors' code or in the paper."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class S2O(Method):
-    r"""Predictions are drawn to targets made of the correlation of logits over the batch.
+    r"""S2O: soft targets from the correlation of logits over the batch (second-order statistics).
 
-    ``code``, what the authors run: :math:`A = \sum_b g g^T`; the targets of class y are row y of :math:`-|A|`, shifted
-    to be non-negative and normalized to ``1 - share``, with ``share`` for y itself.  :math:`\mathrm{S2O} = \frac12
-    [KL(t, p) + KL(t', q)]` replaces a share ``weight`` of the cross-entropy.  ``text``, what they write: ``weight``
-    times the Frobenius norm of the normalized correlation.
+    ``code``, as in the authors' code: with :math:`A = \sum_b g g^T`, the targets of class y are row y of :math:`-|A|`,
+    shifted to be non-negative and normalized to ``1 - share``, with ``share`` for y itself.  :math:`\mathrm{S2O} =
+    \frac12 [KL(t, p) + KL(t', q)]` replaces a share ``weight`` of the cross-entropy.  ``text``, as in the paper:
+    ``weight`` times the Frobenius norm of the normalized correlation.
 
     Args:
-        weight: 0.1 for AT and 0.3 for TRADES in the papers.
+        weight: weight of S2O; 0.1 for AT and 0.3 for TRADES in the papers.
         reading: ``code`` or ``text``.
-        share: of the true class in its targets; 0.2 is the authors' number for 10 classes.  Take more than 1 / classes.
+        share: probability of the true class in its targets; the authors use 0.2 for 10 classes.  Should be more than
+            1 / classes.
     """
 
     uses_clean = True
@@ -58,16 +59,16 @@ class S2O(Method):
 
 @torch.no_grad()
 def second_order_targets(logits: Tensor, share: float) -> Tensor:
-    """The matrix of targets from the batch's logits, over all processes."""
+    """Return the matrix of targets from the logits of the batch, over all processes."""
     scores = -all_sum(logits.T @ logits).abs()
     return target_matrix(scores - scores.amin(1, keepdim=True), share)
 
 
 def correlation(logits: Tensor, whole: Tensor, parts: int) -> Tensor:
-    """Frobenius norm of the matrix of uncentered correlations between logits over the whole batch.
+    """Return the Frobenius norm of the matrix of uncentered correlations between logits over the whole batch.
 
-    The value is that of the batch; the gradient goes to one of its equal parts, times their number, so that the mean
-    over the parts has the gradient of the batch.
+    The value is that of the batch.  The gradient flows to one of its equal parts, multiplied by their number, so that
+    the mean over the parts has the gradient of the batch.
     """
     second = logits.T @ logits
     if world_size() > 1:

@@ -1,4 +1,4 @@
-"""Sharpness-aware minimization (Foret et al., 2021), the reference point for AWP."""
+"""Sharpness-aware minimization (Foret et al., 2021), a baseline for AWP."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class SAM(Method):
-    r"""Trains at :math:`\theta + \rho\, g / \|g\|`, with g the gradient of the loss over all parameters.
+    r"""Sharpness-aware minimization: computes gradients at :math:`\theta + \rho\, g / \|g\|`.
 
-    Costs one more forward and backward pass and one copy of the weights.
+    g is the gradient of the loss with respect to all parameters.  Costs one additional forward and backward pass and
+    one copy of the weights.
 
     Args:
-        rho: length of the perturbation.
+        rho: norm of the perturbation.
     """
 
     rho: float = 0.05
@@ -42,7 +43,7 @@ class SAM(Method):
         length = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
         scale = torch.where(length > 0, self.rho / length, 0.0)
         moves = map(scale.mul, gradients)
-        del gradients  # the step makes gradients of its own, and two sets are one too many
+        del gradients  # so that two sets of gradients never take memory at the same time
         with move_parameters(weights, moves):
             trainer.optimizer.zero_grad()
             yield

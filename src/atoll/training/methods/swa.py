@@ -1,4 +1,4 @@
-"""Weight averaging: an exponential moving average, evaluated beside the trained weights."""
+"""Weight averaging: an exponential moving average, evaluated in addition to the trained weights."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class SWA(Method):
-    r""":math:`\bar\theta \leftarrow \alpha\,\bar\theta + (1 - \alpha)\,\theta` after every step (TrH, section 5).
+    r"""Weight averaging: :math:`\bar\theta \leftarrow \alpha\,\bar\theta + (1 - \alpha)\,\theta` after every step.
 
-    Batch-norm statistics are averaged in the same way.  The average is evaluated, saved and exported under the name
-    ``swa``; training itself is not changed.  Costs one copy of the weights.
+    As in TrH, section 5.  Batch-norm statistics are averaged in the same way.  The average is evaluated, saved and
+    exported under the name ``swa``; training itself does not change.  Costs one copy of the weights.
 
     Args:
-        alpha: how much of the average stays.
-        start: share of the run before averaging starts; until then the average is the weights themselves.
+        alpha: decay rate of the average.
+        start: share of the run before averaging starts; until then the average equals the weights.
     """
 
     alpha: float = 0.995

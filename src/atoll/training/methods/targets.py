@@ -1,4 +1,4 @@
-"""What S2O and RAT share: soft targets built from statistics of the batch, and their distance to predictions."""
+"""Soft targets from statistics of the batch, and their divergence from predictions, shared by S2O and RAT."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def target_matrix(scores: Tensor, share: float) -> Tensor:
-    """Rows of non-negative scores to target distributions: ``share`` on the diagonal, the rest divided by the scores.
+    """Convert rows of non-negative scores to target distributions with ``share`` on the diagonal.
 
-    The scores' own diagonal is ignored; a row of zeros is divided evenly instead of by zero.
+    The rest of each row is proportional to the scores, or uniform if they are zero.  The diagonal of the scores is
+    ignored.
 
     >>> target_matrix(torch.tensor([[9.0, 1.0, 3.0, 0.0]]).expand(4, 4), 0.5)[0]
     tensor([0.5000, 0.1250, 0.3750, 0.0000])
@@ -24,11 +25,11 @@ def target_matrix(scores: Tensor, share: float) -> Tensor:
 
 
 def rows_for(matrix: Tensor, y: Tensor) -> Tensor:
-    """Row y of a matrix for each example; mixed labels mix the rows."""
+    """Return row y of a matrix for each example; mixed labels mix the rows."""
     return matrix[y] if y.dim() == 1 else y.to(matrix.dtype) @ matrix
 
 
 def divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """KL(target, softmax(logits)), one value per example."""
+    """Return KL(target, softmax(logits)), one value per example."""
     value: Tensor = torch.special.xlogy(target, target) - target * logits.log_softmax(1)
     return value.sum(1)

@@ -24,12 +24,12 @@ from atoll.training.methods.base import METHODS, Method, Step
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
 
-_POINTS = 64  # of the check of a model at setup
+_POINTS = 64  # number of points for the check of the model at setup
 Ramp = Literal["constant", "linear", "multistep"]
 
 
 def ramp(kind: Ramp, progress: float) -> float:
-    """Share of lambda at ``progress`` in [0, 1] of the run.
+    """Return the factor on lambda at ``progress`` in [0, 1] of the run.
 
     >>> [ramp("multistep", p) for p in (0.0, 0.1, 0.5)], ramp("linear", 0.25)
     ([0.01, 0.1, 1.0], 0.25)
@@ -44,27 +44,28 @@ def ramp(kind: Ramp, progress: float) -> float:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class TrH(Method):
-    r"""Adds :math:`\lambda\,\mathrm{Tr}(H)` of the loss to it, and :math:`\gamma \|\theta\|^2`.
+    r"""Trace-of-Hessian regularization: adds :math:`\lambda\,\mathrm{Tr}(H) + \gamma \|\theta\|^2` to the loss.
 
-    ``top``: the trace with respect to the weight of a linear head, from the loss's curvature in logit space,
+    ``top``: the trace with respect to the weight of a linear head, from the curvature of the loss in logit space,
 
     .. math:: \sum_k \|z\|^2 \frac{\partial^2 l}{\partial g_k^2} + 2 (z \cdot z') \frac{\partial^2 l}{\partial g_k
               \partial g'_k} + \|z'\|^2 \frac{\partial^2 l}{\partial {g'_k}^2},
 
-    differentiated through z, z' and the logits, so it shapes the whole net, at no extra pass.  With ``bias`` each of
-    the three factors grows by 1.  ``full``: the trace over all parameters, for small nets whose logits are piecewise
-    linear in each of them (ReLU, no batch norm); others are refused, by their graph and by differences of gradients.
+    differentiated through z, z' and the logits, so that it affects the whole network without an additional pass.  With
+    ``bias``, each of the three factors increases by 1.  ``full``: the trace over all parameters, for small networks
+    whose logits are piecewise linear in each parameter (ReLU, no batch norm).  Other networks are rejected, based on
+    their graph and on differences of gradients.
 
-    By default the clean prediction is constant in terms that compare it with the adversarial one, as in Eq. 6 and
-    section 4.4 of the thesis.  For TRADES the trace is then :math:`\|z\|^2\, \mathbf{1}^T h + \lambda_t \|z'\|^2\,
-    \mathbf{1}^T h'` with :math:`h = p - p^2`, which is never negative; the full trace can be.  This switch acts on the
-    trace only; ``stop_clean_gradient`` of the loss acts on its value only.
+    By default, the clean prediction is constant in terms that compare it with the adversarial one, as in Eq. 6 and
+    section 4.4 of the thesis.  For TRADES, the trace is then :math:`\|z\|^2\, \mathbf{1}^T h + \lambda_t \|z'\|^2\,
+    \mathbf{1}^T h'` with :math:`h = p - p^2`, which is never negative, unlike the full trace.  This option affects only
+    the trace; ``stop_clean_gradient`` of the loss affects only its value.
 
     Args:
         lambda_: weight of the trace.
-        schedule: of lambda over the run.
+        schedule: schedule of lambda over the run.
         layers: ``top`` or ``full``.
-        bias: count the head's bias among the parameters.
+        bias: include the bias of the head in the trace.
         gamma: weight of the squared norm of all parameters.
         stop_clean_gradient: hold the clean prediction constant in the trace.
     """
@@ -104,40 +105,40 @@ class TrH(Method):
         if self.gamma:
             for parameter in trainer.model.parameters():
                 if parameter.grad is not None:
-                    scale = trainer.scaler.get_scale()  # gradients are still scaled under mixed precision
+                    scale = trainer.scaler.get_scale()  # gradients are still scaled in mixed precision
                     parameter.grad.add_(parameter, alpha=2 * self.gamma * scale)
 
 
 def _check_linear(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Refuse a net whose full trace would not be exact."""
+    """Raise an InputError for networks whose full trace would not be exact."""
     for module in model.modules():
         changes = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
         draws = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
         if changes or draws or isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise InputError(
-                "TrH: with layers=full, a pass must be a fixed function of one example, but the model has"
+                "TrH: layers=full requires logits that are a fixed function of one example, but the model contains"
                 f" {type(module).__name__}"
             )
     try:
         reasons = nonlinear_parameters(model, tuple(x.shape[1:]))
     except CaptureError as error:
-        raise InputError(f"TrH: with layers=full, the model must be captured to check it, but {error}") from error
+        raise InputError(f"TrH: layers=full requires a model that can be captured: {error}") from error
     for name in _trained(model):
         if name in reasons:
             raise InputError(
-                f"TrH: with layers=full, the logits must be piecewise linear in {name}, but {reasons[name]}"
+                f"TrH: layers=full requires logits that are piecewise linear in {name}, but {reasons[name]}"
             )
     _check_modes(model, x.to(next(model.parameters())))
     with evaluation_mode(model):
         check = check_gauss_newton(EmpiricalRisk(model, Standard(), x, y, nonlinear=reasons))
     if not check.passed:
-        raise InputError(f"TrH: with layers=full, the trace would not be exact: {check.message}")
+        raise InputError(f"TrH: the trace with layers=full would not be exact: {check.message}")
 
 
 def _check_modes(model: nn.Module, x: Tensor) -> None:
-    """Refuse a net that is another function in training than in evaluation mode, where it is checked.
+    """Raise an InputError for networks that differ in training mode from evaluation mode, in which they are checked.
 
-    Also a net whose per-example gradients PyTorch gets wrong (``vmap`` of PReLU in 2.13).
+    Also rejects networks whose per-example gradients are wrong in PyTorch (``vmap`` of PReLU in 2.13).
     """
     parameters, few = _trained(model), x[:4]
     with evaluation_mode(model):
@@ -152,22 +153,22 @@ def _check_modes(model: nn.Module, x: Tensor) -> None:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
-            f"TrH: with layers=full, PyTorch has no gradients of single examples here: {reason}"
+            f"TrH: layers=full requires per-example gradients, which PyTorch cannot compute for this model: {reason}"
         ) from error
     if (model(x) - logits).norm() > 1e-3 * (1 + logits.norm()):
-        raise InputError("TrH: with layers=full, the model must give the same logits in training and evaluation mode")
+        raise InputError("TrH: layers=full requires the same logits in training and evaluation mode")
     for number, gradients in enumerate(rows):
         for name, gradient in zip(parameters, gradients, strict=True):
             mine = jacobians[name][number].sum(0)
             truth = torch.zeros_like(mine) if gradient is None else gradient
             if (mine - truth).norm() > 1e-3 * (1 + truth.norm()):
                 raise InputError(
-                    f"TrH: with layers=full, gradients of single examples in training mode are wrong in {name}"
+                    f"TrH: layers=full requires per-example gradients, which are wrong in training mode for {name}"
                 )
 
 
 def _logits_and_jacobians(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits, and their derivatives with respect to each parameter, ``(batch, classes, *shape of the parameter)``."""
+    """Return logits and their derivatives with respect to each parameter, ``(batch, classes, *parameter shape)``."""
 
     def logits(weights: dict[str, Tensor], point: Tensor) -> Tensor:
         return call_with(model, weights, point[None])[0]
@@ -182,7 +183,7 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def top_trace(curvature: LogitCurvature, out: Outputs, *, bias: bool = False) -> Tensor:
-    """Trace of each example's Hessian with respect to the weight (and bias) of the linear head."""
+    """Return the trace of each example's Hessian with respect to the weight (and bias) of the linear head."""
     z, z_adv, one = out.features, out.adv_features, float(bias)
     total = torch.zeros(())
     if curvature.clean is not None and z is not None:
@@ -195,11 +196,11 @@ def top_trace(curvature: LogitCurvature, out: Outputs, *, bias: bool = False) ->
 
 
 def full_trace(model: nn.Module, loss: Loss, x: Tensor, x_adv: Tensor | None, y: Tensor) -> Tensor:
-    r"""Trace of each example's Hessian with respect to all parameters of a net that is linear in each of them.
+    r"""Return the trace of each example's Hessian with respect to all parameters of a piecewise linear network.
 
-    A ReLU net's logits are piecewise linear in any single weight, so :math:`\partial^2 l / \partial w^2 =
-    (\partial g / \partial w)^T \, \nabla^2_g l \; (\partial g / \partial w)` and the trace needs per-example Jacobians
-    of the logits only: memory for batch x 2 classes x parameters.
+    The logits of a ReLU network are piecewise linear in any single weight, so :math:`\partial^2 l / \partial w^2 =
+    (\partial g / \partial w)^T \, \nabla^2_g l \; (\partial g / \partial w)`.  The trace needs only per-example
+    Jacobians of the logits, which take batch x 2 classes x parameters of memory.
 
     >>> from atoll.losses import Standard
     >>> model = nn.Linear(1, 2).double()

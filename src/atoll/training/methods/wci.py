@@ -1,4 +1,4 @@
-"""The Weight-Curvature Index during training, and the learning rate that follows it."""
+"""The Weight-Curvature Index during training, and a learning rate that depends on it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class MeasureWCI(Method):
-    """Records the Weight-Curvature Index of the run's own loss and attack; training itself is not changed.
+    """Records the Weight-Curvature Index for the loss and attack of the run, without changing the training.
 
-    At the end of an epoch the metrics get ``wci``, ``wci_standard_error``, ``wci_negative`` (traces that were clipped),
+    After an epoch, the metrics contain ``wci``, ``wci_standard_error``, ``wci_negative`` (number of clipped traces),
     and both factors of its bound, ``wci_weight_norm`` and ``wci_root_trace``.  Points, random starts and random vectors
-    are the same every time, so that what changes is the model.  For losses without an attack it is the index of the
+    are the same every time, so that changes are due to the model.  For losses without an attack, it is the index of the
     plain loss.
 
     Args:
         start: share of the run before the first measurement.
-        interval: epochs between measurements.
-        points: random training points, without augmentation.
-        probes: random vectors for each group of points.
-        gap: measure the robust generalization gap as well (``gap_error``, ``gap_loss`` and their parts), on as many
-            training and test points, with the run's attack.  For studies only; nothing depends on it.
+        interval: number of epochs between measurements.
+        points: number of random training points, without augmentation.
+        probes: number of random vectors for each group of points.
+        gap: also measure the robust generalization gap (``gap_error``, ``gap_loss`` and their parts) on the same number
+            of training and test points, with the attack of the run.  For studies only; it does not affect the run.
     """
 
     start: float = 0.0
@@ -52,7 +52,7 @@ class MeasureWCI(Method):
         check_range("[2, inf)", probes=self.probes)
 
     def setup(self, trainer: Trainer) -> None:
-        """Refuse at once what could not be measured after the first epoch."""
+        """Raise an InputError now if the measurement would fail after the first epoch."""
         if self.gap and trainer.attack is None:
             raise InputError(f"gap: expected a loss with an attack, got {type(trainer.loss).__name__}")
         like = next(trainer.model.parameters())
@@ -60,7 +60,7 @@ class MeasureWCI(Method):
             check_deterministic(trainer.model, sample(trainer.data.train, 16, trainer.seed, "wci")[0].to(like))
 
     def due(self, trainer: Trainer) -> bool:
-        """Whether there is a measurement at the end of this epoch."""
+        """Whether to measure at the end of this epoch."""
         return trainer.epoch >= self.start * trainer.settings.epochs and trainer.epoch % self.interval == 0
 
     def after_epoch(self, trainer: Trainer, metrics: MutableMapping[str, float]) -> None:
@@ -77,7 +77,7 @@ class MeasureWCI(Method):
             metrics.update({f"gap_{name}": part["value"] for name, part in both.items()})
 
     def measure(self, trainer: Trainer) -> WCI:
-        """The index of the model as it is."""
+        """Measure the index of the current model."""
         (x, y), seed = self.sample(trainer, "train"), (trainer.seed, "wci")
         with evaluation_mode(trainer.model):
             known: dict[str, Any] = {"nonlinear": self.nonlinear}
@@ -89,31 +89,31 @@ class MeasureWCI(Method):
             return wci(risk, max_probes=self.probes, seed=seed)
 
     def sample(self, trainer: Trainer, split: str) -> tuple[Tensor, Tensor]:
-        """The same points every time."""
+        """Return random points, the same every time."""
         return sample(trainer.data.split(split), self.points, trainer.seed, "wci", split)
 
 
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class WCISchedule(MeasureWCI):
-    r"""The schedule's learning rate, lowered in proportion where the Weight-Curvature Index is above a threshold.
+    r"""Reduces the scheduled learning rate in proportion if the Weight-Curvature Index exceeds a threshold.
 
     .. math:: \eta = \eta_\mathrm{schedule}\, \min\Big(1, \frac{\tau}{\overline{\mathrm{WCI}}}\Big), \qquad
               \overline{\mathrm{WCI}} \leftarrow s\,\overline{\mathrm{WCI}} + (1 - s)\,\mathrm{WCI}.
 
-    After "Understanding Adversarially Robust Generalization via Weight-Curvature Index", section 4, whose algorithm is
-    lost; its prose fixes this much: a threshold, above which the rate falls inversely with curvature.  The schedule
-    underneath is ``OneDrop`` there: 0.1, and 0.01 after half of the run, when the rule sets in.  A method and not a
-    ``Schedule``, because those are functions of time alone.
+    Follows "Understanding Adversarially Robust Generalization via Weight-Curvature Index", section 4.  The algorithm is
+    missing from the paper; the text only says that above a threshold, the rate is inversely proportional to the
+    curvature.  The paper uses it with ``OneDrop``: 0.1, and 0.01 in the second half of the run, where the rule applies.
+    This is a method rather than a ``Schedule``, because schedules are functions of time only.
 
     Args:
-        threshold: :math:`\tau`, up to which the rate is the schedule's.  The paper takes 100 for its PreAct ResNet-18;
-            the index adds up layers, so nets of other sizes need another one.
-        smoothing: s, how much of the average stays; the first measurement starts it.
+        threshold: :math:`\tau`; below it, the learning rate is that of the schedule.  The paper uses 100 for its PreAct
+            ResNet-18.  The index is a sum over layers, so networks of other sizes need another threshold.
+        smoothing: s, the decay rate of the average, which starts at the first measurement.
         start: share of the run before the first measurement.
-        interval: epochs between measurements.
+        interval: number of epochs between measurements.
 
-    ``points``, ``probes`` and ``gap`` are those of ``MeasureWCI``.
+    For ``points``, ``probes`` and ``gap`` see ``MeasureWCI``.
 
     >>> rule = WCISchedule(threshold=100.0, smoothing=0.5)
     >>> [rule.follow(wci) for wci in (80.0, 320.0, 200.0)]  # averages 80, 200, 200
@@ -136,18 +136,18 @@ class WCISchedule(MeasureWCI):
             self.follow(metrics["wci"])
 
     def follow(self, index: float) -> float:
-        """Take a new measurement into the average; returns the factor from now on."""
+        """Update the average with a new measurement and return the new factor."""
         before = index if self.average is None else self.average
         self.average = self.smoothing * before + (1 - self.smoothing) * index
         return self.factor
 
     @property
     def factor(self) -> float:
-        """On the schedule's learning rate."""
+        """Factor on the scheduled learning rate."""
         return 1.0 if self.average is None or self.average <= self.threshold else self.threshold / self.average
 
     def before_step(self, trainer: Trainer, step: Step) -> None:
-        for group in trainer.optimizer.param_groups:  # set by the trainer at the beginning of every step
+        for group in trainer.optimizer.param_groups:  # the trainer sets the rate at the beginning of every step
             group["lr"] *= self.factor
 
     def state_dict(self) -> dict[str, Any]:
