@@ -114,7 +114,7 @@ def decode(file: Path | IO[bytes], source: str, *, resize: int | None = None, si
         with _open(file) as opened:
             image = _to_rgb(_upright(opened))
     except _BROKEN as error:
-        raise DataError(f"{source}: not an image, or damaged or truncated: {error}") from None
+        raise DataError(f"{source}: not a valid image file: {error}") from None
     to = frame(*image.size, resize, size)
     if resize is not None:
         image = image.resize((to.width, to.height), Image.Resampling.BILINEAR)
@@ -133,7 +133,7 @@ def image_size(file: Path) -> tuple[int, int]:
         with _open(file) as opened:  # open it again, because Pillow rotates a TIFF file when it loads it
             return _upright(opened).size
     except _BROKEN as error:
-        raise DataError(f"{file}: not an image, or damaged or truncated: {error}") from None
+        raise DataError(f"{file}: not a valid image file: {error}") from None
 
 
 def read_npz(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
