@@ -182,7 +182,7 @@ class Result(Displayed):
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """How a measurement computes and where it stores its files.
+    """The context of a measurement: folder, device and callbacks.
 
     Args:
         folder: folder for progress and for files of the result; None to store nothing.

@@ -16,7 +16,7 @@ from atoll.threat import ThreatModel
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from.
+    """The origin of a model.
 
     Args:
         run: folder of its run, empty if it has none.

@@ -169,7 +169,7 @@ def test_a_killed_command_resumes_bit_identically(trained, tmp_path):
         (["--points", "0"], "points: expected at least 1"),
         (["--batch-size", "0"], "batch_size: expected at least 1"),
         (["--attacks", "plus", "--norm", "l1", "--eps", "5"], "expected linf or l2 for plus, got l1"),
-        (["--surrogate", "nowhere"], "there is no run at nowhere"),
+        (["--surrogate", "nowhere"], "nowhere is not a run"),
         (["--attacks", "CarliniWagner"], "CarliniWagner: expected l2, got linf"),
         (["--attacks", "RayS", "--norm", "l2"], "RayS: expected linf, got l2"),
         (["--eps", "much"], "eps: expected a number or a fraction like 8/255, got 'much'"),

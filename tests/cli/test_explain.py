@@ -137,9 +137,9 @@ def test_nonsense_is_one_sentence(trained, capsys, flags, sentence):
 def test_paths_that_are_neither_runs_nor_images_are_one_sentence(trained, capsys, tmp_path):
     (tmp_path / "a.png").write_bytes(b"no image")
     assert main(["explain", str(trained), str(tmp_path / "a.png")]) == 1
-    assert "not an image" in " ".join(capsys.readouterr().err.split())
+    assert "not a valid image file" in " ".join(capsys.readouterr().err.split())
     assert main(["explain", str(trained), "nowhere"]) == 1
-    assert "there is no run at nowhere" in " ".join(capsys.readouterr().err.split())
+    assert "nowhere is not a run" in " ".join(capsys.readouterr().err.split())
     assert main(["explain", str(tmp_path / "a.png")]) == 1
     assert "expected the folder of a run, got only files" in " ".join(capsys.readouterr().err.split())
 

@@ -348,16 +348,16 @@ def bad(name, tmp_path, trained):
             ["train", *SMALL, "threat.eps=-0.1", *out],
             "eps: expected a finite number >= 0, got -0.1",
         ),
-        "existing run": (["train", *SMALL, "--out", str(trained)], "already holds a run"),
+        "existing run": (["train", *SMALL, "--out", str(trained)], "already contains a run"),
         "nothing to resume": (["train", "--resume", *out], "there is no run to resume"),
         "other recipe": (
             ["train", *SMALL, "seed=9", "--resume", "--out", str(trained)],
             "another recipe (seed differ)",
         ),
         "no recipe": (["train"], "expected a recipe"),
-        "attack nothing": (["attack", str(tmp_path / "none")], "there is no run at"),
+        "attack nothing": (["attack", str(tmp_path / "none")], "is not a run; expected a folder with a recipe.yaml"),
         "attack eps": (["attack", str(trained), "--eps", "much"], "expected a number or a fraction"),
-        "attack checkpoint": (["attack", str(trained), "--checkpoint", "77"], "has no checkpoint of step 77"),
+        "attack checkpoint": (["attack", str(trained), "--checkpoint", "77"], "has no checkpoint at step 77"),
     }
     if name == "labels":
         return ["train", *SMALL, npz(tmp_path, y_train=np.full(64, 200)), *out], "label"

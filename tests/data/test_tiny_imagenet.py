@@ -79,9 +79,9 @@ NOTES = FILES["val/val_annotations.txt"]
     [
         (
             {"train/n01/images/n01_3.JPEG": png((64, 64))[:80]},
-            "n01_3.JPEG: not an image, or damaged or truncated",
+            "n01_3.JPEG: not a valid image file",
         ),
-        ({"train/n01/images/n01_3.JPEG": b""}, "n01_3.JPEG: not an image"),
+        ({"train/n01/images/n01_3.JPEG": b""}, "n01_3.JPEG: not a valid image file"),
         ({"val/images/val_2.JPEG": png((64, 63))}, r"val_2.JPEG: expected 64x64 pixels, got \(63, 64\)"),
         ({"val/images/val_2.JPEG": None}, "cannot read val/images/val_2.JPEG"),
         ({"wnids.txt": None}, "cannot read wnids.txt"),

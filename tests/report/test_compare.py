@@ -158,7 +158,7 @@ def test_landscapes_of_one_question_share_axes_and_colors(robust, tmp_path):
 def test_a_stale_result_is_apart_with_its_reason(robust):
     path = result_file(robust, "attack")
     stale = [
-        ({"step": 7}, "measured at step 7, whose checkpoint is gone"),
+        ({"step": 7}, "measured at step 7, whose checkpoint was deleted"),
         ({"file": "0" * 64}, f"measured with other weights than those now saved at step {STEP['best']}"),
     ]
     for place, (origin, _) in enumerate(stale):

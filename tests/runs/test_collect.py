@@ -28,7 +28,7 @@ def runs(trained, tmp_path_factory):
 def test_runs_are_listed_wherever_they_are(runs):
     assert [run.folder.relative_to(runs).as_posix() for run in find_runs(runs)] == ["more/two", "one"]
     assert [run.folder for run in find_runs(runs / "one")] == [runs / "one"]
-    with pytest.raises(InputError, match="there is no folder"):
+    with pytest.raises(InputError, match="no such folder"):
         list(find_runs(runs / "nothing"))
 
 
@@ -67,4 +67,4 @@ def test_stale_results_are_told_apart(runs, tmp_path):
     (folder / "checkpoints" / f"{step:08d}" / "checkpoint.json").write_text(json.dumps(record))
     assert "other weights" in open_run(folder).results()[0].stale
     shutil.rmtree(folder / "checkpoints" / f"{step:08d}")
-    assert "checkpoint is gone" in open_run(folder).results()[0].stale
+    assert "checkpoint was deleted" in open_run(folder).results()[0].stale

@@ -88,7 +88,7 @@ def test_resume_with_changed_data_is_refused(project: Path, change: str) -> None
         file = shutil.copy(file, file.with_name("new.png"))
     else:
         Image.new("RGB", (12, 9)).save(file)
-    expected = rf"the data changed since this run was started \({change}: cup/{file.name}\); restore them, or start"
+    expected = rf"the data has changed since this run was started \({change}: cup/{file.name}\); restore it or start"
     with pytest.raises(RecipeError, match=expected):
         train(None, out="runs/photos", resume=True)
 
@@ -147,7 +147,7 @@ def test_a_forgotten_value_is_refused(words: list[str], tmp_path: Path, capsys: 
 
 def test_other_overrides_are_refused_on_resume(project: Path) -> None:
     for override in ("trainer.epochs=3", "epochs=3"):
-        with pytest.raises(RecipeError, match=rf"keeps its recipe, except .* it cannot take '{override}'"):
+        with pytest.raises(RecipeError, match=rf"keeps its recipe, except .* remove '{override}'"):
             train(None, override, out="runs/photos", resume=True)
 
 

@@ -70,7 +70,7 @@ def test_overrides_for_some_rows(tmp_path: Path) -> None:
         ["model={class_path: MLP}"],
         ["pretrained=f", "model={class_path: MLP}"],
     ]
-    with pytest.raises(InputError, match="d:seed=1: expected a pattern of rows of toy before the colon"):
+    with pytest.raises(InputError, match="d:seed=1: expected a pattern that matches rows of toy before the colon"):
         run_study(Toy(log), "smoke", folder, overrides=["d:seed=1"])
 
 
@@ -206,7 +206,7 @@ def test_what_the_user_has_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Toy, "required", lambda self, cell, scale: {"pretrained": "weights"} if cell.row == "b" else {})
     log, folder = tmp_path / "log", tmp_path / "study"
     for overrides in ([], ["a:pretrained=file"], ["trainer.epochs=1"]):
-        with pytest.raises(InputError, match="expected pretrained=FILE, weights, for row b at scale smoke, got none"):
+        with pytest.raises(InputError, match="row b at scale smoke requires pretrained=FILE, weights"):
             run_study(Toy(log), "smoke", folder, overrides=overrides)
     assert not log.exists()
     for override in ("pretrained=null", "b:pretrained=file"):
@@ -216,14 +216,14 @@ def test_what_the_user_has_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_all_failed(tmp_path: Path) -> None:
     fails = tuple(cell.name for cell in Toy(tmp_path).cells("smoke"))
-    with pytest.raises(AtollError, match="every cell failed; the first: depends on a-0"):
+    with pytest.raises(AtollError, match="all cells failed; the first error was: depends on a-0"):
         run_study(Toy(tmp_path / "log", fails=fails), "smoke", tmp_path / "study")
 
 
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ([Cell("a"), Cell("A")], "the same one twice"),
+        ([Cell("a"), Cell("A")], "expected unique names"),
         ([Cell("a", depends_on=("b-0",))], "got b-0"),
         ([Cell("a", depends_on=("b-0",)), Cell("b", depends_on=("a-0",))], "a-0 -> b-0 -> a-0"),
     ],

@@ -28,7 +28,7 @@ class Transfer(Attack):
     tensor([[0.5000, 0.5000]])
     """
 
-    needs_gradients = False  # of the defender
+    needs_gradients = False  # of the model under attack
 
     def __init__(self, attack: Attack, surrogate: nn.Module) -> None:
         super().__init__(attack.threat)

@@ -45,7 +45,7 @@ _ROUNDING = 1e4
 
 @dataclass(frozen=True)
 class Check:
-    """Whether second derivatives agree with differences of gradients.
+    """The result of a check: whether derivatives agree with finite differences.
 
     Args:
         passed: the result; None if the check could not be made or decided.

@@ -65,7 +65,7 @@ class CurvatureSettings(Settings):
         top: number of largest eigenvalues to compute.
         density: compute the density of all eigenvalues.
         gap: measure the robust generalization gap with the same attack.
-        proof: number of random weights for a PAC-Bayes proof (0 for none); requires a loss without an attack.
+        proof: number of weight samples for a PAC-Bayes proof (0 for none); requires a loss without an attack.
         landscape: compute the loss landscape over the inputs or the weights.
         norm: norm of the threat model (default: as trained).
         eps: radius, a number or a fraction like 8/255 (default: as trained).

@@ -103,7 +103,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _unreadable(source: str, error: Exception) -> DataError:
     reason = "" if isinstance(error, UnidentifiedImageError) else f": {error}"  # it only repeats the name of the file
-    return DataError(f"{source}: not an image, or damaged or truncated{reason}")
+    return DataError(f"{source}: not a valid image file{reason}")
 
 
 def decode(

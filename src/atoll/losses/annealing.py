@@ -31,7 +31,7 @@ class AnnealedCrossEntropy(Term):
 
 @LOSSES.register()
 class LogitAnnealing(Loss):
-    r"""Logit annealing (Lai et al., 2025): :math:`-T (1 - p_y)^\beta \log p_y` with p = softmax((f - xi e_y) / T).
+    r"""Logit annealing (Lai et al., 2025): -T (1 - p_y)^beta log p_y, with p = softmax((f - xi e_y) / T).
 
     For networks with a fixed Lipschitz constant, such as ``OrthogonalNet``, because the loss does not depend on the
     constant.  If the vector of logits is 1-Lipschitz, a lead of xi over all other logits certifies the radius

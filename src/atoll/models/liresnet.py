@@ -116,7 +116,8 @@ class LiResNet(Classifier):
         activation: activation after stem, blocks and neck, and inside conventional blocks.
         neck_activation: whether an activation follows the dense layer of the neck; in the thesis, it follows only the
             convolution.
-        initialization: of convolutions and dense layers: ``default`` (PyTorch's), ``orthogonal`` or ``published``.
+        initialization: initialization of convolutions and dense layers: ``default`` (PyTorch's), ``orthogonal`` or
+            ``published``.
 
     >>> LiResNet((3, 32, 32), 10, depth=6, width=128).num_parameters
     9831690

@@ -1,1 +1,1 @@
-"""Runs: recipes, folders of trained models, and what was measured of them."""
+"""Runs: recipes, and folders of trained models with their results."""

@@ -1,4 +1,4 @@
-"""Results of many runs as one table."""
+"""Collect the results of many runs in one table."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def find_runs(root: Path | str) -> Iterator[Run]:
-    """All runs below a folder, in alphabetical order; the folder itself may be one."""
+    """Yield all runs below a folder, in alphabetical order; the folder itself may be a run."""
     folder = Path(root)
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}")
+        raise InputError(f"{folder}: no such folder")
     for path in sorted(folder.rglob("recipe.yaml")):
         try:
             yield open_run(path.parent)
@@ -31,26 +31,26 @@ def find_runs(root: Path | str) -> Iterator[Run]:
 
 
 def results(root: Path | str = "runs", kind: str | None = None) -> pandas.DataFrame:
-    """The results of all runs below a folder as a data frame: one row per result.
+    """Return the results of all runs below a folder as a data frame with one row per result.
 
-    Columns are the run, the checkpoint, the settings (``settings.attacks``) and every scalar number of the result;
-    accuracies and estimates also have columns for their interval (``robust.low``, ``robust.high``).
+    Columns are the run, the checkpoint, the settings (``settings.attacks``) and every scalar of the result; accuracies
+    and estimates also have columns for their intervals (``robust.low``, ``robust.high``).
 
     Args:
         root: folder of runs, or the folder of one run.
-        kind: only results of this kind, such as ``attack``.
+        kind: kind of results, such as ``attack``; all kinds if None.
     """
     try:
         import pandas
     except ImportError:
-        raise InputError("results: expected pandas to be installed; try `pip install pandas`") from None
+        raise InputError("results requires pandas; run `pip install pandas`") from None
     root = Path(root)
     rows = [row(run, result, root) for run in find_runs(root) for result in run.results(kind)]
     return pandas.DataFrame(rows)
 
 
 def row(run: Run, result: Result, root: Path) -> dict[str, Any]:
-    """One result as flat numbers and texts."""
+    """Return one result as flat numbers and strings."""
     origin = result.subject.origin
     values: dict[str, Any] = {
         "run": str(run.folder.relative_to(root)) if run.folder != root else run.folder.name,
@@ -77,7 +77,7 @@ def _is_scalar(value: object) -> bool:
 
 
 def _flat(name: str, value: object) -> dict[str, Any]:
-    """A number with its interval, the accuracies of a sequence by their names, or nothing."""
+    """Return a number with its interval, the accuracies of a sequence by name, or nothing."""
     if isinstance(value, Accuracy | Estimate | SampledAccuracy):
         low, high = value.interval
         return {name: value.value, f"{name}.low": low, f"{name}.high": high}
@@ -98,7 +98,7 @@ def _flat(name: str, value: object) -> dict[str, Any]:
 
 
 def main_numbers(run: Run) -> dict[str, str]:
-    """The numbers of a run for a list of runs: current results of its best checkpoint."""
+    """Return the main numbers of a run for a list of runs, from current results of its best checkpoint."""
     numbers = {"clean": "-", "robust": "-", "verified": "-", "WCI": "-"}
     for result in run.results():
         if result.stale or "best" not in run.checkpoint_name(result.subject.origin):

@@ -1,4 +1,4 @@
-"""What a run remembers of its data: their fingerprint, and where relative paths start."""
+"""The data record of a run: the fingerprint of its data, and the base folder of relative paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.errors import CheckpointError, InputError
 from atoll.files import write_atomic
 
 LOCATIONS = ("root", "path", "extra", "boxes")
-"""Arguments of data sets that say where files are.  They may change during the life of a run; the data may not."""
+"""Arguments of data sets that are locations of files.  A run may change them, but not the data."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class DataRecord:
     """The file ``data.json`` of a run.
 
     Args:
-        fingerprint: of the data that the run is trained and tested on.
-        folder: where the run was started; relative paths in its recipe start there.
+        fingerprint: fingerprint of the training and test data.
+        folder: folder in which the run was started, the base of relative paths in its recipe.
         validation: number of validation points.
         classes: names of the classes, so that predictions do not need the data.
     """
@@ -35,7 +35,7 @@ class DataRecord:
 
     @staticmethod
     def of(data: Data, known: DataRecord | None = None) -> DataRecord:
-        """Inspect data; files that have not been touched since the ``known`` record are not read again."""
+        """Inspect data; files that have not changed since the ``known`` record are not read again."""
         fingerprint = data.inspect(known.fingerprint if known else None)
         return DataRecord(fingerprint, Path.cwd(), len(data.validation), data.classes)
 
@@ -46,7 +46,7 @@ class DataRecord:
 
     @staticmethod
     def load(run: Path) -> DataRecord | None:
-        """The record of a run; None if it was trained by a version that kept none."""
+        """Load the record of a run; returns None if it was trained by a version without records."""
         path = run / "data.json"
         if not path.exists():
             return None
@@ -55,38 +55,38 @@ class DataRecord:
             classes = tuple(map(str, tree.get("classes", ())))
             return DataRecord(Fingerprint.from_json(tree), Path(tree["folder"]), int(tree["validation"]), classes)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise CheckpointError(f"{path}: damaged; delete it to go on without a check of the data") from None
+            raise CheckpointError(f"{path} is damaged; delete it to continue without checking the data") from None
 
 
 def locate(tree: Any, folder: Path) -> Any:
-    """The data section of a recipe with relative paths from ``folder``, if the files are still there.
+    """Make paths in the data section of a recipe relative to ``folder``, if the files still exist there.
 
-    Otherwise paths stay relative to the current folder, so that a project may be moved as a whole.
+    Other paths stay relative to the current folder, so that a whole project can be moved.
     """
     return _map_arguments(tree, lambda key, value: str(folder / value) if (folder / value).exists() else value)
 
 
 def relocate(tree: Any, data: Mapping[str, Path | str]) -> Any:
-    """The data section of a recipe with other locations (``{"root": "photos"}``), also of a data set inside another."""
+    """Change locations in the data section of a recipe (``{"root": "photos"}``), also of nested data sets."""
     for key, place in data.items():
         if key not in LOCATIONS:
-            raise InputError(f"data: expected a location ({', '.join(LOCATIONS)}), got {key!r}; a run keeps the rest")
+            raise InputError(f"data: expected a location ({', '.join(LOCATIONS)}), got {key!r}")
         if not str(place):
             raise InputError(f"data.{key}: expected a path, got an empty string")
         changed = _map_arguments(tree, lambda name, old, key=key, place=place: str(place) if name == key else old)
-        if changed == tree:  # it is not in use yet: the default, such as the cache folder
+        if changed == tree:  # the argument is not set yet, so it has its default, such as the cache folder
             changed = {**tree, "init_args": {**(tree.get("init_args") or {}), key: str(place)}}
         tree = changed
     return tree
 
 
 def without_locations(tree: Any) -> Any:
-    """The data section of a recipe without the locations, for comparisons."""
+    """Remove locations from the data section of a recipe, for comparisons."""
     return _map_arguments(tree, lambda key, value: None)
 
 
 def _map_arguments(tree: Any, change: Any) -> Any:
-    """A data section with ``change(key, value)`` for all locations in it, also those of data sets inside others."""
+    """Apply ``change(key, value)`` to all locations in a data section, including those of nested data sets."""
     if not isinstance(tree, dict):
         return tree
     arguments = tree.get("init_args")

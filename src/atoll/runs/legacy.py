@@ -1,9 +1,9 @@
-"""Results that version 0.1 stored, read as results of this version.
+"""Read results of version 0.1 as results of this version.
 
-Version 0.1 kept one file per command (``evaluations/*/evaluation.json``, ``certificates/certification.json``,
-``smoothing/certification.json``, ``curvature/curvature.json``, ``explain/explain.json``) and the test of the training
-in ``result.json``.  These files name a checkpoint but neither inputs nor weights, so results read from them have no
-digest.  Their loss landscapes are not read: the file did not say which loss they are of.
+Version 0.1 wrote one file per command (``evaluations/*/evaluation.json``, ``certificates/certification.json``,
+``smoothing/certification.json``, ``curvature/curvature.json``, ``explain/explain.json``), and the final test of the
+training to ``result.json``.  These files identify a checkpoint, but neither inputs nor weights, so their results have
+no digest.  Loss landscapes are not read, because their files do not say for which loss they were computed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from atoll.errors import AtollError
 from atoll.explain.measure import ExplainResult
 from atoll.measure import Result
 
-LARGEST = 64 * 2**20  # bytes of one file; version 0.1 wrote far smaller ones
+LARGEST = 64 * 2**20  # largest file in bytes; those of version 0.1 are far smaller
 
 
 def read_results(folder: Path) -> tuple[list[Result], list[str]]:
-    """Results in the layout of version 0.1, and why some cannot be read."""
+    """Read results in the layout of version 0.1, and return the reasons why some cannot be read."""
     results: list[Result] = []
     errors: list[str] = []
     readers: dict[str, Callable[[Any], Iterator[Result]]] = {
@@ -48,7 +48,7 @@ def read_results(folder: Path) -> tuple[list[Result], list[str]]:
                 reason = f"missing {error}" if isinstance(error, KeyError) else error
                 errors.append(f"{path.relative_to(folder)} cannot be read: {reason}")
     if any((folder / "curvature").glob("landscape-*.npz")):
-        errors.append("the loss landscapes of version 0.1 do not say which loss they are of; compute them again")
+        errors.append("the loss landscapes of version 0.1 do not say for which loss they are; compute them again")
     return results, errors
 
 
@@ -59,7 +59,7 @@ def _load(path: Path) -> Any:
 
 
 def _common(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that every result has."""
+    """Return the fields that every result has."""
     origin = {"run": str(tree["run"]), "step": int(tree["checkpoint"]), "weights": tree["weights"]}
     environment = {"atoll": "0.1", "torch": str(tree.get("torch", "")), "python": "", "machine": "", "device": ""}
     return {
@@ -189,7 +189,7 @@ def _method(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tests(folder: Path, tree: Any) -> Iterator[Result]:
-    """The test at the end of training; its PGD stepped by 2.5 eps / steps, so it has a name of its own."""
+    """Read the final test; its PGD has its own name, because its step size was 2.5 eps / steps."""
     index = _load(folder / "index.json")
     threat = yaml.safe_load((folder / "recipe.yaml").read_text())["threat"]
     if "last" not in tree:

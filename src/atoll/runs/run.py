@@ -1,15 +1,15 @@
-"""A run: a folder with its recipe, checkpoints, metrics and results.
+"""A run: a folder with a recipe, checkpoints, metrics and results.
 
-In it::
+Contents of the folder::
 
-    recipe.yaml        resolved: every default filled in; `atoll train recipe.yaml` runs it again
+    recipe.yaml        the recipe with all defaults; `atoll train recipe.yaml` repeats the run
     environment.json   versions, machine, command
     metrics.jsonl      one record per line
     tensorboard/
-    checkpoints/       one folder each
-    data.json          fingerprint of the data, and where the run was started
-    index.json         which checkpoint is last and which is best, and whether training is finished
-    results/           KIND/DIGEST/result.json, everything that was measured
+    checkpoints/       one folder per checkpoint
+    data.json          fingerprint of the data, and the folder in which the run was started
+    index.json         last and best checkpoints, and whether training is finished
+    results/           all results, as KIND/DIGEST/result.json
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ from atoll.training.observers import read_records
 Which = Literal["best", "last"] | int
 
 FEW_POINTS = 100
-"""Accuracies of fewer points have standard errors of up to 5 percentage points and more."""
+"""Below this number of points, the standard error of an accuracy may exceed 5 percentage points."""
 
 
 @dataclass(frozen=True)
 class TestRow:
     """Test results of one checkpoint with one set of weights."""
 
-    __test__ = False  # not a test of pytest's
+    __test__ = False  # so that pytest does not collect this class
 
     checkpoint: str
     weights: str
@@ -88,12 +88,12 @@ class TestRow:
 
     @property
     def robust(self) -> Accuracy | None:
-        """Accuracy under attack; None if there was none."""
+        """Accuracy under attack; None without an attack."""
         return self.attacked.robust if self.attacked.attacks else None
 
     @property
     def verified(self) -> Accuracy | None:
-        """Accuracy that is proven at the radius of training; None if nothing was certified."""
+        """Verified accuracy at the radius of training; None without certification."""
         return self.certified.verified[0].accuracy if self.certified else None
 
     def to_json(self) -> dict[str, Any]:
@@ -103,10 +103,10 @@ class TestRow:
 
 @dataclass(frozen=True)
 class Run(Displayed):
-    """A run's folder.  ``print`` and notebooks show the test accuracy of its checkpoints.
+    """The folder of a run.  ``print`` and notebooks show the test accuracy of its checkpoints.
 
-    Opening somebody else's run executes nothing of theirs: only classes of Atoll are built, unless ``trust``.
-    ``locations`` says where the data are now, such as ``{"root": "photos"}``, if they were moved.
+    Opening a run from another user does not execute their code: only classes of Atoll are built, unless ``trust`` is
+    set.  ``locations`` says where the data is now if it was moved, such as ``{"root": "photos"}``.
     """
 
     folder: Path
@@ -121,7 +121,7 @@ class Run(Displayed):
         except FileNotFoundError:
             raise CheckpointError(f"{self.folder} does not hold a run: it has no recipe.yaml") from None
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise CheckpointError(f"{self.folder} does not hold a run: {error}") from None
+            raise CheckpointError(f"{self.folder} is not a run: {error}") from None
         if not isinstance(tree, dict):
             raise CheckpointError(f"{self.folder}/recipe.yaml: expected a mapping of sections")
         return tree
@@ -145,13 +145,13 @@ class Run(Displayed):
 
     @property
     def threat(self) -> ThreatModel:
-        """What the run was trained against."""
+        """The threat model of training."""
         threat: ThreatModel = build_part(ThreatModel, self.recipe["threat"], "threat", trust=self.trust)
         return ThreatModel(threat.norm, threat.eps, self.data.bounds)
 
     @property
     def loss(self) -> Loss:
-        """What the run was trained with."""
+        """The training loss."""
         loss: Loss = build_part(Loss, self.recipe["loss"], "loss", trust=self.trust)
         return loss
 
@@ -163,12 +163,12 @@ class Run(Displayed):
 
     @cached_property
     def _digests(self) -> dict[str, Digest]:
-        """Digests of the run's models by file of weights."""
+        """Cache of digests of the models of the run, by weights file."""
         return {}
 
     @property
     def index(self) -> dict[str, Any]:
-        """Which checkpoint is last and which is best, as plain data; empty if it cannot be read."""
+        """The last and best checkpoints as plain data; empty if the index cannot be read."""
         try:
             index = json.loads((self.folder / "index.json").read_text())
         except (OSError, ValueError, RecursionError):
@@ -177,24 +177,24 @@ class Run(Displayed):
 
     @property
     def weight_sets(self) -> list[str]:
-        """``raw`` and the averages that the run keeps."""
+        """Names of the available weights: ``raw`` and averages."""
         best = self.index.get("best")
         return list(best) if isinstance(best, Mapping) and best else ["raw"]
 
     @property
     def is_finished(self) -> bool:
-        """Whether training has ended."""
+        """Whether training is finished."""
         return bool(self.index.get("finished")) or (self.folder / "result.json").exists()
 
     def step(self, which: Which = "best", weights: str = "raw") -> int:
-        """The step of a checkpoint; the last one stands in for the best if none was selected."""
+        """Return the step of a checkpoint; the last one if no best checkpoint was selected."""
         check_which(which)
         if not (steps := self._checkpoints.steps()):
-            raise CheckpointError(f"{self.folder} holds no checkpoint")
+            raise CheckpointError(f"{self.folder} has no checkpoints")
         if isinstance(which, int):
             if which not in steps:
                 raise CheckpointError(
-                    f"{self.folder} has no checkpoint of step {which}; expected one of {', '.join(map(str, steps))}"
+                    f"{self.folder} has no checkpoint at step {which}; expected one of {', '.join(map(str, steps))}"
                 )
             return which
         best = self.index.get("best")
@@ -202,7 +202,7 @@ class Run(Displayed):
         return step if which == "best" and step in steps else steps[-1]
 
     def selection_warning(self, which: Which = "best", weights: str = "raw") -> str:
-        """Why the best checkpoint may be best by chance; empty if another is asked for, or there were enough points."""
+        """Return a warning if the best checkpoint was selected on few points and may be best by chance, or ""."""
         record, best = DataRecord.load(self.folder), self.index.get("best")
         if which != "best" or record is None or self.index.get("selected_on") != "validation":
             return ""
@@ -216,22 +216,22 @@ class Run(Displayed):
         )
 
     def checkpoint_path(self, which: Which = "best", weights: str = "raw") -> Path:
-        """Where a checkpoint is."""
+        """Return the folder of a checkpoint."""
         return self._checkpoints.path(self.step(which, weights))
 
     def checkpoint(self, which: Which = "best", weights: str = "raw") -> Checkpoint:
-        """The checkpoint of the best epoch, the last, or a given step."""
+        """Load the best checkpoint, the last one, or that of a step."""
         return load_checkpoint(self.checkpoint_path(which, weights), with_training=False)
 
     def model(self, which: Which = "best", weights: str = "raw") -> Classifier:
-        """The trained model, in evaluation mode; ``weights`` may name an average (``swa``)."""
+        """Load the trained model in evaluation mode; ``weights`` may be the name of an average (``swa``)."""
         path = self.checkpoint_path(which, weights)
         return model_from(load_checkpoint(path, with_training=False), str(path), weights=weights, trust=self.trust)
 
     # --- measurements -------------------------------------------------------------------------------------------
 
     def subject(self, checkpoint: Which = "best", weights: str = "raw") -> Subject:
-        """A checkpoint's model with everything that measurements need to know."""
+        """Load the model of a checkpoint with everything that measurements need."""
         path = self.checkpoint_path(checkpoint, weights)
         saved = load_checkpoint(path, with_training=False)
         origin = Origin(
@@ -254,14 +254,14 @@ class Run(Displayed):
         on_progress: OnProgress | None = None,
         progress: bool = False,
     ) -> Any:
-        """Measure a checkpoint, or load the result if it is there; an interrupted measurement resumes.
+        """Measure a checkpoint, or load the stored result; an interrupted measurement resumes.
 
         Args:
-            settings: what to measure, such as ``AttackSettings(attacks="PGD-20")``.
+            settings: settings of the measurement, such as ``AttackSettings(attacks="PGD-20")``.
             checkpoint: best, last, or a step.
             weights: raw, or the name of an average such as swa.
             restart: discard saved progress and a finished result.
-            on_progress: called with what is under way, how much is done, and of how much.
+            on_progress: called with the name of the current task, the units done, and the total.
             progress: show a progress bar, in terminals and notebooks.
         """
         bar = show_progress(settings.kind) if progress and on_progress is None else nullcontext(on_progress)
@@ -284,7 +284,7 @@ class Run(Displayed):
         progress: bool = False,
         **settings: Any,
     ) -> AttackResult:
-        """Robust accuracy; see ``AttackSettings``, and ``measure`` for other arguments."""
+        """Measure robust accuracy; see ``AttackSettings``, and ``measure`` for other arguments."""
         question = AttackSettings(attacks=attacks, **settings)
         result: AttackResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
@@ -292,7 +292,7 @@ class Run(Displayed):
     def certify(
         self, *, checkpoint: Which = "best", weights: str = "raw", progress: bool = False, **settings: Any
     ) -> CertifyResult:
-        """Certified radii; see ``CertifySettings``, and ``measure`` for other arguments."""
+        """Measure certified radii; see ``CertifySettings``, and ``measure`` for other arguments."""
         question = CertifySettings(**settings)
         result: CertifyResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
@@ -300,7 +300,7 @@ class Run(Displayed):
     def curvature(
         self, *, checkpoint: Which = "best", weights: str = "raw", progress: bool = False, **settings: Any
     ) -> CurvatureResult:
-        """Traces, Weight-Curvature Index, bounds; see ``CurvatureSettings``, and ``measure`` for other arguments."""
+        """Measure traces, Weight-Curvature Index and bounds; see ``CurvatureSettings``, and ``measure`` for other arguments."""
         question = CurvatureSettings(**settings)
         result: CurvatureResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
@@ -308,7 +308,7 @@ class Run(Displayed):
     def explain(
         self, *, checkpoint: Which = "best", weights: str = "raw", progress: bool = False, **settings: Any
     ) -> ExplainResult:
-        """Attributions and their faithfulness; see ``ExplainSettings``, and ``measure`` for other arguments."""
+        """Measure attributions and their faithfulness; see ``ExplainSettings``, and ``measure`` for other arguments."""
         question = ExplainSettings(**settings)
         result: ExplainResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
@@ -363,11 +363,11 @@ class Run(Displayed):
             certify: write certificates (default: if the run was trained for them, or eps or eta is given).
             eps: l2 radius below which the file abstains (default: as trained).
             eta: parameter of an eta layer, for Centroid Nets only.
-            points: test points to compare on.
-            budget: operations per layer's proof.
+            points: number of test points for the comparison.
+            budget: largest number of operations for the proof of a layer.
             checkpoint: best, last, or a step.
             weights: raw, or the name of an average such as swa.
-            on_layer: called after each layer's proof.
+            on_layer: called after the proof of each layer.
         """
         if points < 1:
             raise InputError(f"points: expected at least 1, got {points}")
@@ -389,15 +389,15 @@ class Run(Displayed):
         return dataclasses.replace(exported, warning=self.selection_warning(checkpoint, weights))
 
     def write_proof(self, path: Path, result: CertifyResult) -> ProofFile:
-        """Write the certificates of a result, with their witnesses, to a file that ``atoll.checker`` proves again.
+        """Write the certificates of a result, with their witnesses, to a file that ``atoll.checker`` can verify.
 
         Args:
             path: the file.
-            result: of ``certify``, stored in this run.
+            result: a result of ``certify``, stored in this run.
         """
         settings, origin = result.settings, result.subject.origin
         if result.is_probabilistic or result.folder is None or origin.step is None:
-            raise InputError("proof: expected the stored result of a run, with proofs instead of randomized smoothing")
+            raise InputError("proof: expected a stored result with proofs, not one of randomized smoothing")
         subject = self.subject(origin.step, origin.weights)
         model = copy.deepcopy(subject.model).to(getattr(torch, settings.precision or "float64"))
         certifier = certifier_for(model, budget=settings.budget, radii=settings.radii, eta=settings.eta)
@@ -408,13 +408,13 @@ class Run(Displayed):
         return write_proof(Path(path), certifier, x, Certificate(stored["prediction"], stored["radius"]))
 
     def results(self, kind: str | None = None) -> list[Result]:
-        """Everything that was measured of this run, oldest first; ``stale`` says why a result is out of date."""
+        """Return all results of this run, oldest first; ``stale`` says why a result is out of date."""
         if kind is not None:
             MEASUREMENTS.resolve(kind, trust=False)  # a wrong name must not look like a run without results
         return [result for result in self.read_results()[0] if kind in (None, result.kind)]
 
     def read_results(self) -> tuple[list[Result], list[str]]:
-        """All results, and why some cannot be read."""
+        """Return all results, and the reasons why some cannot be read."""
         results, errors = [], []
         for path in sorted((self.folder / "results").glob("*/*/result.json")):
             try:
@@ -429,12 +429,12 @@ class Run(Displayed):
         return results, [*errors, *more]
 
     def _stale(self, origin: Origin) -> str:
-        """Why a result of this origin is not about weights that the run still has; empty if it is."""
+        """Return why a result of this origin does not describe current weights of the run, or ""."""
         if origin.step is None:
             return ""
         file = self._files.get(origin.step, {}).get("model" if origin.weights == "raw" else origin.weights)
         if file is None:
-            return f"measured at step {origin.step}, whose checkpoint is gone"
+            return f"measured at step {origin.step}, whose checkpoint was deleted"
         changed = origin.file not in ("", file)
         return f"measured with other weights than those now saved at step {origin.step}" if changed else ""
 
@@ -444,7 +444,7 @@ class Run(Displayed):
         return {step: self._checkpoints.files(step) for step in self._checkpoints.steps()}
 
     def checkpoint_name(self, origin: Origin) -> str:
-        """``best``, ``last``, both, or the step, of what a result was measured on."""
+        """Return ``best``, ``last``, both, or the step of the checkpoint that a result describes."""
         names = [which for which in ("best", "last") if origin.step == self.step(which, origin.weights)]
         return " and ".join(names) or f"step {origin.step}"
 
@@ -452,9 +452,9 @@ class Run(Displayed):
 
     @property
     def test_settings(self) -> AttackSettings:
-        """How the training itself tests."""
+        """Settings of the final test of the training."""
         steps = self.recipe.get("trainer", {}).get("test_steps", 20)
-        if not isinstance(steps, int):  # it becomes part of a name, and names can stand for code
+        if not isinstance(steps, int):  # it becomes part of a name, and names can refer to code
             raise CheckpointError(f"{self.folder}/recipe.yaml: trainer.test_steps: expected an integer, got {steps!r}")
         return AttackSettings(attacks=f"PGD-{steps}" if steps else "none")
 
@@ -464,8 +464,8 @@ class Run(Displayed):
         return self.loss.certifies
 
     def tests(self) -> list[TestRow]:
-        """Test results of the best and the last checkpoint, as far as they were measured."""
-        wanted = dataclasses.replace(self.test_settings, norm=self.threat.norm, eps=str(self.threat.eps))
+        """Return the stored test results of the best and the last checkpoint."""
+        settings = dataclasses.replace(self.test_settings, norm=self.threat.norm, eps=str(self.threat.eps))
         proof = CertifySettings(attack=False, eps=str(self.threat.eps), precision="float64")
         results = [result for result in self.results() if not result.stale]
         rows = []
@@ -475,7 +475,7 @@ class Run(Displayed):
                     r for r in results
                     if (r.subject.origin.step, r.subject.origin.weights) == (self.step(which, weights), weights)
                 ]  # fmt: skip
-                attacked = [r for r in here if isinstance(r, AttackResult) and r.settings == wanted]
+                attacked = [r for r in here if isinstance(r, AttackResult) and r.settings == settings]
                 certified = [r for r in here if isinstance(r, CertifyResult) and r.settings == proof]
                 if attacked:
                     rows.append(TestRow(which, weights, attacked[-1], certified[-1] if certified else None))
@@ -511,12 +511,12 @@ def _class_name(part: Any) -> str:
 
 
 def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", trust: bool = False) -> Classifier:
-    """Rebuild the model a checkpoint describes and load its weights."""
+    """Rebuild the model of a checkpoint and load its weights."""
     about = checkpoint.about
     if "recipe" not in about:
-        raise CheckpointError(f"{source} does not say which model it belongs to; build it and use load_weights")
+        raise CheckpointError(f"{source} does not contain a recipe; build the model yourself and use load_weights")
     tree = about["recipe"]["model"]
-    if "pretrained" in tree["init_args"]:  # the weights are in the checkpoint; nothing is to be downloaded
+    if "pretrained" in tree["init_args"]:  # the weights are in the checkpoint, so do not download any
         tree = {**tree, "init_args": tree["init_args"] | {"pretrained": False}}
     factory: ModelFactory = build_part(ModelFactory, tree, "model", trust=trust)
     with torch.random.fork_rng(devices=[]):
@@ -549,18 +549,20 @@ def _runs_in(folder: Path) -> list[str]:
 
 
 def open_run(path: Path | str, *, trust: bool = False, data: Mapping[str, Path | str] | None = None) -> Run:
-    """The run at a folder, with a sentence instead of a traceback if there is none.
+    """Open the run in a folder; raises a CheckpointError if it is not a run.
 
     Args:
         path: the folder.
-        trust: import classes from outside Atoll that the run names.
-        data: where the data are now if they were moved, such as ``{"root": "photos"}``.
+        trust: whether to import classes from outside Atoll that the run refers to.
+        data: where the data is now if it was moved, such as ``{"root": "photos"}``.
     """
     folder = Path(path)
     if not folder.is_dir():
         close = closest(folder.name, _runs_in(folder.parent))
         names = " or ".join(str(folder.with_name(name)) for name in close)
-        raise CheckpointError(f"there is no run at {folder}{f'; did you mean {names}?' if names else ''}")
+        raise CheckpointError(
+            f"{folder} is not a run; {f'did you mean {names}?' if names else 'expected a folder with a recipe.yaml'}"
+        )
     if not (folder / "recipe.yaml").exists() and (inside := _runs_in(folder)):
         raise CheckpointError(f"{folder} does not hold a run itself; choose one in it, such as {folder / inside[0]}")
     run = Run(folder, trust, data or {})

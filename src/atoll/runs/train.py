@@ -31,7 +31,7 @@ from atoll.training.trainer import Trainer
 
 
 def build_model(recipe: Recipe) -> Classifier:
-    """The recipe's model, initialised from the recipe's seed; the global generator is left as it was."""
+    """Build the model of a recipe, initialized with the seed of the recipe; does not change the global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(recipe.seed, "weights"))
         model = recipe.model(recipe.data.shape, recipe.data.num_classes, bounds=recipe.data.bounds)  # type: ignore[call-arg]
@@ -41,7 +41,7 @@ def build_model(recipe: Recipe) -> Classifier:
 
 
 def build_trainer(recipe: Recipe, folder: Path | str | None = None, observers: Sequence[Observer] = ()) -> Trainer:
-    """The recipe as a trainer, ready to ``fit``."""
+    """Build the trainer of a recipe; call ``fit`` to train."""
     return Trainer(
         build_model(recipe),
         recipe.data,
@@ -79,21 +79,21 @@ def train(
 
     Args:
         recipe: the name of a recipe, a file, plain data, or None to resume the run in ``out``.
-        overrides: ``key.sub=value``.
-        out: folder of the run; must not hold a run already unless ``resume``.
+        overrides: overrides such as ``key.sub=value``.
+        out: folder of the run; must not contain a run unless ``resume`` is set.
         resume: resume from the newest intact checkpoint, or start if there is none.
-        trust: allow a resumed run to name classes from outside Atoll; a recipe that is passed in is trusted.
+        trust: allow a resumed run to import classes from outside Atoll; a recipe that is passed in is trusted.
         observers: further observers, such as progress bars.
-        on_trainer: called with the trainer before it starts (signal handlers).
-        on_progress: called during the final test with what is under way, how much is done, and of how much.
+        on_trainer: called with the trainer before training starts, for example to install signal handlers.
+        on_progress: called during the final test with the name of the current task, the units done, and the total.
         progress: show progress bars, in terminals and notebooks.
     """
     folder = Path(out)
     with process_group():
         existing = (folder / "recipe.yaml").exists()
-        barrier()  # no process writes before all have looked
+        barrier()  # no process may write before all have checked
         if existing and not resume:
-            raise RecipeError(f"{folder} already holds a run; resume it or choose another folder")
+            raise RecipeError(f"{folder} already contains a run; resume it or choose another folder")
         if recipe is None and not existing:
             raise RecipeError(f"there is no run to resume in {folder}")
         trust = trust or recipe is not None
@@ -106,13 +106,13 @@ def train(
         if existing and recipe is not None:
             _same_recipe(folder, built)
         known = DataRecord.load(folder) if existing else None
-        record = DataRecord.of(built.data, known)  # reads all files: faults show before any work
+        record = DataRecord.of(built.data, known)  # reads all files, to report faults before any work
         if known is not None and (changes := known.fingerprint.difference(record.fingerprint)):
             raise RecipeError(
-                f"{folder}: the data changed since this run was started ({changes}); restore them, or start a new run"
+                f"{folder}: the data has changed since this run was started ({changes}); restore it or start a new run"
                 " in another folder"
             )
-        if known is not None and recipe is None and not overrides:  # the paths of the recipe were typed there
+        if known is not None and recipe is None and not overrides:  # paths in the recipe are relative to that folder
             record = dataclasses.replace(record, folder=known.folder)
         writers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tensorboard")]
         bars = [TrainingProgress()] if progress else []
@@ -123,7 +123,7 @@ def train(
             try:
                 write_json(folder / "environment.json", environment())
                 record.save(folder)
-                # Last, because its presence means that there is a run here.
+                # Last, because the presence of this file marks the folder as a run.
                 write_atomic(folder / "recipe.yaml", yaml.safe_dump(dict(built.tree), sort_keys=False).encode())
             except OSError as error:
                 raise AtollError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
@@ -133,14 +133,14 @@ def train(
         bar = show_progress("test") if progress and on_progress is None else nullcontext(on_progress)
         with raise_on_lost_worker(f"resume in {folder}"), bar as report:
             final_test(run, report)
-        del trainer  # it refers to the process group
+        del trainer  # it has a reference to the process group
     return run
 
 
 def final_test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]:
-    """Test accuracy of the best and the last checkpoint, of the raw weights and of every average.
+    """Measure the test accuracy of the best and the last checkpoint, for the raw weights and every average.
 
-    The same measurements as those of ``atoll attack`` and ``atoll certify``, stored with the run.
+    Uses the measurements of ``atoll attack`` and ``atoll certify`` and stores the results with the run.
     """
     rows = []
     for weights in run.weight_sets:
@@ -153,42 +153,42 @@ def final_test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]
 
 
 def _saved_recipe(folder: Path, overrides: Sequence[str], trust: bool) -> Recipe:
-    """The recipe of a run that is resumed; only the location of its data may be another."""
+    """Build the recipe of a run to resume; overrides may only change the location of its data."""
     saved, record = read_recipe(folder / "recipe.yaml"), DataRecord.load(folder)
     for override in overrides:
         section, *_, name = full_key(saved, override.partition("=")[0], trust=trust).split(".")
         if section != "data" or name not in LOCATIONS:
             raise RecipeError(
-                f"a resumed run keeps its recipe, except for the location of its data; it cannot take {override!r}"
+                f"a resumed run keeps its recipe, except for the location of its data; remove {override!r}"
             )
     located = saved if record is None else {**saved, "data": locate(saved.get("data"), record.folder)}
     recipe = build_recipe(located, *overrides, trust=trust)
     if overrides:
         return recipe
-    return dataclasses.replace(recipe, tree={**recipe.tree, "data": saved["data"]})  # paths as they were typed
+    return dataclasses.replace(recipe, tree={**recipe.tree, "data": saved["data"]})  # keep paths as the user wrote them
 
 
 def _same_recipe(folder: Path, recipe: Recipe) -> None:
     saved = yaml.safe_load((folder / "recipe.yaml").read_text())
-    # Wherever the data are, their fingerprint says whether they are the same.
+    # Locations may differ, because the fingerprint tells whether the data is the same.
     trees = ({**tree, "data": without_locations(tree.get("data"))} for tree in (saved, recipe.tree))
     saved, current = (_without_modules(json.loads(json.dumps(tree))) for tree in trees)
     if saved != current:
         changed = sorted(k for k in saved.keys() | current.keys() if saved.get(k) != current.get(k))
         raise RecipeError(
-            f"{folder} was started with another recipe ({', '.join(changed)} differ); resume it without one"
+            f"{folder} was started with another recipe ({', '.join(changed)} differ); resume it without a recipe"
         )
 
 
 def _without_modules(tree: Any) -> Any:
-    """Plain data with the names of classes without their modules, which move from version to version."""
+    """Remove module names from class paths, because classes may move between versions."""
     if isinstance(tree, dict):
         return {k: v.rpartition(".")[2] if k == "class_path" else _without_modules(v) for k, v in tree.items()}
     return [_without_modules(part) for part in tree] if isinstance(tree, list) else tree
 
 
 def environment() -> dict[str, Any]:
-    """What a run ran on; enough to explain a difference."""
+    """Return the software and hardware of a run, to explain differences between runs."""
     names = ("atoll", "torch", "python", "machine", "threads", "processes")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {**{name: getattr(Environment.current(), name) for name in names}, "gpus": gpus, "command": sys.argv}

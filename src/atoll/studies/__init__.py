@@ -1,4 +1,4 @@
-"""Studies: a grid of recipes, what to measure of each run, tables, and claims that are checked."""
+"""Studies: grids of recipes with measurements, tables and claims."""
 
 from atoll.studies.base import STUDIES, Cell, Claim, Study, StudyReport, StudyResults
 from atoll.studies.engine import run_study

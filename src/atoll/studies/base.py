@@ -1,4 +1,4 @@
-"""What a study is: a grid of recipes, what to measure of each run, how to tabulate it, and the claims to check."""
+"""The definition of a study: a grid of recipes, measurements of each run, tables, and claims to check."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Numbers = dict[str, Any]  # measurements of a cell as plain JSON
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study and what is measured of it.
+    """One run of a study.
 
     Args:
         row: row of the table; the seeds of a row are averaged.
         seed: seed of the recipe.
-        recipe: recipe to train; None if there is nothing to train.
-        overrides: ``key.sub=value``, applied after the recipe's own values.
-        depends_on: names of cells whose runs have to finish first.
+        recipe: recipe to train; None if the cell trains nothing.
+        overrides: overrides such as ``key.sub=value``, applied to the recipe.
+        depends_on: names of cells whose runs must finish first.
 
     >>> Cell("AT + TrH", seed=2).name
     'at-trh-2'
@@ -46,7 +46,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """Name of the folder of the cell."""
         return re.sub(r"[^a-z0-9.]+", "-", self.row.lower()).strip("-") + f"-{self.seed}"
 
     def to_json(self) -> dict[str, Any]:
@@ -60,8 +60,8 @@ class StudyResults:
     Args:
         scale: scale of the study.
         numbers: numbers of the cells that succeeded.
-        failed: reasons why the others failed.
-        runs: runs of the cells that succeeded and were trained.
+        failed: reasons why the other cells failed.
+        runs: runs of the cells that succeeded, except those without training.
     """
 
     scale: Scale
@@ -71,29 +71,29 @@ class StudyResults:
 
     @property
     def rows(self) -> list[str]:
-        """In the order of the cells."""
+        """The rows, in the order of the cells."""
         return list(dict.fromkeys(cell.row for cell in (*self.numbers, *self.failed)))
 
     def of(self, row: str) -> list[Numbers]:
-        """The numbers of a row, one entry per seed."""
+        """Return the numbers of a row, one entry per seed."""
         return [numbers for cell, numbers in self.numbers.items() if cell.row == row]
 
     def values(self, row: str, name: str) -> list[float]:
-        """One number of a row, one value per seed that has one."""
+        """Return one number of a row, with one value per seed that has it."""
         return list(self.by_seed(row, name).values())
 
     def by_seed(self, row: str, name: str) -> dict[int, float]:
-        """One number of a row, by seed; seeds without a value (None, NaN) are left out."""
+        """Return one number of a row by seed, without seeds that have no value (None, NaN)."""
         values = {cell.seed: numbers.get(name) for cell, numbers in self.numbers.items() if cell.row == row}
         return {seed: value for seed, value in values.items() if value is not None and not math.isnan(value)}
 
     def mean(self, row: str, name: str, factor: float = 1.0) -> Estimate | None:
-        """The mean over seeds with its standard error; None if no seed has a value."""
+        """Return the mean over seeds with its standard error, or None if no seed has a value."""
         values = self.values(row, name)
         return Estimate.mean_of(factor * torch.tensor(values, dtype=torch.float64)) if values else None
 
     def paired(self, row: str, other: str, name: str, of: Callable[[float], float] = float) -> list[float]:
-        """A number of one row minus that of another, for the seeds that both have; optionally a function of it.
+        """Return differences of a number (or a function of it) between two rows, for the seeds that both have.
 
         >>> results = StudyResults("smoke", {Cell("a"): {"x": 4.0}, Cell("b"): {"x": 2.0}, Cell("a", 1): {"x": 3.0}})
         >>> results.paired("a", "b", "x"), results.paired("a", "b", "x", of=lambda x: x**2)
@@ -105,13 +105,13 @@ class StudyResults:
 
 @dataclass(frozen=True)
 class Claim:
-    """Whether the numbers of a study support a claim; ``atoll.studies.claims`` decides.
+    """A claim and whether the numbers of a study support it, as decided by ``atoll.studies.claims``.
 
     Args:
-        claim: what is claimed.
+        claim: the claim, as a sentence.
         outcome: ``not testable`` if numbers are missing.
         message: the numbers behind the outcome.
-        smallest_effect: half the length of the longest interval; smaller effects could not be seen.
+        smallest_effect: half the length of the longest interval; smaller effects cannot be detected.
         seeds_needed: number of seeds that would decide an inconclusive claim; None if more than 1000.
 
     >>> print(Claim("TrH raises robust accuracy", "supported", "by 2.1 points on average"))
@@ -130,7 +130,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class StudyReport:
-    """What a study shows: tables by title, claims, figures by name, and paragraphs of explanation."""
+    """The report of a study: tables by title, claims, figures by name, and paragraphs of notes."""
 
     tables: Mapping[str, Table]
     claims: Sequence[Claim]
@@ -142,55 +142,55 @@ STUDIES = Registry("study", "studies", "atoll.studies.base.Study", "atoll.studie
 
 
 class Study(ABC):
-    """A table or figure of a paper as one command; ``atoll.studies.engine`` runs it."""
+    """Base class of studies, which reproduce tables and figures of a paper; ``atoll.studies.engine`` runs them."""
 
     registry: ClassVar[Registry] = STUDIES
 
     name: ClassVar[str]
     title: ClassVar[str]
     reference: ClassVar[str]  # the tables and figures it reproduces
-    # Studies of one family measure the same of cells with the same name, so they can share a folder of cells.
+    # Studies of a family measure the same numbers for cells with the same name, so they can share a folder of cells.
     family: ClassVar[str | None] = None
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        """Studies of a file (``my_study.py:MyStudy``) are loaded from it again in workers on other machines."""
+        """Pickle a study of a file (``my_study.py:MyStudy``) by path, so that workers load it from the file."""
         path = class_path(type(self))
         return (_restore, (path, vars(self))) if ".py:" in path else super().__reduce_ex__(protocol)
 
     @abstractmethod
     def cells(self, scale: Scale) -> list[Cell]:
-        """The grid."""
+        """Return the cells of the study at a scale."""
 
     def overrides(self, cell: Cell, dependencies: Mapping[str, Run]) -> tuple[str, ...]:
-        """Overrides of a cell's recipe, for those that depend on other runs, such as initial weights."""
+        """Return the overrides of the recipe of a cell, which may depend on other runs, such as initial weights."""
         return cell.overrides
 
     def required(self, cell: Cell, scale: Scale) -> Mapping[str, str]:
-        """Overrides that the user has to give, by key, and what they name: what the paper has and Atoll does not."""
+        """Return overrides that the user must provide, by key, with a description, such as weights that Atoll lacks."""
         return {}
 
     @abstractmethod
     def measure(self, cell: Cell, run: Run | None, scale: Scale, dependencies: Mapping[str, Run]) -> Numbers:
-        """The numbers of a cell, from its finished run and the runs it depends on, by name."""
+        """Measure the numbers of a cell by name, from its finished run and the runs it depends on."""
 
     @abstractmethod
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
-        """Tables by title."""
+        """Return tables by title."""
 
     def claims(self, results: StudyResults) -> Sequence[Claim]:
-        """The claims that are checked."""
+        """Check the claims of the study."""
         return ()
 
     def figures(self, results: StudyResults) -> Mapping[str, Figure]:
-        """Figures by name; if there is none, the first table is drawn."""
+        """Return figures by name; if there are none, the first table is plotted."""
         return {}
 
     def notes(self, results: StudyResults) -> Sequence[str]:
-        """Paragraphs that say what was measured and how."""
+        """Return paragraphs that explain what was measured and how."""
         return ()
 
     def report(self, results: StudyResults) -> StudyReport:
-        """Everything the study shows."""
+        """Return the complete report."""
         return StudyReport(self.tables(results), self.claims(results), self.figures(results), self.notes(results))
 
 

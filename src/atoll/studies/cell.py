@@ -1,4 +1,4 @@
-"""The numbers of a study's cell as a result of its run, so that a report of the run shows them."""
+"""The numbers of a cell of a study, stored as a result of its run, so that reports show them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from atoll.subject import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class CellSettings(Settings):
-    """Which cell of which study."""
+    """Settings of a cell: the study and the cell."""
 
     kind: ClassVar[str] = "cell"
     study: str
     scale: str
     row: str
     cell_seed: int
-    # Everything that the numbers depend on: study or family, scale, recipe, overrides.
+    # Everything the numbers depend on: study or family, scale, recipe, overrides.
     definition: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult(Result):
-    """The numbers of a cell by name.  Its subject is the last checkpoint; some numbers are of others."""
+    """The numbers of a cell by name.  The subject is the last checkpoint; some numbers may describe other ones."""
 
     kind: ClassVar[str] = "cell"
     settings: CellSettings
@@ -47,17 +47,17 @@ class CellResult(Result):
 
 @MEASUREMENTS.register("cell", own_name=False)
 class MeasureCell(Measurement):
-    """Numbers of a cell of a study; made by ``atoll study``."""
+    """Numbers of a cell of a study; measured by ``atoll study``."""
 
     settings = CellSettings
     result = CellResult
 
     def measure(self, subject: Subject, settings: CellSettings, context: Context) -> dict[str, Any]:
-        raise InputError(f"cell: only its study can measure it; run `atoll study {settings.study}`")
+        raise InputError(f"cell: can only be measured by its study; run `atoll study {settings.study}`")
 
 
 def load_cell(run: Run, settings: CellSettings) -> CellResult | None:
-    """The result of a finished cell; None if there is none, or if the run was trained again since."""
+    """Load the result of a finished cell; returns None if there is none, or if the run was trained again since."""
     if not run.is_finished:
         return None
     results = (r for r in run.results("cell") if isinstance(r, CellResult) and not r.stale)
@@ -71,7 +71,7 @@ def store_cell(run: Run, settings: CellSettings, measure: Callable[[], dict[str,
     subject = run.subject("last")
     result = CellResult(
         subject=subject.record,
-        inputs="",  # every number has points of its own
+        inputs="",  # numbers may be measured on different points
         points=0,
         settings=settings,
         environment=Environment.current(),

@@ -4,21 +4,22 @@ A claim states limits for a mean, such as the difference of two rows, paired by 
 (Student's t), the claim is
 
 - supported if the interval is within the limits,
-- contradicted if the interval is outside of them,
-- inconclusive otherwise.  The message then says how many seeds would decide, if mean and spread stay as observed.
+- contradicted if the interval is outside the limits,
+- inconclusive otherwise.  The message then says how many seeds would decide, if mean and standard deviation do not
+  change.
 
-"No effect" is the claim that a mean is within a margin around 0, so it needs an interval within the margin (an
-equivalence test, TOST at 2.5 %), not just one that contains 0.
+"No effect" is the claim that a mean is within a margin around 0, so it requires an interval within the margin (an
+equivalence test, TOST at 2.5 %), not just an interval that contains 0.
 
-A claim about several means is supported if each of them supports it.  This needs no correction, because all tests have
-to succeed (intersection-union test).  It is contradicted if any of k means contradicts it.  The more means there are,
-the more likely one of them does so by chance, so this needs the interval at level 1 - 0.05 / k (Bonferroni).
+A claim about several means is supported if each of them supports it.  This needs no correction, because all tests must
+succeed (intersection-union test).  It is contradicted if any of k means contradicts it.  With more means, this is more
+likely to happen by chance, so it requires the interval at level 1 - 0.05 / k (Bonferroni).
 
-The smallest visible effect of a claim is half the length of its longest 95 % interval: a mean closer to the limit than
-that would have been inconclusive.
+The smallest visible effect of a claim is half the length of its longest 95 % interval: a mean closer to the limit would
+have been inconclusive.
 
 Intervals are over seeds (weights, order of the data).  All seeds share their test points, whose sampling error is not
-part of the intervals.  Both rows of a pair share it, so it matters less for differences than for accuracies themselves.
+part of the intervals.  Both rows of a pair share it, so it matters less for differences than for accuracies.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from atoll.studies.base import Claim, Outcome, StudyResults
 
 TOO_FEW = "at least two seeds of each row are needed"
 ALPHA = 0.05  # one minus the level of the intervals
-MOST_SEEDS = 1000  # more are not worth counting
+MOST_SEEDS = 1000  # largest number of seeds to report
 UNDECIDED: Outcome = "inconclusive"
 
 Limits = tuple[float, float]
-MOST: Limits = (0.5, math.inf)  # of the cases
+MOST: Limits = (0.5, math.inf)  # limits of the share of cases for "most cases"
 T = TypeVar("T")
 
 
@@ -58,8 +59,8 @@ class Difference:
 
     @staticmethod
     def of(values: Sequence[float], alpha: float = ALPHA) -> Difference:
-        """The mean of values with its interval at level 1 - ``alpha``."""
-        from scipy.stats import t  # half a second to import
+        """Return the mean of values with its interval at level 1 - ``alpha``."""
+        from scipy.stats import t  # slow to import
 
         middle = statistics.fmean(values) if values else math.nan
         if len(values) < 2:
@@ -68,7 +69,7 @@ class Difference:
         return Difference(middle, middle - half, middle + half)
 
     def outcome(self, limits: Limits) -> Outcome:
-        """Whether the interval is within limits, outside of them, or neither.
+        """Return whether the interval is within limits, outside of them, or neither.
 
         >>> [Difference(1.0, 0.5, 1.5).outcome(limits) for limits in ((0, 2), (1, 2), (2, math.inf))]
         ['supported', 'inconclusive', 'contradicted']
@@ -79,14 +80,14 @@ class Difference:
         return "contradicted" if self.high <= low or self.low >= high else UNDECIDED
 
     def text(self, digits: int = 2) -> str:
-        """As text, with this many digits after the point."""
+        """Format with a number of digits after the decimal point."""
         if math.isnan(self.value):
             return "-"
         interval = f" [{self.low:.{digits}f}, {self.high:.{digits}f}]" if math.isfinite(self.low) else ""
         return f"{self.value:.{digits}f}{interval}"
 
     def __str__(self) -> str:
-        """With two digits after the point, or more if the interval is short.
+        """Format with two digits after the decimal point, or more if the interval is short.
 
         >>> print(Difference(-0.0123, -0.0201, -0.0045))
         -0.0123 [-0.0201, -0.0045]
@@ -96,7 +97,7 @@ class Difference:
 
 
 def claim_means(claim: str, values: Mapping[str, Sequence[float]], limits: Mapping[str, Limits]) -> Claim:
-    """Whether the mean of each list of values, one per seed, is within limits; the module says how it is decided.
+    """Check that the mean of each list of values, one per seed, is within limits, as described in the module.
 
     >>> values = {"a": [1.0, 1.1, 0.9], "b": [0.2, -0.1, 0.3]}
     >>> print(claim_means("They grow", values, {"a": (0.0, math.inf), "b": (0.0, math.inf)}))
@@ -126,7 +127,7 @@ would decide.
 
 
 def _finish(claim: Claim, visible: float, seeds: Callable[[], int | None]) -> Claim:
-    """A claim with its smallest visible effect, and the number of seeds that would decide it if nothing does yet."""
+    """Add the smallest visible effect to a claim and, if it is inconclusive, the number of seeds that would decide."""
     message = f"{claim.message}; smallest visible effect {visible:.2g}"
     if claim.outcome != UNDECIDED:
         return replace(claim, message=message, smallest_effect=visible)
@@ -136,7 +137,7 @@ def _finish(claim: Claim, visible: float, seeds: Callable[[], int | None]) -> Cl
 
 
 def _seeds_needed(values: Mapping[str, Sequence[float]], limits: Mapping[str, Limits]) -> int | None:
-    """The number of seeds at which the intervals decide, if means and spreads stay the same; None if too many."""
+    """Return the number of seeds that would decide, if means and deviations do not change; None if too many."""
     means = {name: statistics.fmean(each) for name, each in values.items()}
     outside = [name for name, mean in means.items() if not limits[name][0] < mean < limits[name][1]]
     alpha = ALPHA / len(values) if outside else ALPHA
@@ -149,12 +150,12 @@ def _seeds_needed(values: Mapping[str, Sequence[float]], limits: Mapping[str, Li
 
 
 def _seeds_for(distance: float, deviation: float, alpha: float) -> float:
-    """The smallest number of seeds for which half an interval is shorter than a distance.
+    """Return the smallest number of seeds for which half an interval is shorter than a distance.
 
     >>> _seeds_for(1.0, 1.0, 0.05)  # 2.45 / sqrt(7) = 0.92, but 2.57 / sqrt(6) = 1.05
     7
     """
-    from scipy.stats import t  # half a second to import
+    from scipy.stats import t  # slow to import
 
     n = np.arange(2, MOST_SEEDS + 1)
     enough = t.ppf(1 - alpha / 2, n - 1) * deviation / np.sqrt(n) < distance
@@ -162,7 +163,7 @@ def _seeds_for(distance: float, deviation: float, alpha: float) -> float:
 
 
 def claim_above(claim: str, values: Mapping[str, Sequence[float]], limit: float = 0.0, *, sign: int = 1) -> Claim:
-    """Whether the mean of each list of values, one per seed, is above a limit (``sign`` -1: below)."""
+    """Check that the mean of each list of values, one per seed, is above a limit (``sign`` -1: below)."""
     limits = (limit, math.inf) if sign > 0 else (-math.inf, limit)
     return claim_means(claim, values, dict.fromkeys(values, limits))
 
@@ -170,16 +171,16 @@ def claim_above(claim: str, values: Mapping[str, Sequence[float]], limit: float 
 def claim_increase(
     claim: str, results: StudyResults, pairs: Sequence[tuple[str, str]], name: str, limit: float = 0.0, *, sign: int = 1
 ) -> Claim:
-    """Whether a number is higher (``sign`` -1: lower) by ``limit`` in the first row of each pair than in the second.
+    """Check that a number is higher (``sign`` -1: lower) by ``limit`` in the first row of each pair than in the second.
 
-    Differences are paired: rows with the same seed share everything random.
+    Differences are paired by seed, because runs with the same seed share all random numbers.
     """
     differences = {f"{first} against {second}": results.paired(first, second, name) for first, second in pairs}
     return claim_above(claim, differences, limit, sign=sign)
 
 
 def claim_equivalent(claim: str, results: StudyResults, rows: Sequence[str], name: str, within: float) -> Claim:
-    """Whether no two of some rows differ by more than ``within`` in either direction; each pair is listed once.
+    """Check that no two of the rows differ by more than ``within`` in either direction; each pair is listed once.
 
     >>> from atoll.studies.base import Cell
     >>> results = StudyResults("cpu", {Cell(r, seed): {"x": seed + (r == "c")} for r in "abc" for seed in range(3)})
@@ -192,15 +193,15 @@ def claim_equivalent(claim: str, results: StudyResults, rows: Sequence[str], nam
 
 
 def claim_at_least(claim: str, results: StudyResults, limits: Mapping[str, float], name: str) -> Claim:
-    """Whether a number of each row is above a limit of its own, such as a published value."""
+    """Check that a number of each row is above its own limit, such as a published value."""
     values = {f"{row} (limit {limit:g})": results.values(row, name) for row, limit in limits.items()}
     return claim_means(claim, values, dict(zip(values, ((limit, math.inf) for limit in limits.values()), strict=True)))
 
 
 def claim_share(claim: str, successes: int, cases: int, message: str) -> Claim:
-    """Whether something is true of more than half of all cases, by the exact interval of Clopper and Pearson.
+    """Check that something is true in more than half of all cases, by the exact interval of Clopper and Pearson.
 
-    A claim about all cases cannot be supported by some of them; this is the claim about most cases, with their number.
+    Some cases cannot support a claim about all cases, so this is a claim about most cases, with their number.
 
     >>> [claim_share("It rains", days, 6, "in May").outcome for days in (6, 4, 0)]
     ['supported', 'inconclusive', 'contradicted']
@@ -213,7 +214,7 @@ def claim_share(claim: str, successes: int, cases: int, message: str) -> Claim:
 
         n = np.arange(cases + 1, MOST_SEEDS + 1)
         fewer = min(successes, cases - successes) * n / cases
-        # The interval excludes one half if the smaller tail is below 2.5 %; rounded so that no better share decides.
+        # The interval excludes one half if the smaller tail is below 2.5 %; rounded up to be conservative.
         enough = binom.cdf(np.ceil(fewer), n, 0.5) < ALPHA / 2
         return int(n[enough.argmax()]) if enough.any() else None
 
@@ -223,21 +224,22 @@ def claim_share(claim: str, successes: int, cases: int, message: str) -> Claim:
 
 
 def _share(successes: int, cases: int) -> Difference:
-    from scipy.stats import binomtest  # half a second to import
+    from scipy.stats import binomtest  # slow to import
 
     interval = binomtest(successes, cases).proportion_ci(1 - ALPHA, method="exact")
     return Difference(successes / cases, float(interval.low), float(interval.high))
 
 
 def pseudo_values(statistic: Callable[[Sequence[T]], float], cases: Sequence[T]) -> list[float]:
-    r"""One value per case whose mean is a statistic of all cases, less its bias of order 1/n (jackknife; Tukey, 1958).
+    r"""Return jackknife pseudo-values (Tukey, 1958), one per case.
 
     .. math:: n\, s - (n - 1)\, s_{-i}
 
-    They turn a statistic of all cases, such as a correlation over runs, into a claim about a mean.
+    Their mean is a statistic of all cases, without its bias of order 1/n.  They turn such a statistic, for example a
+    correlation over runs, into a claim about a mean.
 
     >>> pseudo_values(statistics.fmean, [1.0, 2.0, 6.0])
     [1.0, 2.0, 6.0]
     """
-    n, whole = len(cases), statistic(cases)
-    return [n * whole - (n - 1) * statistic([*cases[:i], *cases[i + 1 :]]) for i in range(n)]
+    n, value = len(cases), statistic(cases)
+    return [n * value - (n - 1) * statistic([*cases[:i], *cases[i + 1 :]]) for i in range(n)]

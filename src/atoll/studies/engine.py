@@ -1,12 +1,12 @@
-"""Runs a study: trains and measures every cell once; a failed cell does not stop the others.
+"""Run a study: train and measure every cell once; a failed cell does not stop the others.
 
 Files of a study::
 
     cells/NAME/          the run of a cell, with its numbers among its results; studies of a family may share them
     cells/NAME.json      the numbers of a cell that trains nothing
-    README.md            what made it, tables, figures, claims
-    *.csv  *.png         each table and figure; without a figure, one of the first table
-    raw.json             all numbers, and what failed
+    README.md            command and versions, tables, figures, claims
+    *.csv  *.png         each table and figure; without a figure, a plot of the first table
+    raw.json             all numbers and failures
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from atoll.studies.base import STUDIES, Cell, Numbers, Scale, Study, StudyReport
 from atoll.studies.cell import CellSettings, load_cell, store_cell
 from atoll.studies.table import Column, Table
 
-# Paths of the user's files, which reports do not show.
+# Options with paths of the user, which reports do not show.
 PRIVATE = (".path", ".root", ".extra", ".pretrained")
 
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """How a cell ended: with numbers, or with the reason why it failed."""
+    """The outcome of a cell: its numbers, or the reason why it failed."""
 
     cell: Cell
     numbers: Numbers | None = None
@@ -63,11 +63,11 @@ class CellRunner:
         return (self.cells or self.folder / "cells") / name
 
     def run(self, name: str) -> Run:
-        """The run of a cell.  It is trusted, because the user started the study that trains it."""
+        """Return the run of a cell; it is trusted, because the user started the study that trains it."""
         return Run(self.run_folder(name), trust=True)
 
     def settings(self, cell: Cell) -> CellSettings:
-        """What the numbers of a cell depend on; with another definition they are measured again."""
+        """Return everything the numbers of a cell depend on; with another definition, they are measured again."""
         study = self.study.family or self.study.name
         definition = {"study": study, "scale": self.scale, "user": self.overrides_for(cell), **cell.to_json()}
         return CellSettings(
@@ -75,13 +75,13 @@ class CellRunner:
         )
 
     def overrides_for(self, cell: Cell) -> list[str]:
-        """The user's overrides for a cell, with full keys."""
+        """Return the overrides of the user for a cell, with full keys."""
         pairs = map(split_pattern, self.overrides)
         overrides = [override for pattern, override in pairs if fnmatch.fnmatchcase(cell.row, pattern)]
         return expand_overrides(cell.recipe, cell.overrides, overrides) if cell.recipe and overrides else overrides
 
     def load(self, cell: Cell) -> Numbers | None:
-        """The numbers of a finished cell; None if it is not finished."""
+        """Load the numbers of a finished cell; returns None if it is not finished."""
         settings = self.settings(cell)
         if cell.recipe is not None:
             result = load_cell(self.run(cell.name), settings)
@@ -94,7 +94,7 @@ class CellRunner:
             return None
 
     def __call__(self, cell: Cell) -> CellOutcome:
-        """Train, measure and store a cell, resuming an interrupted training.  An error becomes a reason."""
+        """Train, measure and store a cell, resuming an interrupted training; errors are returned as a reason."""
         log = self.run_folder(f"{cell.name}.error.txt")
         try:
             numbers = self.load(cell)
@@ -103,7 +103,7 @@ class CellRunner:
                     numbers = self._measure(cell)
                 log.unlink(missing_ok=True)
             return CellOutcome(cell, numbers)
-        except Exception as error:  # whatever it is, the other cells continue
+        except Exception as error:  # other cells continue after any error
             write_atomic(log, traceback.format_exc().encode())
             reason = str(error) if isinstance(error, AtollError) else f"{type(error).__name__}: {error}"
             return CellOutcome(cell, reason=reason or type(error).__name__)
@@ -128,7 +128,7 @@ class CellRunner:
 
 
 def split_pattern(override: str) -> tuple[str, str]:
-    """The rows that an override is for, and the override itself.
+    """Split an override into the pattern of rows it applies to and the override itself.
 
     >>> split_pattern("*-vit_l16-*:pretrained=ViT-L_16.npz"), split_pattern("model={class_path: MLP}")
     (('*-vit_l16-*', 'pretrained=ViT-L_16.npz'), ('*', 'model={class_path: MLP}'))
@@ -139,9 +139,9 @@ def split_pattern(override: str) -> tuple[str, str]:
 
 
 def merge_overrides(cell: Sequence[str], user: Sequence[str]) -> list[str]:
-    """Overrides of a cell followed by those of the user, which take precedence.
+    """Merge the overrides of a cell with those of the user, which take precedence.
 
-    A new class drops the arguments of the old one, so the user's classes and whole sections come first: another data
+    A new class drops the arguments of the old one, so classes and whole sections of the user come first.  Another data
     set then gets the limit of the cell.
 
     >>> merge_overrides(["data.limit=100"], ["data.class_path=Npz", "data.path=mnist.npz"])
@@ -171,20 +171,20 @@ def run_sequentially(runner: CellRunner, cells: Sequence[Cell]) -> Iterator[Cell
 
 
 def dependency_failure(cell: Cell, failed: set[str]) -> CellOutcome | None:
-    """The outcome of a cell that depends on one that failed."""
+    """Return the outcome of a cell that depends on a failed cell, or None if it does not."""
     missing = [name for name in cell.depends_on if name in failed]
     return CellOutcome(cell, reason=f"depends on {', '.join(missing)}, which failed") if missing else None
 
 
 def sort_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells in an order in which each comes after those it depends on, otherwise unchanged.
+    """Sort cells so that each comes after those it depends on; the order is otherwise unchanged.
 
     >>> [cell.name for cell in sort_cells([Cell("b", depends_on=("a-0",)), Cell("a"), Cell("c")])]
     ['a-0', 'b-0', 'c-0']
     """
     known = {cell.name: cell for cell in cells}
     if len(known) < len(cells):
-        raise InputError("cells: expected different names, got the same one twice")
+        raise InputError("cells: expected unique names, got duplicates")
     done: dict[str, Cell] = {}
 
     def add(cell: Cell, above: tuple[str, ...]) -> None:
@@ -213,29 +213,29 @@ def run_study(
     processes: int = 1,
     on_done: Callable[[CellOutcome, int, int], None] | None = None,
 ) -> tuple[StudyResults, StudyReport]:
-    """Run all cells that are not finished and write the report.
+    """Run all unfinished cells and write the report.
 
     Args:
-        study: what to run.
+        study: the study to run.
         scale: ``smoke``, ``cpu`` or ``paper``.
-        folder: folder of the study; running it again in the same folder resumes it.
-        overrides: overrides for every recipe, such as the path of the data; ``PATTERN:key.sub=value`` is for rows that
-            match.
-        engine: what runs the cells.
+        folder: folder of the study; rerun the study in the same folder to resume it.
+        overrides: overrides for every recipe, such as the path of the data; ``PATTERN:key.sub=value`` applies only to
+            rows that match the pattern.
+        engine: runs the cells.
         cells_folder: folder of the runs, for studies of a family that share them.
-        processes: processes that train a cell.
+        processes: number of processes that train a cell.
         on_done: called after each cell with its outcome, the number of finished cells, and the total.
     """
     if processes < 1:
         raise InputError(f"processes: expected at least 1, got {processes}")
     if torchrun_world_size() > 1:
-        raise InputError("start a study without torchrun; `processes` sets how many processes train each cell")
+        raise InputError("run a study without torchrun; set `processes` to train each cell on several processes")
     folder = Path(folder)
     cells = study.cells(scale)
     for override in overrides:
         pattern, _ = split_pattern(override)
         if not any(fnmatch.fnmatchcase(cell.row, pattern) for cell in cells):
-            expected = f"expected a pattern of rows of {study.name} before the colon"
+            expected = f"expected a pattern that matches rows of {study.name} before the colon"
             raise InputError(f"{override}: {expected}, got {pattern!r}")
     where = None if cells_folder is None else Path(cells_folder)
     runner = CellRunner(study, scale, folder, tuple(overrides), where, processes, requested_device())
@@ -249,7 +249,7 @@ def run_study(
     numbers = {cell: values for cell in cells if (values := outcomes[cell].numbers) is not None}
     failed = {cell: outcomes[cell].reason for cell in cells if cell not in numbers}
     if not numbers:
-        raise AtollError(f"study {study.name}: every cell failed; the first: {next(iter(failed.values()))}")
+        raise AtollError(f"study {study.name}: all cells failed; the first error was: {next(iter(failed.values()))}")
     results = StudyResults(scale, numbers, failed, {cell: runner.run(cell.name) for cell in numbers if cell.recipe})
     report = study.report(results)
     tables = {title: add_failure_column(table, results) for title, table in report.tables.items()}
@@ -259,18 +259,18 @@ def run_study(
 
 
 def check_required(study: Study, scale: Scale, cell: Cell, overrides: Sequence[str]) -> None:
-    """Refuse to train something else than the paper because the user did not give what it takes."""
+    """Raise an InputError if the user did not provide an override that is required to reproduce the paper."""
     given = {override.partition("=")[0] for override in overrides}
     for key, what in study.required(cell, scale).items():
         if key not in given:
             raise InputError(
-                f"study {study.name}: expected {key}=FILE, {what}, for row {cell.row} at scale {scale}, got none;"
-                f" use {key}=null to train without"
+                f"study {study.name}: row {cell.row} at scale {scale} requires {key}=FILE, {what};"
+                f" use {key}=null to train without it"
             )
 
 
 def add_failure_column(table: Table, results: StudyResults) -> Table:
-    """A table with a column that says why cells failed, if cells of its rows did.
+    """Add a column with the reasons of failures to a table, if cells of its rows failed.
 
     >>> results = StudyResults("smoke", {}, {Cell("a", 0): "no data", Cell("a", 2): "no data"})
     >>> add_failure_column(Table([Column("x")], {"a": [None], "b": [None]}), results).texts()
@@ -297,7 +297,7 @@ def write_study(
     overrides: Sequence[str] = (),
     processes: int = 1,
 ) -> None:
-    """README.md, a CSV per table, a PNG per figure, raw.json."""
+    """Write README.md, a CSV file per table, a PNG file per figure, and raw.json."""
     lines = [f"# {study.title}", "", *provenance(study, results, overrides, processes), ""]
     lines += [f"{study.reference}. Mean ± standard error over seeds.", ""]
     for note in report.notes:
@@ -330,7 +330,7 @@ def write_study(
 
 
 def provenance(study: Study, results: StudyResults, overrides: Sequence[str], processes: int) -> list[str]:
-    """What made a page: command, date, versions, scale, seeds, and how many cells failed."""
+    """Return how a page was created: command, date, versions, scale, seeds, and the number of failed cells."""
     command = ["atoll", "study", study_name(study), "--scale", results.scale]
     command += [] if processes == 1 else ["--processes", str(processes)]
     for override in overrides:
@@ -348,5 +348,5 @@ def provenance(study: Study, results: StudyResults, overrides: Sequence[str], pr
 
 
 def study_name(study: Study) -> str:
-    """What ``atoll study`` calls a study: its name if it is registered, otherwise its class."""
+    """Return the name of a study for ``atoll study``: its name if it is registered, otherwise its class."""
     return study.name if study.name in STUDIES.members() else class_path(type(study))

@@ -15,14 +15,14 @@ RETRIES = 3
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Runs every cell as a Ray task.  All machines of the cluster share the study's folder.
+    """Runs every cell as a Ray task.  All machines of the cluster must share the folder of the study.
 
-    Ray restarts a task whose worker dies; its training then resumes from its last checkpoint.
+    Ray restarts a task whose worker dies; the training then resumes from its last checkpoint.
 
     Args:
-        address: address of the cluster; None to use ``RAY_ADDRESS``, or to start one on this machine.
-        cpus: cores per cell; one per process if None.
-        gpus: GPUs per cell.
+        address: address of the cluster; None to use ``RAY_ADDRESS`` or to start a cluster on this machine.
+        cpus: number of cores per cell; one per process if None.
+        gpus: number of GPUs per cell.
     """
 
     address: str | None = None
@@ -31,15 +31,15 @@ class RayEngine:
 
     def __call__(self, runner: CellRunner, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
         ray = _ray()
-        ours = not ray.is_initialized()
-        if ours:
+        starts_ray = not ray.is_initialized()
+        if starts_ray:
             ray.init(address=self.address, include_dashboard=False, log_to_driver=False, configure_logging=False)
         try:
-            # Workers have other working directories.
+            # Absolute paths, because workers have other working directories.
             absolute = replace(runner, folder=runner.folder.resolve(), cells=runner.run_folder("").resolve())
             yield from self._run(ray, absolute, sort_cells(cells))
         finally:
-            if ours:
+            if starts_ray:
                 ray.shutdown()
 
     def _run(self, ray: Any, runner: CellRunner, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
@@ -78,5 +78,5 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise InputError("--engine ray: expected Ray to be installed; pip install 'atoll[ray]'") from None
+        raise InputError("--engine ray requires Ray; run `pip install 'atoll[ray]'`") from None
     return ray

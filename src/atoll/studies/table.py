@@ -1,4 +1,4 @@
-"""Tables of numbers with standard errors and marks for the best, as Markdown, CSV and figure."""
+"""Tables of numbers with standard errors and marks for the best, as Markdown, CSV and figures."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Column:
 
     Args:
         name: title.
-        better: whether high or low numbers are better, if either; the best one is then marked.
-        digits: digits after the point.
+        better: whether high or low numbers are better; the best one is then marked.
+        digits: number of digits after the decimal point.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Table(Displayed):
     rows: Mapping[str, Sequence[Value]]
 
     def mark(self, row: str, column: int) -> Literal["best", "silver"] | None:
-        """Whether a number is the best of its column, or within standard errors of it."""
+        """Return whether a number is the best of its column, or within standard errors of it."""
         better, value = self.columns[column].better, self.rows[row][column]
         if better is None or not _is_number(value):
             return None
@@ -66,7 +66,7 @@ class Table(Displayed):
         return "silver" if sign * (top.value - value.value) <= _error(top) + _error(value) else None
 
     def texts(self) -> list[list[str]]:
-        """All cells as text, titles first."""
+        """Return all cells as text, titles first."""
         titles = ["", *(column.name for column in self.columns)]
         return [titles, *([name, *map(_text, values, self.columns)] for name, values in self.rows.items())]
 
@@ -92,7 +92,7 @@ class Table(Displayed):
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
     def figure(self) -> Figure:
-        """Every column of numbers as dots with standard errors; the best is filled, close ones are blue rings."""
+        """Plot every column of numbers as dots with standard errors; the best is filled, close ones are blue rings."""
         rows = list(self.rows)
         columns = [c for c in range(len(self.columns)) if any(_is_number(values[c]) for values in self.rows.values())]
         width = 1.5 + 0.08 * max(map(len, rows), default=0) + 1.5 * len(columns)
@@ -114,7 +114,7 @@ class Table(Displayed):
         return figure
 
     def csv(self) -> str:
-        """All digits, with standard errors and marks in columns of their own."""
+        """Return the table as CSV with all digits, and with standard errors and marks in separate columns."""
         text = io.StringIO()
         out = csv.writer(text, lineterminator="\n")
         out.writerow(["", *(f"{c.name}{end}" for c in self.columns for end in ("", ", standard error", ", mark"))])

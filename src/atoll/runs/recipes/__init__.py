@@ -1,1 +1,1 @@
-"""Recipes that come with Atoll, one YAML file each; the first line of a file describes it."""
+"""Built-in recipes, one YAML file each; the first line of each file is its description."""

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class AWP(Method):
-    r"""Adversarial weight perturbation: computes gradients at :math:`\theta + \gamma\,\xi`.
+    r"""Adversarial weight perturbation (Wu et al., 2020): computes gradients at weights that increase the loss.
 
-    With :math:`\xi_l = \|W_l\| d_l / \|d_l\|` and d the gradient, each weight matrix moves by ``gamma`` times its norm
-    in the direction in which the loss at the adversarial inputs increases.  The gradient at the perturbed weights
-    updates the original weights.  Biases and normalization layers are not perturbed.  Costs one additional forward and
-    backward pass and one copy of the weight matrices.
+    These are :math:`\theta + \gamma\,\xi` with :math:`\xi_l = \|W_l\| d_l / \|d_l\|` and d the gradient: each weight
+    matrix moves by ``gamma`` times its norm in the direction in which the loss at the adversarial inputs increases.
+    The gradient at the perturbed weights updates the original weights.  Biases and normalization layers are not
+    perturbed.  Costs one additional forward and backward pass and one copy of the weight matrices.
 
     Args:
         gamma: size of the perturbation relative to the norm of each matrix.

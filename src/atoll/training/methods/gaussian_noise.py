@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class GaussianNoise(Method):
-    r"""Adds noise :math:`N(0, \sigma^2 I)` to the inputs, for randomized smoothing (Cohen et al., 2019).
+    r"""Adds Gaussian noise to the inputs, for randomized smoothing (Cohen et al., 2019).
 
     The noise is added after the attack, because noisy inputs may leave the bounds that attacks require.  Clean and
     adversarial inputs get the same noise.

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class SAM(Method):
-    r"""Sharpness-aware minimization: computes gradients at :math:`\theta + \rho\, g / \|g\|`.
+    r"""Sharpness-aware minimization (Foret et al., 2021): computes gradients at perturbed weights.
 
-    g is the gradient of the loss with respect to all parameters.  Costs one additional forward and backward pass and
-    one copy of the weights.
+    These are :math:`\theta + \rho\, g / \|g\|`, where g is the gradient of the loss with respect to all parameters.
+    Costs one additional forward and backward pass and one copy of the weights.
 
     Args:
         rho: norm of the perturbation.

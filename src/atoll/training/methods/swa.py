@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class SWA(Method):
-    r"""Weight averaging: :math:`\bar\theta \leftarrow \alpha\,\bar\theta + (1 - \alpha)\,\theta` after every step.
+    r"""Weight averaging: an exponential moving average of the weights, which does not change the training.
 
-    As in TrH, section 5.  Batch-norm statistics are averaged in the same way.  The average is evaluated, saved and
-    exported under the name ``swa``; training itself does not change.  Costs one copy of the weights.
+    After every step, :math:`\bar\theta \leftarrow \alpha\,\bar\theta + (1 - \alpha)\,\theta` (TrH, section 5).
+    Batch-norm statistics are averaged in the same way.  The average is evaluated, saved and exported under the name
+    ``swa``.  Costs one copy of the weights.
 
     Args:
         alpha: decay rate of the average.

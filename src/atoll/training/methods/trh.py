@@ -44,9 +44,10 @@ def ramp(kind: Ramp, progress: float) -> float:
 @METHODS.register()
 @dataclass(eq=False, kw_only=True)
 class TrH(Method):
-    r"""Trace-of-Hessian regularization: adds :math:`\lambda\,\mathrm{Tr}(H) + \gamma \|\theta\|^2` to the loss.
+    r"""Trace-of-Hessian regularization: adds the trace of the Hessian of the loss to the loss.
 
-    ``top``: the trace with respect to the weight of a linear head, from the curvature of the loss in logit space,
+    The regularizer is :math:`\lambda\,\mathrm{Tr}(H) + \gamma \|\theta\|^2`.  ``top``: the trace with respect to the
+    weight of a linear head, from the curvature of the loss in logit space,
 
     .. math:: \sum_k \|z\|^2 \frac{\partial^2 l}{\partial g_k^2} + 2 (z \cdot z') \frac{\partial^2 l}{\partial g_k
               \partial g'_k} + \|z'\|^2 \frac{\partial^2 l}{\partial {g'_k}^2},
