@@ -13,12 +13,12 @@
     const style = getComputedStyle(document.body);
     const line = getComputedStyle(document.querySelector("nav")).borderBottomColor;
     const soft = getComputedStyle(document.querySelector("footer")).color;
-    const card = getComputedStyle(document.querySelector(".scroll")).backgroundColor;
+    const card = getComputedStyle(document.querySelector("table").parentElement).backgroundColor;
     const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickfont: { color: soft }, automargin: true };
-    const scene = { ...axis, showbackground: false, title: { font: { size: 11 } } };
+    const scene = { ...axis, showbackground: false, title: { font: { size: 13 } } };
     return {
       layout: {
-        font: { family: style.fontFamily, color: style.color, size: 12 },
+        font: { family: style.fontFamily, color: style.color, size: 14 },
         paper_bgcolor: "rgba(0,0,0,0)",
         plot_bgcolor: "rgba(0,0,0,0)",
         hoverlabel: { bgcolor: card, bordercolor: line, font: { color: style.color } },
@@ -41,6 +41,7 @@
   const config = {
     responsive: true,
     displaylogo: false,
+    displayModeBar: window.matchMedia("(hover: none)").matches ? false : "hover", // fingers zoom without buttons
     showSendToCloud: false, // a button that uploads the plot
     plotlyServerURL: "",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "resetCameraLastSave3d", "tableRotation"],

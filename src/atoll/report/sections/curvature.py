@@ -45,10 +45,12 @@ def _index_ignores(result: CurvatureResult) -> Collection[str]:
 _compare = partial(compare, kind=CurvatureResult, describe=_describe, named=NAMED)
 
 
-def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
-    indices = _compare(runs, ignore=_index_ignores)
+def summary_rows(runs: Sequence[RunSummary], checkpoint: str) -> list[Row]:
+    indices = _compare(runs, ignore=_index_ignores, checkpoint=checkpoint)
     others = ("top", "density", "landscape", "gap")
-    gaps = _compare(runs, ignore=lambda result: others, where=lambda result: result.gap is not None)
+    gaps = _compare(
+        runs, ignore=lambda result: others, where=lambda result: result.gap is not None, checkpoint=checkpoint
+    )
     rows = [each.row(runs, "Weight-Curvature Index (WCI)", lambda result: estimate(result.wci)) for each in indices]
     return rows + [each.row(runs, "Robust gap (test − train error)", _gap) for each in gaps]
 
@@ -145,7 +147,7 @@ def _cells(result: CurvatureResult) -> dict[str, str | TableCell]:
         "upper bound of the WCI": digits(result.bound),
         "norm of the weights": digits(result.weight_norm),
         "root of the sum of traces": digits(result.root_trace),
-        "trace of the Hessian": estimate(result.trace, f"{plain(result.estimator)}, {result.probes:,} probes"),
+        "Hessian trace": estimate(result.trace, f"{plain(result.estimator)}, {result.probes:,} probes"),
         "reason for the estimator": plain(result.reason),
         "mean loss": digits(result.mean_loss),
     }

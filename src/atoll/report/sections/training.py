@@ -30,17 +30,17 @@ VALIDATION = (*POINTS, ("threat",), ("trainer", "validation_steps"))
 TRAINING = (("data",), ("threat",), ("attack",))
 
 
-def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
+def summary_rows(runs: Sequence[RunSummary], checkpoint: str) -> list[Row]:
     return [["Training", *map(_overview, runs)]]
 
 
 def _overview(run: RunSummary) -> TableCell:
-    parts = [run.recipe_value(part, "class_path") for part in ("loss", "model", "data")]
-    names = ", ".join(plain(part).rpartition(".")[2] for part in parts if part)
+    parts = [run.recipe_value(part, "class_path") for part in ("model", "data")]
+    setup = " on ".join(plain(part).rpartition(".")[2] for part in parts if part)
     threat = f"{plain(run.recipe_value('threat', 'norm'))} {plain(run.recipe_value('threat', 'eps'))}"
     epochs = f"{len(run.epochs)} of {plain(run.recipe_value('trainer', 'epochs'))} epochs"
     note, mark = ("", "") if run.run.is_finished else (", not finished", "warning")
-    return TableCell(names, f"threat {threat}; {epochs}{note}", mark)
+    return TableCell(run.method, f"{setup}; threat model {threat}; {epochs}{note}", mark)
 
 
 def section(runs: Sequence[RunSummary]) -> Section:
@@ -51,7 +51,9 @@ def section(runs: Sequence[RunSummary]) -> Section:
             place = f"training-{name.replace('_', '-')}" + ("" if len(runs) == 1 else f"-{splits[0]}")
             title += "" if len(runs) == 1 else f", {splits[0]}"
             traces = partial(_accuracy, name=name, splits=splits)
-            depends_on = TRAINING if "train" in splits else POINTS if name == "clean" else VALIDATION
+            depends_on = TRAINING if "train" in splits else VALIDATION
+            if name == "clean":  # which does not depend on attacks
+                depends_on = (("data",),) if "train" in splits else POINTS
             plots += curves(runs, place, title, traces, depends_on, "%", yaxis={"range": PERCENT})
     gap = "Accuracy on training points is the mean over an epoch of changing weights, unless the gap was measured."
     plots += curves(runs, "training-gap", "Robust gap", _gap, (*TRAINING, *VALIDATION), "percentage points", gap)
