@@ -80,7 +80,7 @@ def test_a_column_is_about_one_checkpoint(robust):
     titles = {each.title: each.first.robust for each in attacks.comparisons(read_runs([robust]))}
     assert titles[f"{question}, last checkpoint"] == Accuracy(1, 40)
     text = Page(render(read_runs([robust]))).text
-    assert "This table is about the best checkpoints. The tabs also show the others." in text
+    assert "The table shows the best checkpoints. The tabs also show the others." in text
 
 
 def test_the_table_is_about_the_checkpoints_that_were_measured_most(robust):
@@ -89,7 +89,7 @@ def test_the_table_is_about_the_checkpoints_that_were_measured_most(robust):
             copy_result(path, f"{path.parent.name}-last", origin={"step": STEP["last"], "epoch": 3, "file": ""})
             shutil.rmtree(path.parent)
     assert tables(robust)[0].columns[1].note == "last checkpoint (epoch 3)"
-    assert "This table is about" not in Page(render(read_runs([robust]))).text
+    assert "The table shows" not in Page(render(read_runs([robust]))).text
 
 
 def test_the_index_of_two_losses_is_in_two_rows(measured, robust, tmp_path):
@@ -169,6 +169,26 @@ def test_landscapes_of_one_question_share_axes_and_colors(robust, tmp_path):
     contours = [figures[f"contour-0-{run}"] for run in (0, 1)]
     assert contours[0]["data"][0]["zmax"] == contours[1]["data"][0]["zmax"] == 9.0
     assert contours[0]["layout"]["xaxis"]["range"] == contours[1]["layout"]["xaxis"]["range"]
+
+
+def test_landscapes_far_apart_share_a_logarithmic_scale(robust, tmp_path):
+    """On a linear scale the flat one of two landscapes would be a plane."""
+    second = tmp_path / "second"
+    shutil.copytree(robust, second)
+    line = torch.linspace(-1, 1, 3, dtype=torch.float64)
+    for folder, loss in ((robust, torch.tensor([1.0, 2.0, 4.0])), (second, torch.tensor([1.0, 10.0, 100.0]))):
+        path = result_file(folder, "curvature").with_name("landscape-weights.npz")
+        Landscape(line, line, loss.double().expand(3, 3), ("a", "b")).save(path)
+    figures = {plot.id: plot.figure for plot in plots(curvature.section(read_runs([robust, second])).blocks)}
+    for run in (0, 1):
+        surface, contour = figures[f"landscape-0-{run}"], figures[f"contour-0-{run}"]["data"][0]
+        axis = surface["layout"]["scene"]["zaxis"]
+        assert (axis["type"], axis["range"], axis["tickvals"]) == ("log", [0.0, 2.0], [1.0, 5.0, 10.0, 50.0, 100.0])
+        assert (surface["data"][0]["cmin"], surface["data"][0]["cmax"]) == (contour["zmin"], contour["zmax"]) == (0, 2)
+        assert contour["colorbar"]["ticktext"] == ["1", "5", "10", "50", "100"]
+    assert figures["landscape-0-1"]["data"][0]["z"][0] == [1.0, 10.0, 100.0]  # the losses themselves
+    assert figures["contour-0-1"]["data"][0]["z"][0] == [0.0, 1.0, 2.0]
+    assert figures["contour-0-1"]["data"][0]["text"][0] == ["1", "10", "100"]
 
 
 def test_a_stale_result_is_apart_with_its_reason(robust):

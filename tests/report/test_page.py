@@ -37,14 +37,14 @@ def test_numbers_are_those_of_the_results(measured):
         assert f"{estimate.value:.4g}" in text
         assert f"95 %: {low:.4g}–{high:.4g}" in text
     smoothed = load_result(result_file(robust, "certify").parent)
-    title = "randomized smoothing, sigma 0.25, 100 samples, 10 test points"
+    title = "Randomized smoothing, sigma 0.25, 100 samples, 10 test points"
     share = smoothed.verified[1].accuracy.value
     assert f"Verified accuracy (VRA) at l2 0.25 {title} {100 * share:.2f} %" in text
     assert "each certificate is false with probability at most 0.001" in text
     proofs = [load_result(path.parent) for path in (certified / "results/certify").glob("*/result.json")]
     for proof in proofs:  # the test of the training, and the one with attacks
         value = f"{100 * proof.verified[0].accuracy.value:.2f} %"
-        title = f"proven in float64, {proof.points} test points"
+        title = f"Proven in float64, {proof.points} test points"
         assert f"Verified accuracy (VRA) at l2 {proof.verified[0].eps:g} {title} not measured {value}" in text
     assert "no certificate was broken 5 of" in text or "no certificate was broken 0 of" in text
     explained = load_result(result_file(robust, "explain").parent)

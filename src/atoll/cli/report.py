@@ -3,8 +3,8 @@
 atoll report runs/digits-at
 atoll report runs/digits-standard runs/digits-at -o report.html --title "Standard and robust"
 
-The page is one file that needs no network.  The command measures nothing: the page lists missing results with the commands
-that measure them.  Runs share a row only if they were measured with the same settings on the same points.
+The page is one file that needs no network.  The command measures nothing: the page lists missing results with the
+commands that measure them.  Runs share a row only if they were measured with the same settings on the same points.
 """
 
 from __future__ import annotations

@@ -8,22 +8,24 @@ from functools import cache
 # Terms by section.  Terms that share a meaning are separated by commas.
 GLOSSARY: dict[str, dict[str, str]] = {
     "Robustness": {
-        "threat model": "the perturbations an attacker may use: a norm (linf, l2 or l1), a radius eps, and the valid range"
-        " of inputs",
-        "eps": "radius of the allowed perturbation, in input units; inputs are in [0, 1], so 8/255 is eight gray levels",
+        "threat model": "the perturbations an attacker may use: a norm (linf, l2 or l1), a radius eps, and the valid"
+        " range of inputs",
+        "eps": "radius of the allowed perturbation, in input units; inputs are in [0, 1], so 8/255 is eight gray"
+        " levels",
         "linf": "the largest change of any single value; at linf 0.1 every pixel may change by 0.1",
         "l2": "the Euclidean length of a change: the root of the sum of squares over all pixels",
         "l1": "the sum of the absolute changes of all pixels",
         "clean accuracy": "share of unperturbed points that are classified correctly",
-        "robust accuracy": "share of points that stay correct under attack; an upper bound, because a stronger attack may"
-        " find more",
+        "robust accuracy": "share of points that stay correct under attack; an upper bound, because a stronger attack"
+        " may find more",
         "worst case": "a point counts as correct only if none of the attacks breaks it",
-        "verified accuracy, VRA": "verified robust accuracy: share of points that are correct and provably cannot change"
-        " within eps; a lower bound",
+        "verified accuracy, VRA": "verified robust accuracy: share of points that are correct and provably cannot"
+        " change within eps; a lower bound",
         "certificate": "a predicted class and an l2 radius within which the prediction cannot change",
         "certified accuracy": "share of points that are correct and have a certificate of at least the given radius",
         "certified radius": "the l2 radius within which the prediction of a point provably cannot change",
-        "probabilistic certificate": "a certificate of randomized smoothing, which is false with probability at most alpha",
+        "probabilistic certificate": "a certificate of randomized smoothing, which is false with probability at most"
+        " alpha",
         "randomized smoothing": "certifies the class that a network predicts most often when Gaussian noise is added to"
         " the input",
         "abstain": "to return no class, because the prediction is not certified at the requested radius",
@@ -49,13 +51,25 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "surrogate": "the model on which a transfer attack crafts its inputs",
     },
     "Training": {
+        "Standard": "standard training: cross-entropy at clean inputs, without an attack",
         "AT": "adversarial training: cross-entropy at adversarial inputs",
         "TRADES, MART, ALP": "losses that combine clean and adversarial predictions",
-        "GloRoTRADES": "TRADES with certified radii in the place of an attack, for GloRo Nets",
+        "GloRoCE, GloRoTRADES": "losses of GloRo Nets: inputs that cannot be certified count as a class of their own;"
+        " GloRoTRADES weighs accuracy and certificates",
+        "FixedMarginCE, EMMA, LipschitzMargin": "losses of certified training: cross-entropy with a margin of eps times"
+        " the Lipschitz constant; EMMA adapts it to each input",
+        "CentroidMargin": "loss of Centroid Nets: asks for a certified radius at every training point",
+        "LogitAnnealing": "loss of orthogonal networks: cross-entropy with a margin; points beyond it lose weight",
         "EpsRamp": "increases eps in the course of training",
+        "GaussianNoise": "trains on inputs with noise, for randomized smoothing",
+        "CentroidsFromData": "starts the centroids of a Centroid Net at features of training points",
         "AWP, AWPT": "adversarial weight perturbation; AWPT perturbs only the top layer",
         "SWA": "stochastic weight averaging",
         "SAM": "sharpness-aware minimization",
+        "Lookahead": "averages fast weights into slow ones every few steps",
+        "Mixup, CutMix": "train on mixtures of two images and of their labels",
+        "EarlyStopping": "ends the training when validation accuracy no longer improves",
+        "WCISchedule": "lowers the learning rate while the Weight-Curvature Index is large",
         "S2O": "second-order statistics optimization of the weights",
         "RAT": "randomized adversarial training with a Taylor expansion in the weights",
         "TrH": "regularization by the trace of the Hessian",
@@ -68,12 +82,15 @@ GLOSSARY: dict[str, dict[str, str]] = {
     "Curvature": {
         "Hessian": "the matrix of the second derivatives of the loss with respect to the weights",
         "Hessian trace": "sum of the eigenvalues of the Hessian; small in flat minima",
-        "eigenvalue": "curvature of the loss along one direction in the space of the weights; large values mean sharp minima",
-        "WCI, Weight-Curvature Index": "sum over layers of the root of squared weight norm times Hessian trace; does not"
-        " change when layers are rescaled",
+        "eigenvalue": "curvature of the loss along one direction in the space of the weights; large values mean sharp"
+        " minima",
+        "WCI, Weight-Curvature Index": "sum over layers of the root of squared weight norm times Hessian trace; does"
+        " not change when layers are rescaled",
         "loss landscape": "the loss when the weights (or the input) move along two directions",
         "robust generalization gap, robust gap": "robust error on test points minus robust error on training points",
         "PAC-Bayes bound": "an upper bound on the expected error of randomly perturbed weights",
+        "linear bound, Catoni bound, kl-inverse bound, square-root bound": "forms of a PAC-Bayes bound: ways to combine"
+        " the loss of the perturbed weights with the KL divergence",
         "posterior": "the distribution of the randomly perturbed weights in a PAC-Bayes bound",
         "KL": "Kullback-Leibler divergence: how far two distributions are apart",
         "vacuous": "said of a bound that is larger than the largest possible error",
@@ -89,8 +106,10 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "BSM": "boundary saliency map: the gradient at the closest point of the decision boundary",
         "BIG": "boundary integrated gradients: integrated gradients with that boundary point as the baseline",
         "BNM": "boundary normal map: the gradient of the margin at that point, the normal of the boundary",
-        "infidelity": "how badly an attribution predicts the effect of random perturbations on the logit; lower is better",
-        "completeness gap": "difference between the sum of an attribution and the change of the logit it should explain",
+        "infidelity": "how badly an attribution predicts the effect of random perturbations on the logit; lower is"
+        " better",
+        "completeness gap": "difference between the sum of an attribution and the change of the logit it should"
+        " explain",
         "sanity check": "whether an attribution changes when the layers of the model are randomized, as it should",
         "local sensitivity": "how fast an attribution changes near an input",
         "locality": "precision, recall and F1 of an attribution with respect to the bounding box of the object",

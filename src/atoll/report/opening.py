@@ -52,7 +52,8 @@ def _finding(runs: Sequence[RunSummary], main: Comparison[AttackResult]) -> str:
     text = f"Under attack, {shares}"
     if len(runs) == 1:
         text += f", down from {percent(main.first.clean)} without an attack"
-    missing = [run.name for run in runs if run.number not in {each.number for each, _ in main.results}]
+    attacked = {run.number for run, _ in main.results}
+    missing = [f"the {plain(run.name)} network" for run in runs if run.number not in attacked]
     if missing:
         text += f"; {_listed(missing)} {'was' if len(missing) == 1 else 'were'} not attacked in the same way"
     if any(result.warnings for _, result in main.results):

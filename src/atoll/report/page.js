@@ -28,12 +28,19 @@
       },
     };
   };
-  const look = (figure) => ({
+  // On a phone a scene is narrow, and the camera steps back to show all of it.
+  const scene = (given, width) => {
+    const step = width < 480 ? 1.4 : 1;
+    const eye = Object.fromEntries(Object.entries(given.camera.eye).map(([axis, value]) => [axis, step * value]));
+    return { ...given, camera: { ...given.camera, eye } };
+  };
+  const look = (figure, width) => ({
     height: 340,
     margin: { l: 52, r: 16, t: 32, b: 44 }, // the buttons have the top margin for themselves
     legend: { orientation: "h", x: 0, yref: "container", y: 0, yanchor: "bottom" },
-    showlegend: figure.data.length > 1 && figure.data[0].type !== "surface",
+    showlegend: ["scatter", "bar"].includes(figure.data[0].type), // also of a single run: it tells which one it is
     ...figure.layout,
+    ...(figure.layout.scene && { scene: scene(figure.layout.scene, width) }),
     autosize: true,
     uirevision: "same", // keeps zoom and rotation when colors change
     template: template(),
@@ -49,7 +56,7 @@
   const draw = async (place) => {
     const figure = figures[place.id];
     try {
-      await window.Plotly.react(place, figure.data, look(figure), config);
+      await window.Plotly.react(place, figure.data, look(figure, place.clientWidth), config);
     } catch (error) {
       place.textContent = `This plot cannot be drawn: ${error.message}`;
     }

@@ -73,7 +73,7 @@ def render(runs: Sequence[RunSummary], title: str | None = None) -> str:
 
 
 def summarize(runs: Sequence[RunSummary]) -> list[Block]:
-    """The top of the page: warnings, the main finding, the main numbers of all runs in one table, and what is missing."""
+    """The top of the page: warnings, the main finding, the main numbers in one table, and what is missing."""
     checkpoint = usual_checkpoint(runs)
     main, others = _split_rows(all_summary_rows(runs, checkpoint))
     columns = ["", *(_column(run, checkpoint) for run in runs)]
@@ -83,10 +83,13 @@ def summarize(runs: Sequence[RunSummary]) -> list[Block]:
     blocks: list[Block] = [warning for run in runs for warning in run.warnings]
     blocks += [*opening(runs, checkpoint), TableBlock(columns, main, numbers)]
     if any(checkpoint not in run.checkpoints(result) for run in runs for result in run.current(Result)):
-        blocks.append(Paragraphs([f"This table is about the {checkpoint} checkpoints. The tabs also show the others."]))
+        text = f"The table shows the {checkpoint} checkpoints. The tabs also show the others."
+        blocks.append(Paragraphs([text]))
     blocks += [gap for gap in gaps if gap.is_problem]
     if others:
-        blocks.append(Collapsible("More results, of some of the runs", [TableBlock(columns, others, numbers)]))
+        blocks.append(
+            Collapsible("More results, measured for some of the runs", [TableBlock(columns, others, numbers)])
+        )
     if optional := [gap for gap in gaps if not gap.is_problem]:
         blocks.append(Collapsible(f"Not measured ({len(optional)})", optional))
     return blocks

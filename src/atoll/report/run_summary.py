@@ -26,7 +26,6 @@ from atoll.runs.run import Run, open_run
 from atoll.training.observers import read_records
 
 LARGEST = 64 * 2**20  # bytes of one file; Atoll writes far smaller ones
-OBSERVERS = ("MeasureWCI",)  # methods that measure and do not change the training
 R = TypeVar("R", bound=Result)
 T = TypeVar("T")
 
@@ -87,7 +86,7 @@ class RunSummary:
         parts = [self.recipe_value("loss"), *(methods if isinstance(methods, list) else [])]
         paths = [part.get("class_path") if isinstance(part, Mapping) else part for part in parts]
         names = [plain(path).rpartition(":")[2].rpartition(".")[2] for path in paths if isinstance(path, str)]
-        return " + ".join(name for name in names if name not in OBSERVERS)
+        return " + ".join(name for name in names if not name.startswith("Measure"))  # which does not change training
 
     def add_missing(self, about: str, what: str, reason: str, command: str = "", is_problem: bool = True) -> None:
         gap = Missing(about, what, reason, command, self.number, is_problem)

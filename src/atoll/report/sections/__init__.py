@@ -5,8 +5,7 @@ Every module here is a section; a new one is one new file with:
 - ``ORDER``: sections are sorted by it;
 - ``KINDS``: kinds of results that the section shows, so that no other section has to;
 - ``section(runs)``: the section, or None if there is nothing to show;
-- ``summary_rows(runs, checkpoint)`` (optional): its rows in the table at the top of the page, which is about one kind of
-  checkpoint.
+- ``summary_rows(runs, checkpoint)`` (optional): its rows in the table at the top, for one kind of checkpoint.
 """
 
 from __future__ import annotations

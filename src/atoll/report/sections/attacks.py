@@ -22,14 +22,14 @@ from atoll.stats import Accuracy
 ORDER, KINDS = 20, ("attack",)
 NAMED = ("attacks", "norm", "eps")
 SUITES = {
-    "standard": "AutoAttack", "plus": "AutoAttack (plus)", "rand": "AutoAttack (rand)", "fast": "fast attack suite"
+    "standard": "AutoAttack", "plus": "AutoAttack (plus)", "rand": "AutoAttack (rand)", "fast": "Fast attack suite"
 }  # fmt: skip
 
 
 def _describe(result: AttackResult) -> str:
     settings = result.settings
     name = plain(settings.attacks)
-    return f"{SUITES.get(name, name)} at {plain(settings.threat)}" if result.attacks else "no attack"
+    return f"{SUITES.get(name, name)} at {plain(settings.threat)}" if result.attacks else "No attack"
 
 
 def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:

@@ -21,8 +21,8 @@ ATTACKS = ("eps", "attacks", "attack", "check", "reject")
 def _describe(result: CertifyResult) -> str:
     settings = result.settings
     if result.is_probabilistic:
-        return f"randomized smoothing, sigma {digits(settings.smooth)}, {settings.samples:,} samples"
-    return f"proven in {plain(settings.precision)}"
+        return f"Randomized smoothing, sigma {digits(settings.smooth)}, {settings.samples:,} samples"
+    return f"Proven in {plain(settings.precision)}"
 
 
 _compare = partial(compare, kind=CertifyResult, describe=_describe, named=NAMED)

@@ -43,9 +43,9 @@ def section(runs: Sequence[RunSummary]) -> Section:
         text = "Red pixels support the predicted class, blue pixels oppose it. Every map has its own color scale."
         blocks += [Title("Attributions", comparison.title), Paragraphs([text])]
         blocks += [Columns(_galleries(comparison)), *comparison.table(_cells)]
-        tables = [comparison.table(partial(_metric, field), name) for field, name in METRICS.items()]
-        tables.append(comparison.table(_sanity_checks, "sanity check"))
-        blocks.append(Columns([table for part in tables for table in part]))
+        for field, name in METRICS.items():
+            blocks += comparison.table(partial(_metric, field), name)
+        blocks += comparison.table(_sanity_checks, "sanity check")
     return Section("explanation", "Explanation", [*notes(runs, "explanation"), *blocks])
 
 
