@@ -15,7 +15,7 @@ from atoll.report.blocks import Block, Lead
 from atoll.report.compare import Comparison
 from atoll.report.run_summary import RunSummary
 from atoll.report.sections.attacks import clean_comparisons, comparisons, examples
-from atoll.report.text import plain
+from atoll.report.text import listed, plain
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
 
@@ -55,7 +55,7 @@ def _finding(runs: Sequence[RunSummary], main: Comparison[AttackResult]) -> str:
     attacked = {run.number for run, _ in main.results}
     missing = [f"the {plain(run.name)} network" for run in runs if run.number not in attacked]
     if missing:
-        text += f"; {_listed(missing)} {'was' if len(missing) == 1 else 'were'} not attacked in the same way"
+        text += f"; {listed(missing)} {'was' if len(missing) == 1 else 'were'} not attacked in the same way"
     if any(result.warnings for _, result in main.results):
         text += "; read the warnings about these numbers"
     return f"{text}."
@@ -69,12 +69,12 @@ def _shares(main: Comparison[AttackResult], shares: dict[int, Accuracy], count: 
         low, high = (pick(networks, key=lambda each: each[1].value) for pick in (min, max))
         ends = [f"{percent(share)} ({plain(run.name)})" for run, share, _ in (low, high)]
         return f"the {len(networks)} networks are right on {ends[0]} to {ends[1]} {images}"
-    parts = []
+    parts: list[str] = []
     for run, share, proven in networks:
         name = f"the {plain(run.name)} network" if count > 1 else "the network"
         text = f"{name} is right on {percent(share)} {images}" if not parts else f"{name} on {percent(share)}"
         parts.append(text + (f" ({percent(proven)} proven)" if proven else ""))
-    return _listed(parts)
+    return listed(parts)
 
 
 def _proven(run: RunSummary, attacked: AttackResult) -> Accuracy | None:
@@ -106,12 +106,3 @@ def percent(share: Accuracy) -> str:
     if rounded == 0 and share.correct:
         return f"under 1{SPACE}%"
     return f"over 99{SPACE}%" if rounded == 100 and share.correct < share.total else f"{rounded}{SPACE}%"
-
-
-def _listed(parts: Sequence[str]) -> str:
-    """Parts of a sentence.
-
-    >>> _listed(["a"]), _listed(["a", "b"]), _listed(["a", "b", "c"])
-    ('a', 'a and b', 'a, b and c')
-    """
-    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))

@@ -29,10 +29,9 @@
     };
   };
   // On a phone a scene is narrow, and the camera steps back to show all of it.
-  const scene = (given, width) => {
-    const step = width < 480 ? 1.4 : 1;
-    const eye = Object.fromEntries(Object.entries(given.camera.eye).map(([axis, value]) => [axis, step * value]));
-    return { ...given, camera: { ...given.camera, eye } };
+  const narrow = (layout) => {
+    const eye = Object.entries(layout.scene.camera.eye).map(([axis, value]) => [axis, 1.45 * value]);
+    return { height: 340, scene: { ...layout.scene, camera: { eye: Object.fromEntries(eye), center: { z: -0.2 } } } };
   };
   const look = (figure, width) => ({
     height: 340,
@@ -40,7 +39,7 @@
     legend: { orientation: "h", x: 0, yref: "container", y: 0, yanchor: "bottom" },
     showlegend: ["scatter", "bar"].includes(figure.data[0].type), // also of a single run: it tells which one it is
     ...figure.layout,
-    ...(figure.layout.scene && { scene: scene(figure.layout.scene, width) }),
+    ...(figure.layout.scene && width < 480 && narrow(figure.layout)),
     autosize: true,
     uirevision: "same", // keeps zoom and rotation when colors change
     template: template(),

@@ -76,7 +76,7 @@ def summarize(runs: Sequence[RunSummary]) -> list[Block]:
     """The top of the page: warnings, the main finding, the main numbers in one table, and what is missing."""
     checkpoint = usual_checkpoint(runs)
     main, others = _split_rows(all_summary_rows(runs, checkpoint))
-    columns = ["", *(_column(run, checkpoint) for run in runs)]
+    columns: Row = ["", *(_column(run, checkpoint) for run in runs)]
     numbers = [None, *(run.number for run in runs)]
     gaps = [gap for run in runs for gap in run.missing]
     # Warnings first: readers should know before they read a number that cannot be trusted.

@@ -12,7 +12,7 @@ from atoll.report.blocks import Block, Columns, Paragraphs, Plot, Row, Section, 
 from atoll.report.compare import notes
 from atoll.report.figures import PERCENT, Trace, chart, curve
 from atoll.report.run_summary import RunSummary
-from atoll.report.text import number, plain
+from atoll.report.text import listed, number, plain
 
 ORDER, KINDS = 10, ()
 # Averages of weights (SWA) have their name in the middle: validation_swa_robust.
@@ -79,12 +79,16 @@ def curves(
         if lines := traces(run):
             values = [run.recipe_value(*path) for path in depends_on]
             groups.setdefault(json.dumps(values, sort_keys=True, default=str), []).append((run, lines))
+    epochs = [
+        x for group in groups.values() for _, lines in group for line in lines for x in line["x"] if x is not None
+    ]
     plots: list[Block] = []
     for i, group in enumerate(groups.values()):
         name, figure = title, chart([line for _, lines in group for line in lines], "epoch", y, **layout)
         if len(groups) > 1:
             name = f"{title}: {', '.join(run.name for run, _ in group)}"
             note = f"Shown apart because the recipes differ in {_differences(list(groups), depends_on)}."
+            figure["layout"]["xaxis"]["range"] = [0, 1.03 * max(epochs, default=1)]  # at least time is the same
         plots.append(Plot(f"{place}-{i}" if i else place, name, figure, note))
     return plots
 
@@ -93,7 +97,7 @@ def _differences(groups: Sequence[str], depends_on: Sequence[tuple[str, ...]]) -
     """The parts of the recipe that differ."""
     columns = zip(*map(json.loads, groups), strict=True)
     names = [path[0] for path, values in zip(depends_on, columns, strict=True) if any(v != values[0] for v in values)]
-    return " and ".join(dict.fromkeys(names))
+    return listed(list(dict.fromkeys(names)))
 
 
 def series(run: RunSummary, key: str, factor: float = 1.0) -> list[tuple[float, float]]:
