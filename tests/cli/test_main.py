@@ -162,7 +162,7 @@ MISTAKES = [  # what is typed, the exit code, and what the answer says
     (["attack", "{run}", "--checkpoint", "lats"], 1, "expected best, last or a step, got 'lats'; did you mean last?"),
     (["attack", "{run}", "--attacks", "standrad"], 1, "expected an attack, got 'standrad'; did you mean standard?"),
     (["attack", "{run}", "--attacks", "FSGM"], 1, "expected an attack, got 'FSGM'; did you mean FGSM"),
-    (["attack", "{run}x"], 1, "there is no run at {run}x; did you mean {run}?"),
+    (["attack", "{run}x"], 1, "{run}x is not a run; did you mean {run}?"),
     (["attack", "{parent}"], 1, "{parent} does not hold a run itself; choose one in it, such as {run}"),
     (
         ["certify", "{run}", "--eps", "0.1", "--reject", "Didgits"],

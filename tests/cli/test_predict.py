@@ -81,7 +81,7 @@ def test_json_is_what_python_returns(trained, images, capsys):
         (["{run}", "none.png"], 1, "1 of 1 images cannot be read: none.png: no such file"),
         (["{run}", "{images}", "--checkpoint", "bset"], 1, "--checkpoint: expected best, last or a step, got 'bset'"),
         (["{run}", "{images}", "--top", "few"], 2, "--top: expected a whole number, got 'few'"),
-        (["{run}x", "{images}"], 1, "there is no run at {run}x; did you mean {run}?"),
+        (["{run}x", "{images}"], 1, "{run}x is not a run; did you mean {run}?"),
     ],
 )
 def test_mistakes_are_one_sentence(trained, images, capsys, words, code, sentence):

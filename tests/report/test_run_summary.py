@@ -6,8 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from atoll.cli import main
 from atoll.errors import AtollError
@@ -33,6 +35,11 @@ def without(*kinds):
 
 def array(name, **arrays):
     return lambda folder: np.savez(result_file(folder, "curvature").with_name(name), **arrays)
+
+
+def images(kind, name, **tensors):
+    """Replace the images of a result."""
+    return lambda folder: save_file(tensors, result_file(folder, kind).with_name(name))
 
 
 def result(kind, content):
@@ -146,9 +153,25 @@ CASES = {
         ),
         ["density.npz: cannot be read: larger than 64 MB"],
     ),
-    "broken picture": (
-        lambda f: result_file(f, "explain").with_name("attributions.png").write_bytes(b"no png"),
-        ["attributions.png: cannot be read"],
+    "broken attributions": (
+        lambda f: result_file(f, "explain").with_name("attributions.safetensors").write_bytes(b"no tensors"),
+        ["attributions.safetensors: cannot be read"],
+    ),
+    "attributions of another shape": (
+        images("explain", "attributions.safetensors", x=torch.zeros(4, 1, 8, 8), more=torch.zeros(4, 1, 7, 8)),
+        ["attributions.safetensors: cannot be read: expected images and attributions of the same shape"],
+    ),
+    "huge examples": (
+        images("attack", "examples.safetensors", x=torch.zeros(1, 1, 1, 2000), x_adv=torch.zeros(1, 1, 1, 2000)),
+        ["examples.safetensors: cannot be read: x: expected images of at most 1024 x 1024 pixels"],
+    ),
+    "no examples": (
+        images("attack", "examples.safetensors", x=torch.zeros(1, 1, 8, 8)),
+        ["examples.safetensors: cannot be read: File does not contain tensor x_adv"],
+    ),
+    "examples of integers": (
+        images("attack", "examples.safetensors", x=torch.zeros(1, 1, 8, 8).long(), x_adv=torch.zeros(1, 1, 8, 8)),
+        ["examples.safetensors: cannot be read: x: expected floating-point numbers, got torch.int64"],
     ),
     "warning": (altered("attack", **WARNING), ["gradient masking", "gradients mislead (linf 0.15)", "see the warning"]),
     "broken certificate": (
@@ -184,10 +207,10 @@ def test_what_is_missing_damaged_or_doubtful_is_named(robust, complete, case):
 def test_a_picture_that_is_a_link_is_not_shown(robust, tmp_path):
     """Whoever sends a run must not get a picture of the reader's into the reader's page."""
     before = page_of(robust).tags.count("img")
-    path = result_file(robust, "explain").with_name("attributions.png")
-    shutil.move(path, tmp_path / "private.png")
-    path.symlink_to(tmp_path / "private.png")
-    assert page_of(robust).tags.count("img") == before - 1
+    path = result_file(robust, "explain").with_name("attributions.safetensors")
+    shutil.move(path, tmp_path / "private.safetensors")
+    path.symlink_to(tmp_path / "private.safetensors")
+    assert page_of(robust).tags.count("img") < before
 
 
 def test_an_incomplete_run_does_not_spoil_a_comparison(robust, measured):
@@ -258,7 +281,9 @@ KINDS = ("attack", "certify", "curvature", "explain")
 @pytest.fixture(scope="module")
 def scratch(measured, tmp_path_factory):
     folder = tmp_path_factory.mktemp("any") / "robust"
-    shutil.copytree(measured / "robust", folder, ignore=shutil.ignore_patterns("*.png"))  # which take time to decode
+    shutil.copytree(
+        measured / "robust", folder, ignore=shutil.ignore_patterns("*.png", "*.safetensors")
+    )  # which take time to encode
     files = {kind: result_file(folder, kind) for kind in KINDS}
     return folder, files, {kind: json.loads(path.read_text()) for kind, path in files.items()}
 

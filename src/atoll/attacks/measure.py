@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 from atoll.attacks.base import Attack
 from atoll.attacks.diagnostics import EvaluationWarning, is_randomized
 from atoll.attacks.evaluate import MISCLASSIFIED, PROBE, AttackSummary, Evaluation, attack_table, evaluate
+from atoll.attacks.examples import Example, save_examples
 from atoll.attacks.rays import boundary_distance
 from atoll.attacks.suites import SUITES, parse_attacks, sampling_for
 from atoll.attacks.transfer import Transfer
@@ -32,7 +32,6 @@ from atoll.measure import (
     resolve_threat,
     select,
 )
-from atoll.plots import plot_adversarial
 from atoll.stats import Accuracy, Estimate, SampledAccuracy
 from atoll.subject import Subject, SubjectRecord
 from atoll.threat import Norm, ThreatModel
@@ -110,6 +109,7 @@ class AttackResult(Result):
         batch_size: attack batch size.
         adbd: average decision boundary distance of the correctly classified points.
         surrogate: the model on which the attacks were crafted.
+        examples: what the model answers for a few points; their images are in ``examples.safetensors``.
     """
 
     kind: ClassVar[str] = "attack"
@@ -122,6 +122,7 @@ class AttackResult(Result):
     estimate: SampledAccuracy | None = None
     adbd: Estimate | None = None
     surrogate: SubjectRecord | None = None
+    examples: tuple[Example, ...] = ()
 
     @property
     def accuracy(self) -> dict[str, Accuracy]:
@@ -177,10 +178,21 @@ class MeasureAttack(Measurement):
             on_progress=context.on_progress,
         )
         adbd = _boundary_distance(subject, split, threat, evaluation, context) if settings.adbd else None
+        examples: tuple[Example, ...] = ()
         if context.folder is not None and is_main():
-            _plot(subject, split, evaluation, context.folder)
+            examples = save_examples(
+                subject.model,
+                split,
+                attacks,
+                evaluation,
+                subject.data.classes,
+                context.folder,
+                seed=settings.seed,
+                device=context.device,
+            )
         names = ("clean", "robust", "estimate", "attacks", "warnings", "batch_size")
-        return {name: getattr(evaluation, name) for name in names} | {"adbd": adbd, "surrogate": surrogate}
+        fields = {name: getattr(evaluation, name) for name in names}
+        return fields | {"adbd": adbd, "surrogate": surrogate, "examples": examples}
 
 
 def _transfer(attacks: Mapping[str, Attack], surrogate: nn.Module) -> dict[str, Attack]:
@@ -207,14 +219,3 @@ def _boundary_distance(
         done += len(part)
         context.on_progress("RayS", done, len(index))
     return Estimate.mean_of(all_sum(distance)[correct])
-
-
-def _plot(subject: Subject, split: Split, evaluation: Evaluation, folder: Path) -> None:
-    """Plot clean inputs, perturbations and adversarial inputs of the first broken points."""
-    assert evaluation.adversarial is not None
-    broken = (evaluation.broken_by >= 0).nonzero().squeeze(1)[:8]
-    if not len(broken) or evaluation.adversarial.dim() != 4:
-        return
-    x, y = to_float(split.fetch(broken)), split.labels[broken]
-    figure = plot_adversarial(subject.model, x, evaluation.adversarial[broken], y, subject.data.classes, rows=8)
-    figure.savefig(folder / "adversarial.png", dpi=120)

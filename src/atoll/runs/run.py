@@ -300,7 +300,7 @@ class Run(Displayed):
     def curvature(
         self, *, checkpoint: Which = "best", weights: str = "raw", progress: bool = False, **settings: Any
     ) -> CurvatureResult:
-        """Measure traces, Weight-Curvature Index and bounds; see ``CurvatureSettings``, and ``measure`` for other arguments."""
+        """Measure traces, WCI and bounds; see ``CurvatureSettings``, and ``measure`` for other arguments."""
         question = CurvatureSettings(**settings)
         result: CurvatureResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
