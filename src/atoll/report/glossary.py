@@ -18,6 +18,7 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "clean accuracy": "share of unperturbed points that are classified correctly",
         "robust accuracy": "share of points that stay correct under attack; an upper bound, because a stronger attack"
         " may find more",
+        "at most": "an upper bound: the share of points that no attack broke",
         "worst case": "a point counts as correct only if none of the attacks breaks it",
         "verified accuracy, VRA": "verified robust accuracy: share of points that are correct and provably cannot"
         " change within eps; a lower bound",
@@ -38,8 +39,8 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "eta layer": "rejects inputs of a Centroid Net that are not clearly closer to one class; eta sets how clearly",
         "gradient masking": "gradients that mislead attacks, so that robust accuracy comes out too high",
         "AutoAttack": "an ensemble of APGD-CE, APGD-T, FAB-T and Square, the usual standard for robust accuracy",
-        "fast attack suite": "quick attacks on all points, and AutoAttack on a random sample of the points that remain: an"
-        " estimate with an interval",
+        "fast attack suite": "quick attacks on all points, and AutoAttack on a random sample of the points that"
+        " remain: an estimate with an interval",
         "FGSM": "fast gradient sign method: an attack of one step",
         "PGD": "projected gradient descent: an attack of many small gradient steps; PGD-20 takes 20",
         "CW": "PGD on the margin between the true class and the closest other one (Carlini and Wagner)",

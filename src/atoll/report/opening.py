@@ -6,7 +6,7 @@ Whatever is not comparable is not compared; the sentence says less instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifyResult
@@ -16,7 +16,7 @@ from atoll.report.compare import Comparison
 from atoll.report.run_summary import RunSummary
 from atoll.report.sections.attacks import clean_comparisons, comparisons, examples
 from atoll.report.text import listed, plain
-from atoll.stats import Accuracy
+from atoll.stats import Accuracy, SampledAccuracy
 from atoll.threat import ThreatModel
 
 MOST = 4  # runs that a sentence can list
@@ -48,7 +48,7 @@ def _without_attack(runs: Sequence[RunSummary], checkpoint: str) -> str:
 
 
 def _finding(runs: Sequence[RunSummary], main: Comparison[AttackResult]) -> str:
-    shares = _shares(main, {run.number: result.robust for run, result in main.results}, len(runs))
+    shares = _shares(main, {run.number: result.estimate or result.robust for run, result in main.results}, len(runs))
     text = f"Under attack, {shares}"
     if len(runs) == 1:
         text += f", down from {percent(main.first.clean)} without an attack"
@@ -61,7 +61,7 @@ def _finding(runs: Sequence[RunSummary], main: Comparison[AttackResult]) -> str:
     return f"{text}."
 
 
-def _shares(main: Comparison[AttackResult], shares: dict[int, Accuracy], count: int) -> str:
+def _shares(main: Comparison[AttackResult], shares: Mapping[int, Accuracy | SampledAccuracy], count: int) -> str:
     """Which network is right on how many of the images."""
     images = f"of {main.first.points:,} {main.first.settings.split} images"
     networks = [(run, shares[run.number], _proven(run, result)) for run, result in main.results]
@@ -94,8 +94,8 @@ def _proven(run: RunSummary, attacked: AttackResult) -> Accuracy | None:
     return None
 
 
-def percent(share: Accuracy) -> str:
-    """A share in whole percent; 0 and 100 only if they are exact.
+def percent(share: Accuracy | SampledAccuracy) -> str:
+    """A share in whole percent; 0 and 100 only if they are exact, and "about" for estimates.
 
     >>> [percent(Accuracy(correct, 1000)).replace(SPACE, " ") for correct in (0, 1, 712, 999, 1000)]
     ['0 %', 'under 1 %', '71 %', 'over 99 %', '100 %']
@@ -103,6 +103,8 @@ def percent(share: Accuracy) -> str:
     if not share.total:
         return "an unknown share"
     rounded = round(100 * share.value)
+    if isinstance(share, SampledAccuracy):
+        return f"about {rounded}{SPACE}%"
     if rounded == 0 and share.correct:
         return f"under 1{SPACE}%"
     return f"over 99{SPACE}%" if rounded == 100 and share.correct < share.total else f"{rounded}{SPACE}%"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll.report.blocks import TableCell
-from atoll.stats import Accuracy, Estimate
+from atoll.stats import Accuracy, Estimate, SampledAccuracy
 
 LONGEST = 2000  # characters of one text
 HUGE = 10**30
@@ -86,7 +86,7 @@ def interval(ends: tuple[float, float], scale: float = 1.0, form: str = ".4g") -
     return f"95 %: {low:{form}}{' to ' if low < 0 else '–'}{high:{form}}"
 
 
-def accuracy(value: Accuracy, *notes: str, mark: str = "") -> TableCell:
+def accuracy(value: Accuracy | SampledAccuracy, *notes: str, mark: str = "") -> TableCell:
     """An accuracy with its interval.
 
     >>> accuracy(Accuracy(90, 100), "PGD-20")

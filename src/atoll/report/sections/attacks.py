@@ -48,7 +48,7 @@ def summary_rows(runs: Sequence[RunSummary], checkpoint: str) -> list[Row]:
     clean = clean_comparisons(runs, checkpoint)
     rows = [each.row(runs, "Clean accuracy", lambda result: accuracy(result.clean)) for each in clean]
     attacked = [each for each in comparisons(runs, checkpoint) if each.first.attacks]
-    return rows + [each.row(runs, "Robust accuracy", _robust) for each in attacked]
+    return rows + [each.row(runs, "Robust accuracy", _best) for each in attacked]
 
 
 def _robust(result: AttackResult) -> TableCell:
@@ -56,8 +56,18 @@ def _robust(result: AttackResult) -> TableCell:
     return accuracy(result.robust, note, mark=mark)
 
 
+def _best(result: AttackResult) -> TableCell:
+    """The estimate of ``fast``, the worst case of other attacks."""
+    if result.estimate is None:
+        return _robust(result)
+    return accuracy(result.estimate, "estimate", mark="warning" if result.warnings else "")
+
+
 def section(runs: Sequence[RunSummary]) -> Section:
-    text = "Intervals are 95 % (Wilson). In AutoAttack, each attack runs only on the points that are still robust."
+    text = (
+        "Intervals are 95 % (Wilson; exact for estimates). In AutoAttack, each attack runs only on the points that are"
+        " still robust."
+    )
     blocks: list[Block] = [Paragraphs([text])]
     for place, comparison in enumerate(comparisons(runs)):
         series = {(run.name, run.number): _accuracies(result) for run, result in comparison.results}
@@ -77,7 +87,10 @@ def _cells(result: AttackResult) -> dict[str, str | TableCell]:
         broken = f"broke {attack.broken:,} of {attack.attacked:,} points"
         cost = f"{attack.forward + attack.backward:,} passes, {attack.seconds:.1f} s"
         cells[plain(attack.name)] = accuracy(attack.accuracy, broken, cost)
-    if result.attacks:
+    if result.estimate is not None:
+        sample = f"{result.estimate.rejected:,} of {result.estimate.sampled:,} sampled points broken"
+        cells |= {"at most": _robust(result), "estimate": accuracy(result.estimate, sample)}
+    elif result.attacks:
         cells["worst case"] = _robust(result)
     if result.adbd is not None:
         cells["ADBD: mean distance to the decision boundary"] = estimate(result.adbd)
