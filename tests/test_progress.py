@@ -9,6 +9,7 @@ from rich.console import Console
 
 from atoll import progress
 from atoll.progress import ProgressBar, show_progress
+from atoll.runs.run import open_run
 from atoll.runs.train import train
 from support import SMALL
 
@@ -83,15 +84,20 @@ def test_other_processes_show_nothing(monkeypatch):
     assert file.getvalue() == ""
 
 
-def test_the_library_shows_progress_only_if_asked(tmp_path, capsys, cell):
+def test_training_shows_progress_only_if_asked(tmp_path, capsys, cell):
     recipe, *overrides = [*SMALL, "trainer.epochs=1"]
-    run = train(recipe, *overrides, out=tmp_path / "quiet")
-    run.attack("FGSM", points=20)
-    assert (capsys.readouterr(), cell.shown) == (("", ""), [])
-    run.attack("FGSM", points=30, progress=True)
-    assert "attack" in cell.text
-    shown = len(cell.shown)
-    train(recipe, *overrides, "seed=1", out=tmp_path / "shown", progress=True)
-    texts = " ".join(re.sub(r"<[^>]*>", "", html) for html in cell.shown[shown:])
+    train(recipe, *overrides, out=tmp_path / "run", progress=True)
+    texts = " ".join(re.sub(r"<[^>]*>", "", html) for html in cell.shown)
     for part in ("training", "images/s", "test", "epoch   1  loss"):
         assert part in texts
+    cell.shown.clear()
+    train(recipe, *overrides, out=tmp_path / "run", resume=True)
+    assert (capsys.readouterr(), cell.shown) == (("", ""), [])
+
+
+def test_measurements_show_progress_only_if_asked(trained, capsys, cell):
+    run = open_run(trained)
+    run.attack("FGSM", points=21)
+    assert (capsys.readouterr(), cell.shown) == (("", ""), [])
+    run.attack("FGSM", points=22, progress=True)
+    assert "attack" in cell.text

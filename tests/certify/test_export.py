@@ -14,6 +14,8 @@ from torch import nn
 from atoll.certify import GloRo, NearestCentroid
 from atoll.certify.export import compare, export, run, to_onnx
 from atoll.errors import InputError, UnsoundError
+from atoll.export import Metadata
+from atoll.export.model import run_file
 from atoll.models import MLP, CentroidNet, LiResNet, SmallConvNet
 
 
@@ -161,6 +163,18 @@ def test_float32_networks_stay_in_float32(tmp_path):
 def linear():
     torch.manual_seed(0)
     return GloRo.proven(MLP((3,), 2, hidden=()).double())
+
+
+def test_files_with_certificates_say_so(linear):
+    x = torch.rand(20, 3)
+    content = to_onnx(linear, 0.1, Metadata(classes=("cat", "dog")))
+    stored = {entry.key: entry.value for entry in onnx.load_from_string(content).metadata_props}
+    expected = {"norm": "l2", "eps": "0.1", "precision": "float64", "classes": '["cat", "dog"]'}
+    assert {key: stored[key] for key in expected} == expected
+    assert stored["function_digest"] == linear.model.digest == linear(x).function
+    logits, label = run_file(content, x, "logits", "label")
+    torch.testing.assert_close(logits, linear.model(x.double()))
+    assert torch.equal(label, linear(x).prediction)  # also if the file abstains
 
 
 def test_eps_is_not_rounded_to_float32(linear):

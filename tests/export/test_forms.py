@@ -327,6 +327,13 @@ def test_types_without_a_form_are_refused():
         session_of(capture(Bundle([lambda x: x.half().float()]), (3,)))
 
 
+def test_files_are_limited_to_two_gigabytes(monkeypatch):
+    monkeypatch.setattr("atoll.export.writer._MAX_BYTES", 50)
+    session_of(capture(nn.Linear(3, 3), (3,)))  # 48 bytes
+    with pytest.raises(InputError, match=r"at most 2 GB, the limit of the format, got 64 bytes"):
+        session_of(capture(nn.Linear(3, 4), (3,)))
+
+
 def test_equal_constants_are_stored_once():
     writer = Writer()
     x = writer.input("x", torch.float64, (-1, 3))

@@ -35,6 +35,7 @@ def test_files_carry_their_metadata(tmp_path):
     metadata = Metadata(classes=names, resize=8, origin=origin)
     export_model(net, torch.rand(2, 3, 6, 6), tmp_path / "net.onnx", metadata=metadata)
     file = onnx.load(tmp_path / "net.onnx")
+    assert file.graph.input[0].type.denotation == "IMAGE"  # ONNX's own keys are about such inputs
     stored = {entry.key: entry.value for entry in file.metadata_props}
     assert (file.producer_name, file.producer_version) == ("atoll", version("atoll"))
     assert json.loads(stored["classes"]) == names

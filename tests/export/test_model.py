@@ -67,7 +67,7 @@ needs_timm = pytest.mark.skipif(not HAS_TIMM, reason="timm is not installed")
 NETS = [
     Patches,
     Layers,
-    partial(MLP, (2,), 3, bounds=None),
+    slow(partial(MLP, (2,), 3, bounds=None)),
     slow(partial(SmallConvNet, **TINY, activation="softplus", batch_norm=True)),
     slow(partial(PreActResNet, **TINY)),
     slow(partial(WideResNet, **TINY, depth=10, widen_factor=1)),

@@ -115,6 +115,8 @@ class Writer:
             raise InputError(f"onnx: expected weights of at most 2 GB, the limit of the format, got {size:,} bytes")
         constants = [numpy_helper.from_array(np.asarray(tensor), name) for name, tensor in tensors.items()]
         graph = helper.make_graph(nodes, "atoll", inputs, results, constants)
+        if properties and "Image.BitmapPixelFormat" in properties:  # the tensor that ONNX's own keys are about
+            graph.input[0].type.denotation = "IMAGE"
         model = helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", OPSET)],
