@@ -207,7 +207,7 @@ def _image(axis: Any, image: Tensor) -> None:
 
 
 def _row_title(axis: Any, title: str) -> None:
-    """Beside the first picture of a row; its axis is off, and its label with it."""
+    """Label the first picture of a row; its axis is off, so an axis label would be hidden."""
     place = {"rotation": 90, "va": "center", "ha": "right", "transform": axis.transAxes}
     axis.text(-0.05, 0.5, shorten(title, 24, placeholder="…"), fontsize=8, parse_math=False, **place)
 

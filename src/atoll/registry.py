@@ -38,7 +38,7 @@ class Member:
     Args:
         name: as listed.
         cls: the class.
-        arguments: preset arguments; whoever builds an instance may override them.
+        arguments: preset arguments, which can be overridden.
         summary: one line for ``atoll ls``.
     """
 
@@ -94,7 +94,7 @@ class Registry:
         return add
 
     def add(self, name: str, cls: type, **arguments: Any) -> None:
-        """List a class with preset arguments under a name of its own."""
+        """List a class with preset arguments under a separate name."""
         known = self._members.get(name)
         if known is not None and class_path(known.cls) != class_path(cls):
             raise InputError(f"{self.kind}: the name {name} is taken by {known.path}")
@@ -253,7 +253,7 @@ def registry_of(hint: Any) -> Registry | None:
 
 
 def load_file(path: Path) -> Any:
-    """Import a Python file as a module of its own, once unless it changes."""
+    """Import a Python file as a separate module, once unless it changes."""
     path = path.expanduser().resolve()
     content = path.read_bytes() if path.is_file() else b""  # an edited file is another module
     name = f"atoll_file_{hashlib.sha256(str(path).encode() + content).hexdigest()[:12]}_{path.stem}"

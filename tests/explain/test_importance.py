@@ -17,13 +17,13 @@ def scaled(result, truth):
 def test_linear_logits_have_closed_forms():
     model, x = linear(), net(4)[1]
     w, f = model[1].weight.detach()[1].view(1, 1, 8, 8), model(x)[:, 1].detach().view(-1, 1, 1, 1)
-    exact = rho_importance(model, x, 1, neighbourhood="pointwise", output="logit")
+    exact = rho_importance(model, x, 1, neighborhood="pointwise", output="logit")
     torch.testing.assert_close(exact.value, x * f)
     assert not exact.standard_error.any()
     truths = {"local": x * f + 0.2**2 * w, "global": f / 2 + w * (1 / 3 - x / 2)}
-    for neighbourhood, truth in truths.items():
+    for neighborhood, truth in truths.items():
         result = rho_importance(
-            model, x, 1, neighbourhood=neighbourhood, sigma=0.2, output="logit", samples=200
+            model, x, 1, neighborhood=neighborhood, sigma=0.2, output="logit", samples=200
         )  # fmt: skip
         z = scaled(result, truth)
         # The errors are what they say: 256 features, each with noise of its own.
@@ -81,7 +81,7 @@ def test_alignment_is_one_with_itself_and_falls_with_what_is_missed():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"neighbourhood": "far"}, "neighbourhood: expected pointwise, local or global, got 'far'"),
+        ({"neighborhood": "far"}, "neighborhood: expected pointwise, local or global, got 'far'"),
         ({"output": "loss"}, "output: expected probability or logit, got 'loss'"),
         ({"samples": 1}, "samples, batch_size: expected at least 2 and 1, got 1, 1024"),
         ({"sigma": 0.0}, "sigma: expected a number > 0, got 0.0"),

@@ -210,7 +210,7 @@ class MeasureCertify(Measurement):
     """Verified accuracy of a model.
 
     If an attack breaks a certificate, the measurement raises an ``UnsoundError`` and stores only the point, not a
-    result (``evaluate.broken_certificates`` lists such points).
+    result (``evaluate.broken_certificates`` lists these points).
     """
 
     settings = CertifySettings

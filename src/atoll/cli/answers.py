@@ -1,4 +1,4 @@
-"""What commands answer to programs: JSON, also for errors.  Quick to import, so that a mistyped command is, too."""
+"""JSON answers of commands, also for errors.  Quick to import, so that a mistyped command gets a quick answer."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ error_console = Console(stderr=True)
 
 
 def print_lines(*lines: str, style: str | None = None) -> None:
-    """Lines as they are, whatever names of users they contain."""
+    """Print lines without interpreting markup in them."""
     for line in lines:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 

@@ -245,8 +245,8 @@ def gibbs_risk(
     """Estimate the mean loss and mean clipped loss of the network with Gaussian noise on its weights.
 
     Noise is drawn in pairs with opposite signs, so that the gradient of the loss adds no error.  The adversarial inputs
-    are those of the network without noise.  The kinks of a ReLU network count here, but not in its Hessian: with noise
-    that reaches them, the second-order expansion is too small.
+    are crafted on the network without noise.  The kinks of a ReLU network count here, but not in its Hessian: with
+    noise that reaches them, the second-order expansion is too small.
 
     >>> from atoll.losses import Standard
     >>> risk = EmpiricalRisk(torch.nn.Linear(2, 2).eval(), Standard(), torch.rand(4, 2), torch.arange(4) % 2)

@@ -112,7 +112,7 @@ def wci_from(norms: Mapping[str, float], estimates: Traces) -> WCI:
     r"""Compute the index from norms of weight matrices and traces.
 
     The root of a noisy trace is too small on average, to second order by :math:`\mathrm{Var}(T) / 8 T^{3/2}`, which is
-    added.  The error is that of the linearization, with slopes :math:`\|W_k\| / 2 \sqrt{T_k}`.  Neither is valid for a
+    added.  The error comes from the linearization, with slopes :math:`\|W_k\| / 2 \sqrt{T_k}`.  Neither is valid for a
     trace of less than ``RESOLVED`` standard errors: its term is then the root itself, and its error, the largest that
     the interval of the trace allows, is added to the other errors.
 

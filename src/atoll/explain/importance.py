@@ -17,7 +17,7 @@ from atoll.rng import PointRNG, content_hash
 from atoll.stats import Estimate
 from atoll.threat import Bounds
 
-Neighbourhood = Literal["pointwise", "local", "global"]
+Neighborhood = Literal["pointwise", "local", "global"]
 Output = Literal["probability", "logit"]
 
 
@@ -43,7 +43,7 @@ def rho_importance(
     inputs: Tensor,
     target: Target = None,
     *,
-    neighbourhood: Neighbourhood = "local",
+    neighborhood: Neighborhood = "local",
     sigma: float = 0.1,
     output: Output = "probability",
     samples: int = 100,
@@ -61,7 +61,7 @@ def rho_importance(
         model: maps inputs to logits.
         inputs: ``(points, ...)``.
         target: y; the predicted classes if None.
-        neighbourhood: the distribution N: ``pointwise`` (no noise, exact), ``local`` (normal with standard deviation
+        neighborhood: the distribution N: ``pointwise`` (no noise, exact), ``local`` (normal with standard deviation
             sigma) or ``global`` (the feature is uniform within the bounds).
         sigma: standard deviation of the local noise.
         output: f is the probability of y, which is comparable between models, or its logit.
@@ -73,12 +73,12 @@ def rho_importance(
     >>> model = nn.Linear(2, 2, bias=False).double()
     >>> _ = model.weight.data.copy_(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     >>> x = torch.tensor([[0.5, 0.25]], dtype=torch.float64)
-    >>> rho_importance(model, x, 0, neighbourhood="pointwise", output="logit").value  # x_j f_0(x)
+    >>> rho_importance(model, x, 0, neighborhood="pointwise", output="logit").value  # x_j f_0(x)
     tensor([[0.5000, 0.2500]], dtype=torch.float64)
     """
     x = check_inputs(inputs)
-    if neighbourhood not in ("pointwise", "local", "global"):
-        raise InputError(f"neighbourhood: expected pointwise, local or global, got {neighbourhood!r}")
+    if neighborhood not in ("pointwise", "local", "global"):
+        raise InputError(f"neighborhood: expected pointwise, local or global, got {neighborhood!r}")
     if output not in ("probability", "logit"):
         raise InputError(f"output: expected probability or logit, got {output!r}")
     if samples < 2 or batch_size < 1:
@@ -89,15 +89,15 @@ def rho_importance(
         classes = resolve_target(model, x, target, batch_size)
         for row, point in enumerate(x):
             features = torch.arange(point.numel(), device=x.device)
-            streams = PointRNG(seed, "importance", neighbourhood, content_hash(point), index=features)
+            streams = PointRNG(seed, "importance", neighborhood, content_hash(point), index=features)
             drawn = point.flatten()[:, None]
-            if neighbourhood == "local":
+            if neighborhood == "local":
                 drawn = drawn + sigma * streams.normal(samples, dtype=x.dtype)
-            elif neighbourhood == "global":
+            elif neighborhood == "global":
                 drawn = bounds[0] + (bounds[1] - bounds[0]) * streams.uniform(samples, dtype=x.dtype)
             outcome = drawn * _outputs(model, point, drawn, int(classes[row]), output, batch_size)
             value[row] = outcome.mean(1).view_as(point)
-            if neighbourhood != "pointwise":
+            if neighborhood != "pointwise":
                 error[row] = (outcome.std(1) / math.sqrt(samples)).view_as(point)
     return Importance(x, value, error)
 

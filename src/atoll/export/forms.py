@@ -532,7 +532,7 @@ def _expand(call: OnnxCall, x: OnnxValue, *_: Any) -> OnnxValue:
 def _as_strided(call: OnnxCall, x: OnnxValue, _: Any, strides: Sequence[int], offset: int | None) -> OnnxValue:
     """What global pooling of channels-last tensors does to (batch, channels, 1, 1): nothing."""
     if offset or x.shape != call.shape or math.prod(x.shape[2:]) != 1 or list(strides[:2]) != [x.shape[1], 1]:
-        raise InputError("expected strides that leave the tensor as it is")
+        raise InputError("expected strides that do not change the tensor")
     return x
 
 

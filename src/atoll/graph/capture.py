@@ -1,10 +1,10 @@
 """Capture a model as a graph of ATen operations with frozen weights.
 
 `torch.export` traces the forward pass, so the graph includes hooks, overridden methods, parametrizations, shared
-modules and autocast regions.  Operations are those of core ATen, except for a few that are not decomposed (`_WHOLE`).
+modules and autocast regions.  It consists of core ATen operations and a few that are not decomposed (`_WHOLE`).
 Subgraphs that depend only on weights are computed once and become constants.
 
-Gradients are those of the graph, which includes `detach` but not custom backward formulas (`torch.autograd.Function`)
+Gradients follow the graph, which includes `detach` but not custom backward formulas (`torch.autograd.Function`)
 and `torch.no_grad` regions.  Like `torch.export`, `capture` is not thread-safe.
 """
 

@@ -103,8 +103,8 @@ class LiResNet(Classifier):
 
     The stem maps images of 32 (5x5, stride 2), 64 (7x7, stride 4) and 224 pixels (14x14, stride 14) to 16x16.
 
-    The Lipschitz bound grows with every layer, so training depends on the initialization.  ``published`` is that of the
-    thesis: residual kernels from :math:`N(0, 1/(9W)^2)`, so that a block is close to the identity, other layers
+    The Lipschitz bound grows with every layer, so training depends on the initialization.  ``published`` is the one of
+    the thesis: residual kernels from :math:`N(0, 1/(9W)^2)`, so that a block is close to the identity, other layers
     orthogonal, and zero biases.
 
     Args:

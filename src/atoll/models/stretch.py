@@ -146,7 +146,7 @@ def stretch_distance(x: Tensor, p: Tensor, c: Tensor, stretch: Stretch) -> Tenso
     The bound comes from the dual problem and is finite even if there is no such input.  Beyond the plane, it is the
     negative distance of the stretched input from the plane, divided by the Lipschitz constant.
 
-    The gradient is that of q at the best multiplier, which is held constant (envelope theorem).
+    It has the gradient of q at the best multiplier, which is held constant (envelope theorem).
 
     >>> x, p, c = torch.tensor([[0.95, 0.5]]), torch.tensor([[1.0, 0.5]]), torch.tensor([[0.0, 0.5]])
     >>> stretch_distance(x, p, c, Stretch(0.1))  # from 0.95 to 0.5

@@ -31,7 +31,7 @@ class TableBlock:
 
 @dataclass(frozen=True)
 class Plot:
-    """A Plotly figure (data and layout as plain data) with an id of its own."""
+    """A Plotly figure (data and layout as plain data) with its id."""
 
     id: str
     title: str

@@ -22,7 +22,7 @@ def resume(run: Path) -> str:
 
 
 def train_again(run: Path, environment: Mapping[str, Any]) -> list[str]:
-    """The command as typed, if it is known, and the resolved recipe, which gives the same bits in any case."""
+    """The command as typed, if it is known, and the resolved recipe, which always produces bit-identical results."""
     typed = environment.get("command")
     lines = []
     if isinstance(typed, list) and typed[1:2] == ["train"] and all(isinstance(word, str) for word in typed):

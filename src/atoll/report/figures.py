@@ -32,7 +32,7 @@ def color(run: int) -> str:
 
 
 def label(value: object) -> str:
-    """Text that Plotly shows as it is; it would interpret tags, entities and formulas.
+    """Escape text for Plotly, which would interpret tags, entities and formulas.
 
     >>> label("<b>R&D</b>"), label("$x$")
     ('&lt;b&gt;R&amp;D&lt;/b&gt;', '&#36;x&#36;')
@@ -62,7 +62,7 @@ def curve(
     unit: str = "",
     errors: Sequence[float | None] | None = None,
 ) -> Trace:
-    """A line in the color of its run; ``errors`` are those of each point, up and down."""
+    """A line in the color of its run; ``errors`` are the error bars of the points."""
     rows = thin([*zip(points, errors or [None] * len(points), strict=True)])
     trace: Trace = {
         "type": "scatter",
@@ -215,7 +215,7 @@ def contour(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
 
 class LossScale:
     """A scale for losses from ``low`` to ``high``: logarithmic if they are positive and far apart, so that a landscape
-    that is flat beside another one keeps its shape.
+    that is flat compared with another one keeps its shape.
 
     >>> LossScale(1.0, 100.0).ends, LossScale(1.0, 2.0).ends, LossScale(-1.0, 100.0).ends
     ([0.0, 2.0], [1.0, 2.0], [-1.0, 100.0])

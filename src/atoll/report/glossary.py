@@ -56,7 +56,7 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "Standard": "standard training: cross-entropy at clean inputs, without an attack",
         "AT": "adversarial training: cross-entropy at adversarial inputs",
         "TRADES, MART, ALP": "losses that combine clean and adversarial predictions",
-        "GloRoCE, GloRoTRADES": "losses of GloRo Nets: inputs that cannot be certified count as a class of their own;"
+        "GloRoCE, GloRoTRADES": "losses of GloRo Nets: inputs that cannot be certified count as an extra class;"
         " GloRoTRADES weighs accuracy and certificates",
         "FixedMarginCE, EMMA, LipschitzMargin": "losses of certified training: cross-entropy with a margin of eps times"
         " the Lipschitz constant; EMMA adapts it to each input",
@@ -75,7 +75,7 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "S2O": "second-order statistics optimization of the weights",
         "RAT": "randomized adversarial training with a Taylor expansion in the weights",
         "TrH": "regularization by the trace of the Hessian",
-        "recipe, grid, variant": "the definition of a run; a family of recipes; one member of the family",
+        "recipe, grid, variant": "a recipe defines a run; a grid is a family of recipes; a variant is one member of it",
         "run": "a folder with a recipe, checkpoints, metrics and results",
         "cell": "one run of a study",
         "checkpoint": "the weights saved after an epoch; the best one has the highest validation accuracy, the last one"
@@ -106,14 +106,15 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "IG": "integrated gradients: gradients averaged along the path from a baseline, times the difference from it",
         "SG": "SmoothGrad: gradients averaged over noisy copies of the input",
         "BSM": "boundary saliency map: the gradient at the closest point of the decision boundary",
-        "BIG": "boundary integrated gradients: integrated gradients with that boundary point as the baseline",
-        "BNM": "boundary normal map: the gradient of the margin at that point, the normal of the boundary",
+        "BIG": "boundary integrated gradients: integrated gradients with this boundary point as the baseline",
+        "BNM": "boundary normal map: the gradient of the margin at this point, which is the normal of the boundary",
         "infidelity": "how badly an attribution predicts the effect of random perturbations on the logit; lower is"
         " better",
-        "completeness gap": "difference between the sum of an attribution and the change of the logit it should"
-        " explain",
-        "sanity check": "whether an attribution changes when the layers of the model are randomized, as it should",
-        "local sensitivity": "how fast an attribution changes near an input",
+        "completeness gap": "difference between the sum of an attribution and the change of the logit that it"
+        " should explain",
+        "sanity check": "tests whether an attribution changes when the layers of the model are randomized, as"
+        " it should",
+        "local sensitivity": "how fast an attribution changes around an input",
         "locality": "precision, recall and F1 of an attribution with respect to the bounding box of the object",
     },
 }

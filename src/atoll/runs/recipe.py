@@ -114,7 +114,7 @@ def _is_grid(tree: Any) -> bool:
 
 
 def _variant(tree: dict[str, Any], grid: str, variant: str) -> dict[str, Any]:
-    """One variant of a grid as a recipe of its own."""
+    """One variant of a grid as a recipe."""
     for choices in itertools.product(*tree["vary"]):
         if "-".join(choices) == variant:
             overrides = [axis[choice] or {} for axis, choice in zip(tree["vary"], choices, strict=True)]
@@ -223,7 +223,7 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
     for name in ("threat", "model"):
         section: dict[str, Any] = tree[name] if isinstance(tree.get(name), dict) else {}
         if "bounds" in section or "bounds" in (section.get("init_args") or {}):
-            builder.error(f"{name}.bounds", "the bounds of inputs are those of the data set; leave them out")
+            builder.error(f"{name}.bounds", "the data set determines the bounds of inputs; remove this option")
     parts, resolved = {}, {}
     for name in sections:
         if name in tree or name in DEFAULTS:

@@ -235,8 +235,8 @@ def pseudo_values(statistic: Callable[[Sequence[T]], float], cases: Sequence[T])
 
     .. math:: n\, s - (n - 1)\, s_{-i}
 
-    Their mean is a statistic of all cases, without its bias of order 1/n.  They turn such a statistic, for example a
-    correlation over runs, into a claim about a mean.
+    Their mean is a statistic of all cases, without its bias of order 1/n.  They turn a statistic such as a
+    correlation over runs into a claim about a mean.
 
     >>> pseudo_values(statistics.fmean, [1.0, 2.0, 6.0])
     [1.0, 2.0, 6.0]

@@ -237,7 +237,7 @@ class Trainer:
     def forward_backward(self, step: Step, *, plain: bool = False) -> None:
         """Run a clean pass (if needed), an adversarial pass and a backward pass, and store gradients in ``.grad``.
 
-        With ``plain``, the gradient is that of the loss only, without terms of methods.
+        With ``plain``, it computes the gradient of the loss only, without terms of methods.
         """
         self.optimizer.zero_grad()
         parts = self.parts(step)

@@ -1,4 +1,4 @@
-"""Results without a section of their own, such as numbers of a study: everything that was measured is shown."""
+"""Results that have no other section, such as the numbers of a study."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def second_order_targets(logits: Tensor, share: float) -> Tensor:
 def correlation(logits: Tensor, whole: Tensor, parts: int) -> Tensor:
     """Return the Frobenius norm of the matrix of uncentered correlations between logits over the whole batch.
 
-    The value is that of the batch.  The gradient flows to one of its equal parts, multiplied by their number, so that
+    It has the value of the batch.  The gradient flows to one of its equal parts, multiplied by their number, so that
     the mean over the parts has the gradient of the batch.
     """
     second = logits.T @ logits

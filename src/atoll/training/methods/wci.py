@@ -107,7 +107,7 @@ class WCISchedule(MeasureWCI):
     This is a method rather than a ``Schedule``, because schedules are functions of time only.
 
     Args:
-        threshold: :math:`\tau`; below it, the learning rate is that of the schedule.  The paper uses 100 for its PreAct
+        threshold: :math:`\tau`; below it, the learning rate follows the schedule.  The paper uses 100 for its PreAct
             ResNet-18.  The index is a sum over layers, so networks of other sizes need another threshold.
         smoothing: s, the decay rate of the average, which starts at the first measurement.
         start: share of the run before the first measurement.
