@@ -227,7 +227,7 @@ class TestWorkers:
         broken = root / "val" / "bee" / "1.PNG"
         broken.write_bytes(broken.read_bytes()[:60])
         data = ImageFolder(root=root, resize=16, size=12)
-        with pytest.raises(DataError, match="damaged or truncated") as caught:
+        with pytest.raises(DataError, match="not a valid image file") as caught:
             list(batches(data.test, in_order(len(data.test), 2), workers=workers))
         assert str(broken) in str(caught.value)
         assert "Traceback" not in str(caught.value)
