@@ -27,7 +27,7 @@ class LipschitzEstimator(nn.Module):
     r"""Estimates the Lipschitz constants :math:`K_{ji}` of logit j minus logit i, for all pairs of classes.
 
     The formula is the same as in the proof (``lipschitz``), such as
-    :math:`K_{ji} = \|w_j - w_i\| \prod_l \sigma_l` with the rows w of a linear head, for the current weights.  For every
+    :math:`K_{ji} = \|w_j - w_i\| \prod_l \sigma_l` with the rows w of a linear head, for the current weights.  For each
     linear part A of the graph, :math:`\sigma = \|A v\|`.  Every call runs a few power iterations on v, starting where
     the last call ended.  Only the last product has a gradient.  With ``Centroids`` as head, all logits have the same
     constant, usually 1, and differences twice that.
