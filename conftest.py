@@ -9,9 +9,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
 
 from atoll.graph import Digest, function, function_digest
+
+# Machines differ in speed, and a timeout is not a counterexample.  The same examples every time:
+# `pytest --hypothesis-profile=default` draws new ones, and twice as many.
+settings.register_profile("atoll", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("atoll")
 
 
 @pytest.fixture(scope="session", autouse=True)

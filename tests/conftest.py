@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import settings
 from playwright.sync_api import sync_playwright
 
 from atoll.cli import main
@@ -16,10 +15,6 @@ from support import SMALL
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Machines differ in speed, and a timeout is not a counterexample.  The same examples every time:
-# `pytest --hypothesis-profile=default` draws new ones, and twice as many.
-settings.register_profile("atoll", deadline=None, derandomize=True, max_examples=50)
-settings.load_profile("atoll")
 
 BROWSER = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
