@@ -40,7 +40,7 @@ def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> li
 
 def clean_comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
     """Clean accuracy depends on the points and the weights, not on the attacks."""
-    attack = ("attacks", "individual", "surrogate", "adbd", "norm", "eps", "seed")
+    attack = ("attacks", "width", "budget", "escalate", "individual", "surrogate", "adbd", "norm", "eps", "seed")
     return compare(runs, AttackResult, lambda result: "", ignore=lambda result: attack, checkpoint=checkpoint)
 
 
