@@ -69,7 +69,7 @@ ERRORS = [  # the words, the command in the answer, the type of the error, the e
     (["study", "trh-tabel"], "study", "InputError", 1, "did you mean trh-table"),
     (["check", "nothing"], "check", "ProofError", 2, "cannot read the file"),
     (["ls", "modles"], "ls", "InputError", 1, "did you mean models"),
-    (["ls", "runs", "nowhere"], "ls", "InputError", 1, "there is no folder nowhere"),
+    (["ls", "runs", "nowhere"], "ls", "InputError", 1, "nowhere: no such folder"),
 ]
 
 

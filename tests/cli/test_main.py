@@ -163,7 +163,7 @@ MISTAKES = [  # what is typed, the exit code, and what the answer says
     (["attack", "{run}", "--attacks", "standrad"], 1, "expected an attack, got 'standrad'; did you mean standard?"),
     (["attack", "{run}", "--attacks", "FSGM"], 1, "expected an attack, got 'FSGM'; did you mean FGSM"),
     (["attack", "{run}x"], 1, "{run}x is not a run; did you mean {run}?"),
-    (["attack", "{parent}"], 1, "{parent} does not hold a run itself; choose one in it, such as {run}"),
+    (["attack", "{parent}"], 1, "{parent} is not a run; choose one in it, such as {run}"),
     (
         ["certify", "{run}", "--eps", "0.1", "--reject", "Didgits"],
         1,

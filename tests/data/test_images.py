@@ -71,5 +71,5 @@ def test_paths_that_are_no_images_are_listed(tmp_path):
         "3 of 4 images cannot be read:",
         "  empty: expected images in this folder, got none",
         "  none.png: no such file",
-        "  notes.txt: not an image, broken or truncated",
+        "  notes.txt: not a valid image file",
     ]

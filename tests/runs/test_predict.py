@@ -62,7 +62,8 @@ def test_files_that_cannot_be_read_are_listed_at_once(trained, images, tmp_path,
         open_run(trained).predict(tmp_path / "a.png", images, tmp_path, tmp_path / "none.png")
     message = str(error.value)
     assert message.startswith("5 of 25 images cannot be read:")
-    for part in ("a.png: not an image", "b.png: not an image", "expected 8 x 8 pixels, got 9 x 8", "none.png: no such"):
+    invalid = "not a valid image file"
+    for part in (f"a.png: {invalid}", f"b.png: {invalid}", "expected 8 x 8 pixels, got 9 x 8", "none.png: no such"):
         assert part in message
 
 
@@ -92,10 +93,10 @@ def test_names_of_classes(trained, images, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"top": 0}, "top: expected a whole number of at least 1, got 0"),
+        ({"top": 0}, "top: expected an integer >= 1, got 0"),
         ({"eps": "0.1"}, "eps: this run was not trained for certification"),
         ({"checkpoint": "lsat"}, "checkpoint: expected best, last or a step, got 'lsat'; did you mean last?"),
-        ({"weights": "swa"}, "expected weights named raw, got 'swa'"),
+        ({"weights": "swa"}, "weights: expected raw, got 'swa'"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(trained, images, options, sentence):

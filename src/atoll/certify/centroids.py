@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -139,6 +140,12 @@ class NearestCentroid:
             radii=radii,
             eta=eta,
         )
+
+    def with_eta(self, eta: float) -> NearestCentroid:
+        """Return the same certifier with another eta layer, which needs no new proof."""
+        other = copy.copy(self)
+        other.eta = EtaLayer(eta)
+        return other
 
     @staticmethod
     def estimated(model: CentroidNet, lipschitz: float) -> NearestCentroid:

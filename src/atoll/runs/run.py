@@ -119,7 +119,7 @@ class Run(Displayed):
         try:
             tree = yaml.safe_load((self.folder / "recipe.yaml").read_text())
         except FileNotFoundError:
-            raise CheckpointError(f"{self.folder} does not hold a run: it has no recipe.yaml") from None
+            raise CheckpointError(f"{self.folder} is not a run: it has no recipe.yaml") from None
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise CheckpointError(f"{self.folder} is not a run: {error}") from None
         if not isinstance(tree, dict):
@@ -564,7 +564,7 @@ def open_run(path: Path | str, *, trust: bool = False, data: Mapping[str, Path |
             f"{folder} is not a run; {f'did you mean {names}?' if names else 'expected a folder with a recipe.yaml'}"
         )
     if not (folder / "recipe.yaml").exists() and (inside := _runs_in(folder)):
-        raise CheckpointError(f"{folder} does not hold a run itself; choose one in it, such as {folder / inside[0]}")
+        raise CheckpointError(f"{folder} is not a run; choose one in it, such as {folder / inside[0]}")
     run = Run(folder, trust, data or {})
     _ = run.recipe
     return run

@@ -161,8 +161,8 @@ def eta_for(gloro: Run, centroid: Run) -> float:
 
 def matching_eta(model: CentroidNet, split: MemorySplit, share: float) -> float:
     """The eta at which the eta layer rejects a share of the points, to the nearest hundredth."""
-    grid = [k / 100 for k in range(100)]
-    gaps = [abs(rejected(NearestCentroid.proven(model, eta=eta), split, 0.0).value - share) for eta in grid]
+    certifier, grid = NearestCentroid.proven(model), [k / 100 for k in range(100)]
+    gaps = [abs(rejected(certifier.with_eta(eta), split, 0.0).value - share) for eta in grid]
     return grid[gaps.index(min(gaps))]
 
 
