@@ -142,6 +142,19 @@ def test_what_cannot_be_compared_is_not(runs, changes):
     )
 
 
+def test_autoattack_of_the_weights_themselves_comes_first(runs):
+    (run, *_), like = runs
+    give(run, like, 40, settings={"attacks": "PGD-20"})
+    give(run, like, 30)
+    average = give(run, like, 20, settings={"attacks": "standard"})
+    origin = dataclasses.replace(average.subject.origin, weights="swa")
+    run.results[-1] = dataclasses.replace(average, subject=dataclasses.replace(average.subject, origin=origin))
+    give(run, like, 10, settings={"attacks": "standard", "surrogate": "another run"})
+    assert "right on 30 %" in sentence([run])
+    give(run, like, 25, settings={"attacks": "standard"})
+    assert "right on 25 %" in sentence([run])
+
+
 def test_checkpoints_are_not_mixed(runs):
     (first, second, _), like = runs
     give(first, like, 2)

@@ -91,15 +91,18 @@ FLAT = {"a": np.zeros(2), "b": np.zeros(2), "axes": ["a", "b"]}
 WARNING = {"warnings": [{"kind": "gradient masking", "message": "gradients mislead"}]}
 # What happened to a run, and what the page says about it.
 CASES = {
-    "killed": (unfinished, ["not finished: 1 of 3 epochs", "atoll train --resume --out", "1 lines of metrics.jsonl"]),
-    "just begun": (just_begun, ["Checkpoint: there is none yet", "No epoch is recorded yet", "Robust accuracy: not"]),
+    "killed": (
+        unfinished,
+        ["not finished: 1 of 3 epochs", "atoll train --resume --out", "1 unreadable lines of metrics.jsonl"],
+    ),
+    "just begun": (just_begun, ["Checkpoint: none is saved yet", "No epoch is recorded yet", "Robust accuracy: not"]),
     "no attack": (without("attack"), ["Robust accuracy: not measured", "atoll attack"]),
-    "attack under way": (lambda f: result_file(f, "attack").unlink(), ["was started and is not finished"]),
+    "attack under way": (lambda f: result_file(f, "attack").unlink(), ["was started but not finished"]),
     "no certificates": (without("certify"), ["Certificates: not measured", "--smooth 0.25"]),
     "no curvature": (without("curvature"), ["Curvature: not measured", "WCI during training"]),
     "no explanation": (without("explain"), ["Explanation: not measured", "atoll explain"]),
     "no checkpoints": (lambda f: shutil.rmtree(f / "checkpoints"), ["whose checkpoint was deleted", "Stale results"]),
-    "no index": (lambda f: (f / "index.json").write_text("[1]"), ["Checkpoint: there is none yet"]),
+    "no index": (lambda f: (f / "index.json").write_text("[1]"), ["Checkpoint: none is saved yet"]),
     "half a file": (result("curvature", '{"kind": '), ["result.json cannot be read: Expecting value"]),
     "not a mapping": (result("curvature", "[1]"), ["cannot be read: expected the result of a measurement"]),
     "deep": (result("curvature", "[" * 10**5), ["result.json cannot be read"]),
@@ -115,8 +118,8 @@ CASES = {
     "impossible": (altered("attack", clean={"correct": 3, "total": 2}), ["expected 0 <= correct <= total"]),
     "no points": (altered("attack", clean={"correct": 0, "total": 0}), ["no points"]),
     "not a number": (altered("curvature", wci={"value": None, "standard_error": None}), ["WCI not measured"]),
-    "link to a file": (link("attack", "file"), ["a link out of the folder of the run"]),
-    "link to a folder": (link("attack", "folder"), ["a link out of the folder of the run"]),
+    "link to a file": (link("attack", "file"), ["a link to a file outside the run folder"]),
+    "link to a folder": (link("attack", "folder"), ["a link to a file outside the run folder"]),
     "pipe for metrics": (pipe("metrics.jsonl"), ["No epoch is recorded yet"]),
     "pipe for a result": (pipe("result.json"), ["not a file written by Atoll"]),
     "not a landscape": (
@@ -216,7 +219,7 @@ def test_a_picture_that_is_a_link_is_not_shown(robust, tmp_path):
 def test_an_incomplete_run_does_not_spoil_a_comparison(robust, measured):
     just_begun(robust)
     text = page_of(robust, measured / "certified").text
-    assert "robust, Checkpoint: there is none yet" in text
+    assert "robust, Checkpoint: none is saved yet" in text
     assert "5 of" in text
 
 

@@ -25,7 +25,8 @@ SPACE = "\N{NO-BREAK SPACE}"
 
 def opening(runs: Sequence[RunSummary], checkpoint: str) -> list[Block]:
     """The sentence and the picture."""
-    attacked = [each for each in comparisons(runs, checkpoint) if each.first.attacks]
+    pairs = comparisons(runs, checkpoint)
+    attacked = [each for each in pairs if each.first.attacks and each.first.settings.surrogate is None]
     if not attacked:
         return [Lead(_without_attack(runs, checkpoint))]
     # The first of those that cover most runs: attacks that people report come first.
@@ -79,7 +80,7 @@ def _shares(main: Comparison[AttackResult], shares: Mapping[int, Accuracy | Samp
 
 def _proven(run: RunSummary, attacked: AttackResult) -> Accuracy | None:
     """Accuracy that is proven for the same weights, points and threat, if there is a proof."""
-    if not attacked.attacks or attacked.settings.norm != "l2" or attacked.settings.surrogate is not None:
+    if not attacked.attacks or attacked.settings.norm != "l2":
         return None
     try:
         radius = ThreatModel("l2", attacked.settings.eps or "").radius

@@ -166,13 +166,13 @@ def _read_training(summary: RunSummary) -> None:
     records, broken = summary.load("training", summary.folder / "metrics.jsonl", _records) or ([], 0)
     summary.epochs = [record for record in records if record.get("kind") == "epoch"]
     if broken:
-        summary.add_missing("training", "metrics", f"{broken} lines of metrics.jsonl cannot be read and are left out")
+        summary.add_missing("training", "metrics", f"{broken} unreadable lines of metrics.jsonl are left out")
     if not summary.run.is_finished:
         planned = plain(summary.recipe_value("trainer", "epochs"))
         reason = f"not finished: {len(summary.epochs)} of {planned} epochs are recorded"
         summary.add_missing("training", "Training", reason, resume(summary.folder))
     if not summary.run.index:
-        reason = "there is none yet, so nothing can be measured"
+        reason = "none is saved yet, so nothing can be measured"
         summary.add_missing("training", "Checkpoint", reason, resume(summary.folder))
     if summary.run.index.get("selected_on") == "test":
         message = (
@@ -202,7 +202,9 @@ def _read_results(summary: RunSummary) -> None:
         summary.add_missing("results", "A result", error.replace(f"{summary.folder}/", ""))
     for result in results:
         if result.folder is not None and not _is_inside(result.folder / "result.json", summary.folder):
-            summary.add_missing("results", f"A result of {plain(result.kind)}", "a link out of the folder of the run")
+            summary.add_missing(
+                "results", f"A result of {plain(result.kind)}", "a link to a file outside the run folder"
+            )
             continue
         summary.results.append(result)
         if result.stale:
@@ -220,7 +222,7 @@ def _read_interrupted(summary: RunSummary) -> None:
         kind = folder.parent.name
         if not (folder / "result.json").exists():
             again = command(kind, summary.folder) if kind in VERBS else ""
-            reason = f"{folder.name} was started and is not finished"
+            reason = f"{folder.name} was started but not finished"
             summary.add_missing("results", f"A measurement ({plain(kind)})", reason, again)
     for pattern in ("results/*/*/broken.safetensors", "certificates/broken.safetensors"):
         for path in sorted(summary.folder.glob(pattern)):

@@ -33,9 +33,14 @@ def _describe(result: AttackResult) -> str:
 
 
 def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
-    """AutoAttack first, because it is what people report."""
+    """AutoAttack first, because it is what people report; averages of weights last."""
     pairs = compare(runs, AttackResult, _describe, named=NAMED, ignore=lambda result: ("adbd",), checkpoint=checkpoint)
-    return sorted(pairs, key=lambda each: not each.first.settings.cascade)
+
+    def rank(comparison: Comparison[AttackResult]) -> tuple[bool, bool, bool]:
+        settings, weights = comparison.first.settings, comparison.first.subject.origin.weights
+        return weights != "raw", not settings.cascade, settings.attacks == "fast"
+
+    return sorted(pairs, key=rank)
 
 
 def clean_comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:

@@ -77,7 +77,8 @@ def _by_layer(comparison: Comparison[CurvatureResult], place: int) -> Plot:
         (run.name, run.number): [(plain(layer.name), layer.term) for layer in result.layers]
         for run, result in comparison.results
     }
-    note = f"{comparison.title}. Norm times root of the trace of each weight matrix. The sum is the WCI."
+    bar = "Each bar is the norm of a weight matrix times the root of its Hessian trace. The WCI is the sum."
+    note = f"{comparison.title}. {bar}"
     return Plot(f"curvature-layers-{place}", "Curvature by layer", bars(terms, "term of the WCI"), note)
 
 

@@ -55,10 +55,10 @@ def section(runs: Sequence[RunSummary]) -> Section:
             if name == "clean":  # which does not depend on attacks
                 depends_on = (("data",),) if "train" in splits else POINTS
             plots += curves(runs, place, title, traces, depends_on, "%", yaxis={"range": PERCENT})
-    gap = "Accuracy on training points is the mean over an epoch of changing weights, unless the gap was measured."
+    gap = "Training accuracy is averaged over each epoch, while the weights change, unless the gap was measured."
     plots += curves(runs, "training-gap", "Robust gap", _gap, (*TRAINING, *VALIDATION), "percentage points", gap)
     plots += curves(runs, "training-loss", "Training loss", _loss, (("loss",), *TRAINING), "loss")
-    lines = ["Solid: validation. Dotted: training, with augmentation and attack of the training. Dashed: test."]
+    lines = ["Solid lines: validation. Dotted lines: training, with its augmentation and attack. Dashed lines: test."]
     blocks = [Paragraphs(lines), Columns(plots)] if plots else [Paragraphs(["No epoch is recorded yet."])]
     return Section("training", "Training", [*notes(runs, "training"), *blocks])
 
