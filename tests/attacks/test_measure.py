@@ -13,7 +13,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from torch import nn
 
 from atoll.attacks import APGD
 from atoll.attacks import measure as attack_measure
@@ -27,6 +26,7 @@ from atoll.runs.run import open_run
 from atoll.runs.train import train
 from atoll.subject import Subject
 from atoll.threat import ThreatModel
+from attack_cases import template_model
 from support import SMALL, TinyData
 
 MINE = '''
@@ -43,16 +43,6 @@ class Mine(Attack):
     def search(self, model, x, y, streams):
         return self.threat.project(x + self.share * self.threat.radius * streams.rademacher(*x.shape[1:]), x)
 '''
-
-
-def template_model(scale=4.0):
-    """Classifies TinyData by the brightness of the rows that its classes differ in."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    weight = torch.zeros(3, 8, 8)
-    for k in range(3):
-        weight[k, 2 * k : 2 * k + 3] = scale / 24
-    model[1].weight.data, model[1].bias.data = weight.flatten(1), torch.zeros(3)
-    return model.eval()
 
 
 @functools.cache

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 
 from atoll.attacks.diagnostics import EvaluationWarning
 from atoll.attacks.evaluate import MISCLASSIFIED, AttackSummary, Evaluation, evaluate
+from atoll.attacks.examples import Example, save_examples
 from atoll.attacks.rays import boundary_distance
 from atoll.attacks.suites import SUITES, parse_attacks
 from atoll.attacks.transfer import Transfer
@@ -28,7 +28,6 @@ from atoll.measure import (
     resolve_threat,
     select,
 )
-from atoll.plots import plot_adversarial
 from atoll.stats import Accuracy, Estimate
 from atoll.subject import Subject, SubjectRecord
 from atoll.threat import Norm, ThreatModel
@@ -88,6 +87,7 @@ class AttackResult(Result):
         batch_size: rows attacked at a time.
         adbd: average decision boundary distance of the points that are classified correctly.
         surrogate: the model that the attacks were crafted on.
+        examples: what the model answers for a few points; their images are in ``examples.safetensors``.
     """
 
     kind: ClassVar[str] = "attack"
@@ -99,6 +99,7 @@ class AttackResult(Result):
     batch_size: int = 0
     adbd: Estimate | None = None
     surrogate: SubjectRecord | None = None
+    examples: tuple[Example, ...] = ()
 
     @property
     def accuracy(self) -> dict[str, Accuracy]:
@@ -143,10 +144,21 @@ class MeasureAttack(Measurement):
             on_progress=context.on_progress,
         )
         adbd = _boundary_distance(subject, split, threat, evaluation, context) if settings.adbd else None
+        examples: tuple[Example, ...] = ()
         if context.folder is not None and is_main():
-            _plot(subject, split, evaluation, context.folder)
+            examples = save_examples(
+                subject.model,
+                split,
+                attacks,
+                evaluation,
+                subject.data.classes,
+                context.folder,
+                seed=settings.seed,
+                device=context.device,
+            )
         names = ("clean", "robust", "attacks", "warnings", "batch_size")
-        return {name: getattr(evaluation, name) for name in names} | {"adbd": adbd, "surrogate": surrogate}
+        fields = {name: getattr(evaluation, name) for name in names}
+        return fields | {"adbd": adbd, "surrogate": surrogate, "examples": examples}
 
 
 def _open_surrogate(path: str, context: Context) -> Subject:
@@ -169,14 +181,3 @@ def _boundary_distance(
         done += len(part)
         context.on_progress("RayS", done, len(index))
     return Estimate.mean_of(all_sum(distance)[correct])
-
-
-def _plot(subject: Subject, split: Split, evaluation: Evaluation, folder: Path) -> None:
-    """Clean input, perturbation and adversarial input of the first points that were broken."""
-    assert evaluation.adversarial is not None
-    broken = (evaluation.broken_by >= 0).nonzero().squeeze(1)[:8]
-    if not len(broken) or evaluation.adversarial.dim() != 4:
-        return
-    x, y = to_float(split.fetch(broken)), split.labels[broken]
-    figure = plot_adversarial(subject.model, x, evaluation.adversarial[broken], y, subject.data.classes, rows=8)
-    figure.savefig(folder / "adversarial.png", dpi=120)
