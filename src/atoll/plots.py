@@ -134,9 +134,8 @@ def plot_attributions(
 ) -> Figure:
     """One row per image: the image, then a column for each method (of one model or several) with its heat map.
 
-    Attributions are summed over channels and drawn over the image in gray: red supports the class, blue opposes it, and
-    transparent pixels matter little.  Each map has its full color at its ``percentile`` of absolute values, so that a
-    single pixel does not wash out the others.
+    Attributions are summed over channels and drawn over the image (see ``heat_map``).  Each map has its full color at
+    its ``percentile`` of absolute values, so that a single pixel does not wash out the others.
 
     Args:
         images: ``(N, C, H, W)`` in [0, 1].
@@ -168,8 +167,7 @@ def plot_attributions(
     for row, (image, axis) in enumerate(zip(images, axes, strict=True)):
         _image(axis[0], image)
         for place, values in zip(axis[1:], maps.values(), strict=True):
-            _image(place, 0.3 + 0.4 * image.mean(0, keepdim=True))  # pale, so that colors stand out from it
-            _heat(place, values[row], percentile)
+            _image(place, heat_map(image, values[row], percentile=percentile))
         for place in axis:
             if boxes is not None and bool(known(boxes[row : row + 1])):
                 x1, y1, x2, y2 = boxes[row].tolist()
@@ -181,6 +179,28 @@ def plot_attributions(
     return figure
 
 
+def heat_map(image: Tensor, values: Tensor, *, percentile: float = 99.0) -> Tensor:
+    """An attribution over its image, ``(3, H, W)``: red supports the class, blue opposes it, gray matters little.
+
+    Args:
+        image: ``(C, H, W)`` in [0, 1].
+        values: the attribution, ``(H, W)``; it has its full color at its ``percentile`` of absolute values.
+
+    >>> heat_map(torch.zeros(1, 1, 3), torch.tensor([[-2.0, 0.0, 2.0]]))[:, 0].T
+    tensor([[0.0000, 0.0000, 1.0000],
+            [0.3000, 0.3000, 0.3000],
+            [1.0000, 0.0000, 0.0000]])
+    """
+    size = values.abs()
+    # A map with few pixels that are not zero has nothing at its percentile.
+    limit = float(size.flatten().quantile(percentile / 100)) or float(size.max()) or 1.0
+    strength = (values / limit).clamp(-1, 1).to(image.dtype)
+    pale = (0.3 + 0.4 * image.mean(0)).expand(3, *values.shape)  # so that colors stand out from it
+    supports, opposes, rest = strength.clamp_min(0), (-strength).clamp_min(0), 1 - strength.abs()
+    color = torch.stack([supports + opposes * rest, strength.abs() * rest, opposes + supports * rest])
+    return pale * rest + color
+
+
 def _image(axis: Any, image: Tensor) -> None:
     axis.set_axis_off()
     axis.imshow(image.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
@@ -190,13 +210,6 @@ def _row_title(axis: Any, title: str) -> None:
     """Beside the first picture of a row; its axis is off, and its label with it."""
     place = {"rotation": 90, "va": "center", "ha": "right", "transform": axis.transAxes}
     axis.text(-0.05, 0.5, shorten(title, 24, placeholder="…"), fontsize=8, parse_math=False, **place)
-
-
-def _heat(axis: Any, values: Tensor, percentile: float) -> None:
-    size = values.abs()
-    # A map with few pixels that are not zero has nothing at its percentile.
-    limit = float(size.quantile(percentile / 100)) or float(size.max()) or 1.0
-    axis.imshow(values.numpy(), cmap="bwr", vmin=-limit, vmax=limit, alpha=(size / limit).clamp(0, 1).numpy())
 
 
 def _name(label: Tensor, names: Sequence[str] | None) -> str:
