@@ -21,6 +21,7 @@ class Page(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags, self.attributes, self.texts, self.scripts, self.inside = [], [], [], {}, None
+        self.after, self.joins = "", False  # what came before; whether the next text continues the one before it
         self.feed(page)
         self.text = " ".join(" ".join(self.texts).split()).replace(" : ", ": ").replace(" , ", ", ")
 
@@ -28,13 +29,18 @@ class Page(HTMLParser):
         self.tags.append(tag)
         self.attributes += attrs
         self.inside = (tag, dict(attrs)) if tag in ("script", "style") else None
+        # A term of the glossary is a part of its sentence.
+        self.joins = self.after == "text" and ("class", "term") in attrs
+        self.after = "term" if ("class", "term") in attrs else ""
 
     def handle_endtag(self, tag):
         self.inside = None
+        self.joins, self.after = self.after == "term", ""
 
     def handle_data(self, data):
         if self.inside is None:
-            self.texts.append(data)
+            self.texts.append((self.texts.pop() if self.joins else "") + data)
+            self.joins, self.after = False, self.after or "text"
         elif self.inside[0] == "script":
             name = self.inside[1].get("id") or f"script {len(self.scripts)}"
             self.scripts[name] = self.scripts.get(name, "") + data

@@ -60,6 +60,13 @@ def compared(measured, tmp_path_factory):
     return write_report(runs, tmp_path_factory.mktemp("page") / "compared.html")
 
 
+@pytest.fixture(scope="module")
+def pair(measured, tmp_path_factory):
+    """Two runs with results that can be compared."""
+    runs = [measured / "standard", measured / "robust"]
+    return write_report(runs, tmp_path_factory.mktemp("page") / "pair.html")
+
+
 def drawn(visit, tab):
     """Sizes of what is drawn in a tab, by the ids of the plots."""
     return visit.page.eval_on_selector_all(
@@ -166,13 +173,92 @@ def test_dark_and_light_follow_the_system_and_the_switch(browser, alone):
     visit.close()
 
 
-def test_on_a_phone_the_page_does_not_scroll_sideways(browser, compared):
-    visit = Visit(browser, compared, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+# Elements that are visible and have text of their own.
+SIZES = """() => [...document.querySelectorAll("body *")]
+    .filter(e => e.checkVisibility() && [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()))
+    .map(e => [parseFloat(getComputedStyle(e).fontSize), e.tagName, e.textContent.trim().slice(0, 40)])"""
+
+
+def test_a_phone_shows_everything_in_legible_letters(browser, pair):
+    visit = Visit(browser, pair, **PHONE)
+    page = visit.page
     for tab in TABS:
         visit.open(tab)
-        assert visit.page.evaluate("document.documentElement.scrollWidth") == 390, tab
-        widths = visit.page.eval_on_selector_all(f"#{tab} .main-svg", "all => all.map(p => p.clientWidth)")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390, tab
+        widths = page.eval_on_selector_all(f"#{tab} .main-svg", "all => all.map(p => p.clientWidth)")
         assert all(100 < width <= 390 for width in widths)
+        assert [size for size in page.evaluate(SIZES) if size[0] < 14] == []
+    # Two runs are side by side without scrolling, below the name of the row.
+    table = page.locator("#summary table").first
+    name, *cells = (box.bounding_box() for box in table.locator("tbody tr").nth(1).locator("th, td").all())
+    assert len(cells) == 2
+    assert all(cell["x"] + cell["width"] <= 390 and cell["y"] >= name["y"] + name["height"] - 1 for cell in cells)
+    # The last tab is in view when it is opened.
+    page.keyboard.press("Home")
+    visit.open("reproduce")
+    box = page.locator("#tab-reproduce").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    # No buttons cover a plot.
+    assert page.locator(".modebar").count() == 0
+    visit.close()
+
+
+def test_many_runs_scroll_with_a_shadow_that_shows_it(browser, measured, tmp_path):
+    path = write_report([measured / "standard"] * 5, tmp_path / "many.html")
+    visit = Visit(browser, path, **PHONE)
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == 390
+    assert visit.page.eval_on_selector("#summary .scroll:has(table)", "e => e.scrollWidth > e.clientWidth + 50")
+    table = visit.page.locator("#summary .scroll:has(table)").first
+    before = edge(table)
+    table.evaluate("e => { e.scrollLeft = e.scrollWidth }")
+    after = edge(table)
+    assert before[-1] < before[0] - 10  # darker toward the edge behind which there is more
+    assert before[-1] < after[-1] - 10
+    visit.close()
+
+
+def edge(table):
+    """Brightness of the last pixels above the text, to the right."""
+    pixels = np.asarray(Image.open(io.BytesIO(table.screenshot())).convert("L")).astype(int)
+    return pixels[4, -30:-3]
+
+
+@pytest.mark.parametrize("javascript", [True, False])
+def test_terms_are_explained_on_hover_on_tap_and_by_keyboard(browser, pair, javascript):
+    visit = Visit(browser, pair, **PHONE, java_script_enabled=javascript)
+    page = visit.page
+    term = page.locator("#summary .term", has_text="Robust accuracy").first
+    meaning = page.locator("#term-robust-accuracy")
+    assert term.get_attribute("title").startswith("share of points that stay correct under attack")
+    assert not meaning.is_visible()
+    term.tap()
+    assert meaning.is_visible()
+    assert meaning.inner_text() == f"robust accuracy: {term.get_attribute('title')}"
+    box = meaning.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    page.keyboard.press("Escape")
+    assert not meaning.is_visible()
+    term.focus()
+    page.keyboard.press("Enter")
+    assert meaning.is_visible()
+    page.keyboard.press("Tab")
+    visit.close()
+
+
+def test_the_page_opens_with_the_finding_and_its_picture(browser, pair):
+    visit = Visit(browser, pair)
+    assert visit.page.evaluate("scrollY") == 0
+    boxes = [visit.page.locator(f"#summary {part}").first.bounding_box() for part in (".lead", ".gallery", "table")]
+    assert boxes[0]["y"] < boxes[1]["y"] < boxes[2]["y"] < 1200
+    sizes = visit.page.eval_on_selector_all("#summary .tile img", "all => all.map(i => i.naturalWidth * i.clientWidth)")
+    assert len(sizes) == 8 * 3
+    assert all(sizes)
+    # One column for each image on a desk, one row on a phone.
+    tops = visit.page.eval_on_selector_all("#summary .tile", "all => all.map(t => t.getBoundingClientRect().top)")
+    assert len(set(tops)) == 3
     visit.close()
 
 

@@ -1,6 +1,5 @@
 """Like with like: numbers share a row, a table or a plot only if they answer the same question."""
 
-import re
 import shutil
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -13,10 +12,10 @@ from atoll.curvature import Landscape
 from atoll.curvature.measure import CurvatureResult
 from atoll.measure import Result, Settings, load_result
 from atoll.report import read_runs, render
-from atoll.report.blocks import TableBlock, Title, plots
+from atoll.report.blocks import Collapsible, TableBlock, Title, plots
 from atoll.report.compare import compare
 from atoll.report.page import summarize
-from atoll.report.sections import all_sections, curvature, other
+from atoll.report.sections import all_sections, attacks, curvature, other
 from atoll.runs.run import open_run
 from atoll.stats import Accuracy
 from report_cases import Page, copy_result, page_of, result_file
@@ -32,9 +31,16 @@ def _checkpoints(measured):
 
 
 def rows(*folders):
-    """The rows of the table at the top: what and which question, and the text of every run's cell."""
-    (table,) = [block for block in summarize(read_runs(folders)) if isinstance(block, TableBlock)]
-    return {(row[0].text, row[0].note): [cell.text for cell in row[1:]] for row in table.rows[1:]}
+    """The rows of the tables at the top: what and which question, and the text of every run's cell."""
+    return {(row[0].text, row[0].note): [cell.text for cell in row[1:]] for t in tables(*folders) for row in t.rows[1:]}
+
+
+def tables(*folders):
+    """The main table at the top, and the one below it with what only some of the runs have."""
+    blocks = summarize(read_runs(folders))
+    blocks += [inner for block in blocks if isinstance(block, Collapsible) for inner in block.blocks]
+    main, *others = [block for block in blocks if isinstance(block, TableBlock)]
+    return [main, *(TableBlock(t.columns, [["", ""], *t.rows]) for t in others)]  # the first row is about the training
 
 
 def only(table, what):
@@ -61,16 +67,29 @@ def test_a_landscape_is_under_the_header_of_its_own_loss(robust):
     assert headers["AT"] == load_result(path.parent).landscape().loss.tolist()
 
 
-def test_two_checkpoints_are_two_rows(robust):
+def test_a_column_is_about_one_checkpoint(robust):
     """After an attack on the last checkpoint and a certification of the best, one column mixed both."""
     path = result_file(robust, "attack")
+    question = "FGSM,PGD-3 at linf 0.15, 40 test points"
+    before = only(rows(robust), "Robust accuracy")[question]
     copy_result(path, "other", origin={"step": STEP["last"], "file": ""}, robust=Accuracy(1, 40))
-    table = rows(robust)
-    shown = only(table, "Robust accuracy")
-    assert shown["FGSM,PGD-3 at linf 0.15, 40 test points, last checkpoint"] == ["2.50 %"]
-    assert "FGSM,PGD-3 at linf 0.15, 40 test points, best checkpoint" in shown
-    for (_, note), _cells in table.items():
-        assert re.search(r"(best|last|best and last) checkpoint", note), note
+    (column,) = tables(robust)[0].columns[1:]
+    assert column.note == "best checkpoint (epoch 1)"
+    assert only(rows(robust), "Robust accuracy")[question] == before != ["2.50 %"]
+    # The other one is in its tab, and the text below the table says so.
+    titles = {each.title: each.first.robust for each in attacks.comparisons(read_runs([robust]))}
+    assert titles[f"{question}, last checkpoint"] == Accuracy(1, 40)
+    text = Page(render(read_runs([robust]))).text
+    assert "The table shows the best checkpoints. The tabs also show the others." in text
+
+
+def test_the_table_is_about_the_checkpoints_that_were_measured_most(robust):
+    for kind in ("attack", "certify", "curvature", "explain"):
+        for path in robust.glob(f"results/{kind}/*/result.json"):
+            copy_result(path, f"{path.parent.name}-last", origin={"step": STEP["last"], "epoch": 3, "file": ""})
+            shutil.rmtree(path.parent)
+    assert tables(robust)[0].columns[1].note == "last checkpoint (epoch 3)"
+    assert "The table shows" not in Page(render(read_runs([robust]))).text
 
 
 def test_the_index_of_two_losses_is_in_two_rows(measured, robust, tmp_path):
@@ -95,21 +114,17 @@ def test_the_index_of_two_losses_is_in_two_rows(measured, robust, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "changes", "title"),
     [
-        ({"attacks": "FGSM"}, {}, "FGSM at linf 0.15, 40 test points, best checkpoint"),
-        ({"eps": "0.3"}, {}, "FGSM,PGD-3 at linf 0.3, 40 test points, best checkpoint"),
-        ({"split": "train"}, {}, "FGSM,PGD-3 at linf 0.15, 40 train points, best checkpoint"),
-        ({"seed": 1}, {}, "FGSM,PGD-3 at linf 0.15, seed 1, 40 test points, best checkpoint"),
-        ({"individual": True}, {}, "FGSM,PGD-3 at linf 0.15, individual, 40 test points, best checkpoint"),
-        ({"points": 20}, {"points": 20}, "FGSM,PGD-3 at linf 0.15, 20 test points, best checkpoint"),
-        (
-            {},
-            {"inputs": "f" * 32},
-            "FGSM,PGD-3 at linf 0.15, 40 test points (digest ffffffff), best checkpoint",
-        ),
+        ({"attacks": "FGSM"}, {}, "FGSM at linf 0.15, 40 test points"),
+        ({"eps": "0.3"}, {}, "FGSM,PGD-3 at linf 0.3, 40 test points"),
+        ({"split": "train"}, {}, "FGSM,PGD-3 at linf 0.15, 40 train points"),
+        ({"seed": 1}, {}, "FGSM,PGD-3 at linf 0.15, seed 1, 40 test points"),
+        ({"individual": True}, {}, "FGSM,PGD-3 at linf 0.15, individual, 40 test points"),
+        ({"points": 20}, {"points": 20}, "FGSM,PGD-3 at linf 0.15, 20 test points"),
+        ({}, {"inputs": "f" * 32}, "FGSM,PGD-3 at linf 0.15, 40 test points (digest ffffffff)"),
         (
             {},
             {"origin": {"weights": "swa", "file": ""}},
-            "FGSM,PGD-3 at linf 0.15, 40 test points, best checkpoint (swa weights)",
+            "FGSM,PGD-3 at linf 0.15, 40 test points, swa weights",
         ),
         ({"adbd": True}, {}, None),  # one more number about the same question
     ],
@@ -117,7 +132,7 @@ def test_the_index_of_two_losses_is_in_two_rows(measured, robust, tmp_path):
 def test_what_differs_is_in_a_row_of_its_own_that_says_so(measured, robust, settings, changes, title):
     path = result_file(robust, "attack")
     before = only(rows(measured / "standard", robust), "Robust accuracy")
-    shared = "FGSM,PGD-3 at linf 0.15, 40 test points, best checkpoint"
+    shared = "FGSM,PGD-3 at linf 0.15, 40 test points"
     assert "not measured" not in before[shared]
     copy_result(path, "other", settings, **changes, robust=Accuracy(1, 40))
     shutil.rmtree(path.parent)
@@ -129,11 +144,12 @@ def test_what_differs_is_in_a_row_of_its_own_that_says_so(measured, robust, sett
 
 
 def test_the_last_checkpoint_is_the_best_one_of_a_run_that_ended_at_its_best(measured):
-    """It stands in both rows; a row that only repeats another one is left out."""
-    shown = only(rows(measured / "standard", measured / "robust"), "Robust accuracy")
+    """It stands in both comparisons; one that only repeats another one is left out."""
+    pairs = attacks.comparisons(read_runs([measured / "standard", measured / "robust"]))
+    runs = {each.title: [run.name for run, _ in each.results] for each in pairs}
     for which in STEP:
-        assert "not measured" not in shown[f"PGD-2 at linf 0.15, 360 test points, {which} checkpoint"]
-    alone = only(rows(measured / "standard"), "Robust accuracy")
+        assert runs[f"PGD-2 at linf 0.15, 360 test points, {which} checkpoint"] == ["standard", "robust"]
+    alone = [each.title for each in attacks.comparisons(read_runs([measured / "standard"]))]
     assert "PGD-2 at linf 0.15, 360 test points, best and last checkpoint" in alone
 
 
@@ -153,6 +169,26 @@ def test_landscapes_of_one_question_share_axes_and_colors(robust, tmp_path):
     contours = [figures[f"contour-0-{run}"] for run in (0, 1)]
     assert contours[0]["data"][0]["zmax"] == contours[1]["data"][0]["zmax"] == 9.0
     assert contours[0]["layout"]["xaxis"]["range"] == contours[1]["layout"]["xaxis"]["range"]
+
+
+def test_landscapes_far_apart_share_a_logarithmic_scale(robust, tmp_path):
+    """On a linear scale the flat one of two landscapes would be a plane."""
+    second = tmp_path / "second"
+    shutil.copytree(robust, second)
+    line = torch.linspace(-1, 1, 3, dtype=torch.float64)
+    for folder, loss in ((robust, torch.tensor([1.0, 2.0, 4.0])), (second, torch.tensor([1.0, 10.0, 100.0]))):
+        path = result_file(folder, "curvature").with_name("landscape-weights.npz")
+        Landscape(line, line, loss.double().expand(3, 3), ("a", "b")).save(path)
+    figures = {plot.id: plot.figure for plot in plots(curvature.section(read_runs([robust, second])).blocks)}
+    for run in (0, 1):
+        surface, contour = figures[f"landscape-0-{run}"], figures[f"contour-0-{run}"]["data"][0]
+        axis = surface["layout"]["scene"]["zaxis"]
+        assert (axis["type"], axis["range"], axis["tickvals"]) == ("log", [0.0, 2.0], [1.0, 5.0, 10.0, 50.0, 100.0])
+        assert (surface["data"][0]["cmin"], surface["data"][0]["cmax"]) == (contour["zmin"], contour["zmax"]) == (0, 2)
+        assert contour["colorbar"]["ticktext"] == ["1", "5", "10", "50", "100"]
+    assert figures["landscape-0-1"]["data"][0]["z"][0] == [1.0, 10.0, 100.0]  # the losses themselves
+    assert figures["contour-0-1"]["data"][0]["z"][0] == [0.0, 1.0, 2.0]
+    assert figures["contour-0-1"]["data"][0]["text"][0] == ["1", "10", "100"]
 
 
 def test_a_stale_result_is_apart_with_its_reason(robust):
@@ -249,11 +285,11 @@ def test_results_of_an_older_version_have_no_digests(robust):
     """They compare with each other if the data are the same, and say that their points are not known."""
     path = result_file(robust, "attack")
     copy_result(path, "older", inputs="", environment=None, origin={"file": ""}, robust=Accuracy(1, 40))
-    shown = only(rows(robust), "Robust accuracy")
-    title = "FGSM,PGD-3 at linf 0.15, 40 test points (digest not recorded), best checkpoint"
-    assert shown[title] == ["2.50 %"]
+    question = "FGSM,PGD-3 at linf 0.15, 40 test points (digest not recorded)"
+    assert only(rows(robust), "Robust accuracy")[question] == ["2.50 %"]
     copy_result(path, "oldest", inputs="", origin={"step": None, "epoch": None, "file": ""}, robust=Accuracy(2, 40))
-    assert only(rows(robust), "Robust accuracy")[title.replace("best", "unknown")] == ["5.00 %"]
+    shown = {each.title: each.first.robust for each in attacks.comparisons(read_runs([robust]))}
+    assert shown[f"{question}, unknown checkpoint"] == Accuracy(2, 40)
 
 
 def test_training_curves_are_apart_if_the_recipes_differ_in_what_they_depend_on(measured):

@@ -6,8 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from atoll.cli import main
 from atoll.errors import AtollError
@@ -33,6 +35,11 @@ def without(*kinds):
 
 def array(name, **arrays):
     return lambda folder: np.savez(result_file(folder, "curvature").with_name(name), **arrays)
+
+
+def images(kind, name, **tensors):
+    """Replace the images of a result."""
+    return lambda folder: save_file(tensors, result_file(folder, kind).with_name(name))
 
 
 def result(kind, content):
@@ -84,15 +91,18 @@ FLAT = {"a": np.zeros(2), "b": np.zeros(2), "axes": ["a", "b"]}
 WARNING = {"warnings": [{"kind": "gradient masking", "message": "gradients mislead"}]}
 # What happened to a run, and what the page says about it.
 CASES = {
-    "killed": (unfinished, ["not finished: 1 of 3 epochs", "atoll train --resume --out", "1 lines of metrics.jsonl"]),
-    "just begun": (just_begun, ["Checkpoint: there is none yet", "No epoch is recorded yet", "Robust accuracy: not"]),
+    "killed": (
+        unfinished,
+        ["not finished: 1 of 3 epochs", "atoll train --resume --out", "1 unreadable lines of metrics.jsonl"],
+    ),
+    "just begun": (just_begun, ["Checkpoint: none is saved yet", "No epoch is recorded yet", "Robust accuracy: not"]),
     "no attack": (without("attack"), ["Robust accuracy: not measured", "atoll attack"]),
-    "attack under way": (lambda f: result_file(f, "attack").unlink(), ["was started and is not finished"]),
+    "attack under way": (lambda f: result_file(f, "attack").unlink(), ["was started but not finished"]),
     "no certificates": (without("certify"), ["Certificates: not measured", "--smooth 0.25"]),
     "no curvature": (without("curvature"), ["Curvature: not measured", "WCI during training"]),
     "no explanation": (without("explain"), ["Explanation: not measured", "atoll explain"]),
     "no checkpoints": (lambda f: shutil.rmtree(f / "checkpoints"), ["whose checkpoint is gone", "Stale results"]),
-    "no index": (lambda f: (f / "index.json").write_text("[1]"), ["Checkpoint: there is none yet"]),
+    "no index": (lambda f: (f / "index.json").write_text("[1]"), ["Checkpoint: none is saved yet"]),
     "half a file": (result("curvature", '{"kind": '), ["result.json cannot be read: Expecting value"]),
     "not a mapping": (result("curvature", "[1]"), ["cannot be read: expected the result of a measurement"]),
     "deep": (result("curvature", "[" * 10**5), ["result.json cannot be read"]),
@@ -108,8 +118,8 @@ CASES = {
     "impossible": (altered("attack", clean={"correct": 3, "total": 2}), ["expected 0 <= correct <= total"]),
     "no points": (altered("attack", clean={"correct": 0, "total": 0}), ["no points"]),
     "not a number": (altered("curvature", wci={"value": None, "standard_error": None}), ["WCI not measured"]),
-    "link to a file": (link("attack", "file"), ["a link out of the folder of the run"]),
-    "link to a folder": (link("attack", "folder"), ["a link out of the folder of the run"]),
+    "link to a file": (link("attack", "file"), ["a link to a file outside the run folder"]),
+    "link to a folder": (link("attack", "folder"), ["a link to a file outside the run folder"]),
     "pipe for metrics": (pipe("metrics.jsonl"), ["No epoch is recorded yet"]),
     "pipe for a result": (pipe("result.json"), ["not a file that Atoll writes"]),
     "not a landscape": (
@@ -146,9 +156,25 @@ CASES = {
         ),
         ["density.npz: cannot be read: larger than 64 MB"],
     ),
-    "broken picture": (
-        lambda f: result_file(f, "explain").with_name("attributions.png").write_bytes(b"no png"),
-        ["attributions.png: cannot be read"],
+    "broken attributions": (
+        lambda f: result_file(f, "explain").with_name("attributions.safetensors").write_bytes(b"no tensors"),
+        ["attributions.safetensors: cannot be read"],
+    ),
+    "attributions of another shape": (
+        images("explain", "attributions.safetensors", x=torch.zeros(4, 1, 8, 8), more=torch.zeros(4, 1, 7, 8)),
+        ["attributions.safetensors: cannot be read: expected images and attributions of the same shape"],
+    ),
+    "huge examples": (
+        images("attack", "examples.safetensors", x=torch.zeros(1, 1, 1, 2000), x_adv=torch.zeros(1, 1, 1, 2000)),
+        ["examples.safetensors: cannot be read: x: expected images of at most 1024 x 1024 pixels"],
+    ),
+    "no examples": (
+        images("attack", "examples.safetensors", x=torch.zeros(1, 1, 8, 8)),
+        ["examples.safetensors: cannot be read: File does not contain tensor x_adv"],
+    ),
+    "examples of integers": (
+        images("attack", "examples.safetensors", x=torch.zeros(1, 1, 8, 8).long(), x_adv=torch.zeros(1, 1, 8, 8)),
+        ["examples.safetensors: cannot be read: x: expected floating-point numbers, got torch.int64"],
     ),
     "warning": (altered("attack", **WARNING), ["gradient masking", "gradients mislead (linf 0.15)", "see the warning"]),
     "broken certificate": (
@@ -184,16 +210,16 @@ def test_what_is_missing_damaged_or_doubtful_is_named(robust, complete, case):
 def test_a_picture_that_is_a_link_is_not_shown(robust, tmp_path):
     """Whoever sends a run must not get a picture of the reader's into the reader's page."""
     before = page_of(robust).tags.count("img")
-    path = result_file(robust, "explain").with_name("attributions.png")
-    shutil.move(path, tmp_path / "private.png")
-    path.symlink_to(tmp_path / "private.png")
-    assert page_of(robust).tags.count("img") == before - 1
+    path = result_file(robust, "explain").with_name("attributions.safetensors")
+    shutil.move(path, tmp_path / "private.safetensors")
+    path.symlink_to(tmp_path / "private.safetensors")
+    assert page_of(robust).tags.count("img") < before
 
 
 def test_an_incomplete_run_does_not_spoil_a_comparison(robust, measured):
     just_begun(robust)
     text = page_of(robust, measured / "certified").text
-    assert "robust, Checkpoint: there is none yet" in text
+    assert "robust, Checkpoint: none is saved yet" in text
     assert "5 of" in text
 
 
@@ -258,7 +284,9 @@ KINDS = ("attack", "certify", "curvature", "explain")
 @pytest.fixture(scope="module")
 def scratch(measured, tmp_path_factory):
     folder = tmp_path_factory.mktemp("any") / "robust"
-    shutil.copytree(measured / "robust", folder, ignore=shutil.ignore_patterns("*.png"))  # which take time to decode
+    shutil.copytree(
+        measured / "robust", folder, ignore=shutil.ignore_patterns("*.png", "*.safetensors")
+    )  # which take time to encode
     files = {kind: result_file(folder, kind) for kind in KINDS}
     return folder, files, {kind: json.loads(path.read_text()) for kind, path in files.items()}
 

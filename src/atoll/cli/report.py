@@ -1,10 +1,10 @@
-"""Write one page about trained models from the results in the folders of their runs.
+"""Write a report about trained models: one HTML page from the results in their run folders.
 
 atoll report runs/digits-at
 atoll report runs/digits-standard runs/digits-at -o report.html --title "Standard and robust"
 
-The page is one file that needs no network.  Nothing is measured: the page lists what is missing, with the command that
-measures it.  Numbers of several runs share a row only if they were measured with the same settings on the same points.
+The page is one file that needs no network.  The command measures nothing: the page lists missing results with the
+commands that measure them.  Runs share a row only if they were measured with the same settings on the same points.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atoll.report import write_report
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs; several are compared")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders; several runs are compared")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: report.html in the first run's folder")
     parser.add_argument("--title", help="title of the page (default: the names of the runs)")
 
@@ -28,4 +28,4 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"report": str(path), "bytes": size, "runs": [str(folder) for folder in options.runs]})
     else:
-        print_lines(f"{path} ({size / 1e6:.1f} MB)")
+        print_lines(f"The report is in {path} ({size / 1e6:.1f} MB). Open it in a browser.")

@@ -1,4 +1,4 @@
-"""One page, in one file, about one run or several: what was measured of them, and what was not."""
+"""A self-contained HTML page about one or several runs: their results, and what is missing."""
 
 from atoll.report.page import render, write_report
 from atoll.report.run_summary import RunSummary, read_runs

@@ -23,7 +23,7 @@ Row = Sequence[str | TableCell]
 class TableBlock:
     """Rows of cells or plain texts; the first column names the row, ``runs`` says which columns belong to which run."""
 
-    columns: Sequence[str]
+    columns: Row
     rows: Sequence[Row]
     runs: Sequence[int | None] = ()
     marks: Sequence[str] = ()  # a class for each row
@@ -41,13 +41,35 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image as a data URI, and what it shows."""
+class Tile:
+    """An image as a data URI, what it shows, the text below it, and a mark: ``right`` or ``wrong``."""
 
     source: str
+    shows: str
+    text: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Rows of images, with a heading and a run for each column.
+
+    A ``wide`` gallery turns its rows into columns if there is room.
+    """
+
     title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Tile]]
+    runs: Sequence[int | None]
     note: str = ""
-    run: int | None = None
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The main finding in one sentence."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -78,13 +100,17 @@ class Callout:
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that was not measured or cannot be read: why, and the command that makes it."""
+    """Something that was not measured or cannot be read: why, and the command that makes it.
+
+    ``is_problem`` tells what should be there from what could be measured as well.
+    """
 
     about: str
     what: str
     reason: str
     command: str = ""
     run: int | None = None
+    is_problem: bool = True
 
 
 @dataclass(frozen=True)
@@ -109,7 +135,7 @@ class Columns:
     blocks: Sequence[Block]
 
 
-Block = TableBlock | Plot | Picture | Title | Paragraphs | Callout | Missing | Code | Collapsible | Columns
+Block = TableBlock | Plot | Gallery | Lead | Title | Paragraphs | Callout | Missing | Code | Collapsible | Columns
 
 
 @dataclass(frozen=True)

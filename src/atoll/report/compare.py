@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from atoll.measure import Result
-from atoll.report.blocks import Block, Picture, Row, TableBlock, TableCell
-from atoll.report.figures import embedded
+from atoll.report.blocks import Block, Row, TableBlock, TableCell
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import NOTHING, plain
 
@@ -25,25 +25,27 @@ ABSENT = TableCell("not measured", mark="absent")
 
 @dataclass(frozen=True)
 class Comparison(Generic[R]):
-    """The answers of some runs to one question, which is the title."""
+    """The answers of some runs to one question, all at the same kind of checkpoint."""
 
-    title: str
+    question: str
+    checkpoint: str
     results: Sequence[tuple[RunSummary, R]]
+
+    @property
+    def title(self) -> str:
+        return f"{self.question}, {self.checkpoint} checkpoint"
 
     @property
     def first(self) -> R:
         return self.results[0][1]
 
-    def load(self, about: str, name: str, read: Callable[[Path], T]) -> list[tuple[RunSummary, T]]:
+    def load(
+        self, about: str, name: str, read: Callable[[Path], T], *, whole: bool = True
+    ) -> list[tuple[RunSummary, T]]:
         """A file that belongs to each of the results, as far as it can be read."""
         folders = [(run, result.folder) for run, result in self.results if result.folder is not None]
-        values = [(run, run.load(about, folder / name, read)) for run, folder in folders]
+        values = [(run, run.load(about, folder / name, read, whole=whole)) for run, folder in folders]
         return [(run, value) for run, value in values if value is not None]
-
-    def pictures(self, about: str, name: str, title: str, note: str) -> list[Picture]:
-        """A picture that belongs to each of the results."""
-        sources = self.load(about, name, embedded)
-        return [Picture(source, f"{title}, {run.name}", note, run.number) for run, source in sources]
 
     def table(self, cells: Callable[[R], Mapping[str, str | TableCell]], heading: str = "") -> list[Block]:
         """A row for every number, a column for every run; nothing if there are no numbers."""
@@ -52,7 +54,7 @@ class Comparison(Generic[R]):
     def row(self, runs: Sequence[RunSummary], what: str, cell: Callable[[R], TableCell]) -> Row:
         """A row with a column for every run; a run without an answer is marked."""
         cells = {run.number: cell(result) for run, result in self.results}
-        return [TableCell(what, self.title), *(cells.get(run.number, ABSENT) for run in runs)]
+        return [TableCell(what, self.question), *(cells.get(run.number, ABSENT) for run in runs)]
 
 
 def side_by_side(columns: Sequence[tuple[RunSummary, Mapping[str, str | TableCell]]], heading: str = "") -> list[Block]:
@@ -77,29 +79,38 @@ def compare(
     named: Collection[str] = (),
     ignore: Callable[[R], Collection[str]] = lambda result: (),
     where: Callable[[R], bool] = lambda result: True,
+    checkpoint: str | None = None,
 ) -> list[Comparison[R]]:
     """Group the current results of a kind by what they answer.
 
     ``describe`` starts a title with the settings in ``named``; the title adds the others that are not the default.
-    ``ignore`` lists settings that the numbers in question do not depend on, ``where`` selects results.
+    ``ignore`` lists settings that the numbers in question do not depend on, ``where`` selects results, and
+    ``checkpoint`` selects those of one kind of checkpoint.
     """
     groups: dict[str, dict[str, dict[int, R]]] = {}  # question, checkpoint, run
     for run in runs:
         for result in filter(where, run.current(kind)):
             group = groups.setdefault(_question(run, result, ignore(result)), {})
-            for checkpoint in run.checkpoints(result):
-                group.setdefault(checkpoint, {})[run.number] = result  # the newest if it was measured twice
+            for name in run.checkpoints(result):
+                group.setdefault(name, {})[run.number] = result  # the newest if it was measured twice
     firsts = [next(iter(next(iter(group.values())).values())) for group in groups.values()]
-    titles = [(_title(describe(first), first, {*named, *ignore(first)}), _weights(first)) for first in firsts]
+    titles = [_title(describe(first), first, {*named, *ignore(first)}) for first in firsts]
     comparisons = []
     for title, first, group in zip(titles, firsts, groups.values(), strict=True):
         # What tells apart points of the same number and split.
         digest = f"digest {first.inputs[:8]}" if first.inputs else "digest not recorded"
-        points = "" if titles.count(title) == 1 else f" ({digest})"
-        for checkpoint, results in _merge(group).items():
+        question = title if titles.count(title) == 1 else f"{title} ({digest})"
+        for name, results in (_merge(group) if checkpoint is None else group).items():
             pairs = [(run, results[run.number]) for run in runs if run.number in results]
-            comparisons.append(Comparison(f"{title[0]}{points}, {checkpoint} checkpoint{title[1]}", pairs))
+            if checkpoint in (None, name):
+                comparisons.append(Comparison(question, name, pairs))
     return comparisons
+
+
+def usual_checkpoint(runs: Sequence[RunSummary]) -> str:
+    """The kind of checkpoint that most results are about; the best one if there are equally many."""
+    names = Counter(name for run in runs for result in run.current(Result) for name in run.checkpoints(result))
+    return max(["best", "last", *names], key=lambda name: names[name])
 
 
 def _question(run: RunSummary, result: Result, ignore: Collection[str]) -> str:
@@ -134,12 +145,9 @@ def _title(start: str, result: Result, named: Collection[str]) -> str:
         is_named = item.name in ("split", "points", *named) or item.metadata.get("execution")
         if not is_named and value != item.default:
             parts.append(_setting(item.name, value))
-    return ", ".join(filter(None, [*parts, f"{result.points:,} {points}"]))
-
-
-def _weights(result: Result) -> str:
     weights = result.subject.origin.weights
-    return "" if weights == "raw" else f" ({plain(weights)} weights)"
+    parts += [f"{result.points:,} {points}", "" if weights == "raw" else f"{plain(weights)} weights"]
+    return ", ".join(filter(None, parts))
 
 
 def _setting(name: str, value: Any) -> str:

@@ -1,21 +1,17 @@
-"""Plotly figures as plain data, and pictures; the page (page.js) colors text and grid, this module the runs."""
+"""Plotly figures as plain data; the page (page.js) colors text and grid, this module the runs."""
 
 from __future__ import annotations
 
-import base64
 import html
-import io
+import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from atoll.curvature.landscape import Landscape
-from atoll.data.decode import decode
 from atoll.report.text import number, plain
 from atoll.stats import Accuracy
 
@@ -28,7 +24,7 @@ PALETTE = ("#3b7ddd", "#e2703a", "#1d9a7c", "#a85fc4", "#c99a1e", "#d6457f", "#5
 MOST = 400  # points of a curve
 WIDEST = 60  # characters of a label
 PERCENT = [-2, 102]  # range of an axis
-PICTURE = (1200, 2400)  # largest width and height of a picture in pixels
+WIDE = 20  # ratio of the largest to the smallest loss above which a landscape gets a logarithmic scale
 
 
 def color(run: int) -> str:
@@ -170,17 +166,23 @@ def surface(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
     """A landscape in three dimensions."""
     # In three dimensions Plotly reads tags in a text, but no entities; and unusual letters take it seconds to draw.
     names = [axis if re.fullmatch("[A-Za-z ]{1,40}", axis) else "?" for axis in (*landscape.axes[::-1], "loss")]
+    scale = LossScale(*ranges[2])
     trace = {
         "type": "surface",
         **_grid(landscape),
-        "cmin": ranges[2][0],
-        "cmax": ranges[2][1],
+        "surfacecolor": _rows(scale.of(landscape.loss)),
+        "cmin": scale.ends[0],
+        "cmax": scale.ends[1],
         "colorscale": "Viridis",
         "showscale": False,  # that of the contours beside it
-        "contours": {"z": {"show": True, "usecolormap": True, "width": 1}},
+        "contours": {"z": {"highlight": False}},
         "hovertemplate": "loss %{z:.4~g}<extra></extra>",
     }
-    axes = [{"title": {"text": name}, "range": ends} for name, ends in zip(names, ranges, strict=True)]
+    axes: list[dict[str, Any]] = [
+        {"title": {"text": name}, "range": ends, "nticks": 4} for name, ends in zip(names, ranges, strict=True)
+    ]
+    axes[2] |= {"range": scale.ends, "type": "log" if scale.is_log else "linear"}
+    axes[2] |= {"tickmode": "array", "tickvals": [float(text) for _, text in scale.ticks()]}
     scene: dict[str, Any] = dict(zip(("xaxis", "yaxis", "zaxis"), axes, strict=True))
     scene |= {"camera": {"eye": {"x": 1.5, "y": -1.5, "z": 0.8}, "center": {"z": -0.12}}, "aspectmode": "cube"}
     return {"data": [trace], "layout": {"scene": scene, "height": 440, "margin": {"l": 0, "r": 0, "t": 0, "b": 0}}}
@@ -188,17 +190,22 @@ def surface(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
 
 def contour(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
     """The same from above; it does not need WebGL."""
-    low, high = ranges[2]
+    scale = LossScale(*ranges[2])
+    low, high = scale.ends
+    bar = {"thickness": 10, "outlinewidth": 0, "title": {"text": "loss"}, "tickmode": "array"}
+    ticks = scale.ticks()
     trace = {
         "type": "contour",
         **_grid(landscape),
+        "z": _rows(scale.of(landscape.loss)),
+        "text": [[f"{value:.4g}" for value in row] for row in landscape.loss.tolist()],
         "zmin": low,
         "zmax": high,
         "colorscale": "Viridis",
-        "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "loss"}, "tickformat": ".3~g"},
-        "hovertemplate": "%{x:.3~g}, %{y:.3~g}: loss %{z:.4~g}<extra></extra>",
+        "colorbar": {**bar, "tickvals": [place for place, _ in ticks], "ticktext": [text for _, text in ticks]},
+        "hovertemplate": "%{x:.3~g}, %{y:.3~g}: loss %{text}<extra></extra>",
     }
-    if 0 < (high - low) / 20 < float("inf"):
+    if 0 < (high - low) / 20 < math.inf:
         trace |= {"autocontour": False, "contours": {"start": low, "end": high, "size": (high - low) / 20}}
     figure = chart([trace], landscape.axes[1], landscape.axes[0], hovermode="closest", height=440)
     for axis, ends in zip(("xaxis", "yaxis"), ranges, strict=False):
@@ -206,26 +213,42 @@ def contour(landscape: Landscape, ranges: tuple[Range, Range, Range]) -> Figure:
     return figure
 
 
+class LossScale:
+    """A scale for losses from ``low`` to ``high``: logarithmic if they are positive and far apart, so that a landscape
+    that is flat beside another one keeps its shape.
+
+    >>> LossScale(1.0, 100.0).ends, LossScale(1.0, 2.0).ends, LossScale(-1.0, 100.0).ends
+    ([0.0, 2.0], [1.0, 2.0], [-1.0, 100.0])
+    >>> LossScale(0.7, 68.2).ticks()
+    [(0.0, '1'), (0.699, '5'), (1.0, '10'), (1.699, '50')]
+    """
+
+    def __init__(self, low: float, high: float) -> None:
+        self.is_log = low > 0 and WIDE * low < high < math.inf
+        self.ends = [math.log10(low), math.log10(high)] if self.is_log else [low, high]
+
+    def of(self, loss: Tensor) -> Tensor:
+        return loss.log10() if self.is_log else loss
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Places on the scale, and the losses there."""
+        low, high = self.ends
+        if not self.is_log:
+            places = torch.linspace(low, high, 5, dtype=torch.float64).tolist()
+            return [(place, f"{place:.3g}") for place in places]
+        powers = range(math.floor(low), math.ceil(high) + 1)
+        losses = [digit * 10.0**power for power in powers for digit in ((1, 5) if high - low < 4 else (1,))]
+        return [(round(math.log10(x), 3), f"{x:g}") for x in losses if low <= math.log10(x) <= high]
+
+
 def _grid(landscape: Landscape) -> dict[str, list[Any]]:
     """``loss[i, j]`` is at ``a[i]``, ``b[j]``; Plotly wants rows along y."""
-
-    def values(tensor: Tensor) -> list[float | None]:
-        return [number(value) for value in tensor.tolist()]
-
-    return {"x": values(landscape.b), "y": values(landscape.a), "z": [values(row) for row in landscape.loss]}
+    return {"x": _numbers(landscape.b), "y": _numbers(landscape.a), "z": _rows(landscape.loss)}
 
 
-def embedded(path: Path) -> str:
-    """A picture as a data URI, decoded and encoded again so that only pixels get in; a DataError if it is broken.
+def _rows(values: Tensor) -> list[list[float | None]]:
+    return [_numbers(row) for row in values]
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Image.new("L", (4, 3)).save(Path(folder, "small.png"))
-    ...     embedded(Path(folder, "small.png"))[:22]
-    'data:image/png;base64,'
-    """
-    image = Image.fromarray(decode(path, path.name).permute(1, 2, 0).contiguous().numpy())
-    image.thumbnail(PICTURE)
-    file = io.BytesIO()
-    image.save(file, "png", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+def _numbers(values: Tensor) -> list[float | None]:
+    return [number(value) for value in values.tolist()]

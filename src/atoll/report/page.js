@@ -13,12 +13,12 @@
     const style = getComputedStyle(document.body);
     const line = getComputedStyle(document.querySelector("nav")).borderBottomColor;
     const soft = getComputedStyle(document.querySelector("footer")).color;
-    const card = getComputedStyle(document.querySelector(".scroll")).backgroundColor;
+    const card = getComputedStyle(document.querySelector("table").parentElement).backgroundColor;
     const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickfont: { color: soft }, automargin: true };
-    const scene = { ...axis, showbackground: false, title: { font: { size: 11 } } };
+    const scene = { ...axis, showbackground: false, title: { font: { size: 13 } } };
     return {
       layout: {
-        font: { family: style.fontFamily, color: style.color, size: 12 },
+        font: { family: style.fontFamily, color: style.color, size: 14 },
         paper_bgcolor: "rgba(0,0,0,0)",
         plot_bgcolor: "rgba(0,0,0,0)",
         hoverlabel: { bgcolor: card, bordercolor: line, font: { color: style.color } },
@@ -28,12 +28,18 @@
       },
     };
   };
-  const look = (figure) => ({
+  // On a phone a scene is narrow, and the camera steps back to show all of it.
+  const narrow = (layout) => {
+    const eye = Object.entries(layout.scene.camera.eye).map(([axis, value]) => [axis, 1.45 * value]);
+    return { height: 340, scene: { ...layout.scene, camera: { eye: Object.fromEntries(eye), center: { z: -0.2 } } } };
+  };
+  const look = (figure, width) => ({
     height: 340,
     margin: { l: 52, r: 16, t: 32, b: 44 }, // the buttons have the top margin for themselves
     legend: { orientation: "h", x: 0, yref: "container", y: 0, yanchor: "bottom" },
-    showlegend: figure.data.length > 1 && figure.data[0].type !== "surface",
+    showlegend: ["scatter", "bar"].includes(figure.data[0].type), // also of a single run: it tells which one it is
     ...figure.layout,
+    ...(figure.layout.scene && width < 480 && narrow(figure.layout)),
     autosize: true,
     uirevision: "same", // keeps zoom and rotation when colors change
     template: template(),
@@ -41,6 +47,7 @@
   const config = {
     responsive: true,
     displaylogo: false,
+    displayModeBar: window.matchMedia("(hover: none)").matches ? false : "hover", // fingers zoom without buttons
     showSendToCloud: false, // a button that uploads the plot
     plotlyServerURL: "",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "resetCameraLastSave3d", "tableRotation"],
@@ -48,7 +55,7 @@
   const draw = async (place) => {
     const figure = figures[place.id];
     try {
-      await window.Plotly.react(place, figure.data, look(figure), config);
+      await window.Plotly.react(place, figure.data, look(figure, place.clientWidth), config);
     } catch (error) {
       place.textContent = `This plot cannot be drawn: ${error.message}`;
     }
@@ -69,7 +76,10 @@
       panels[i].classList.toggle("open", i === number);
     });
     if (focus) tabs[number].focus();
-    tabs[number].scrollIntoView({ block: "nearest", inline: "nearest" });
+    const nav = tabs[number].parentElement; // scrollIntoView would move the page as well, away from its beginning
+    const left = tabs[number].offsetLeft - nav.offsetLeft;
+    const right = left + tabs[number].offsetWidth;
+    if (left < nav.scrollLeft || right > nav.scrollLeft + nav.clientWidth) nav.scrollLeft = left - 24;
     drawAll(panels[number]);
   };
   const fromAddress = () => Math.max(0, panels.findIndex((panel) => `#${panel.id}` === location.hash));

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from atoll.errors import InputError
 from atoll.files import write_atomic
-from atoll.report.blocks import Block, plots
-from atoll.report.compare import run_table
+from atoll.measure import Result
+from atoll.report.blocks import Block, Collapsible, Paragraphs, Row, TableBlock, TableCell, plots
+from atoll.report.compare import usual_checkpoint
 from atoll.report.figures import color
+from atoll.report.glossary import MEANINGS, find_terms
+from atoll.report.opening import opening
 from atoll.report.run_summary import RunSummary, read_runs
 from atoll.report.sections import all_sections, all_summary_rows
 from atoll.report.text import plain
@@ -62,14 +66,57 @@ def render(runs: Sequence[RunSummary], title: str | None = None) -> str:
         style=_text("page.css"),
         scripts=scripts,
         digests=[digest(script) for script in scripts],
+        meanings=MEANINGS,
+        used={},
+        new=set,
     )
 
 
 def summarize(runs: Sequence[RunSummary]) -> list[Block]:
-    """The top of the page: warnings, the main numbers of all runs in one table, and what is missing."""
-    table = run_table(runs, all_summary_rows(runs))
+    """The top of the page: warnings, the main finding, the main numbers in one table, and what is missing."""
+    checkpoint = usual_checkpoint(runs)
+    main, others = _split_rows(all_summary_rows(runs, checkpoint))
+    columns: Row = ["", *(_column(run, checkpoint) for run in runs)]
+    numbers = [None, *(run.number for run in runs)]
+    gaps = [gap for run in runs for gap in run.missing]
     # Warnings first: readers should know before they read a number that cannot be trusted.
-    return [*(each for run in runs for each in run.warnings), table, *(gap for run in runs for gap in run.missing)]
+    blocks: list[Block] = [warning for run in runs for warning in run.warnings]
+    blocks += [*opening(runs, checkpoint), TableBlock(columns, main, numbers)]
+    if any(checkpoint not in run.checkpoints(result) for run in runs for result in run.current(Result)):
+        text = f"The table shows the {checkpoint} checkpoints. The tabs also show the others."
+        blocks.append(Paragraphs([text]))
+    blocks += [gap for gap in gaps if gap.is_problem]
+    if others:
+        blocks.append(
+            Collapsible("More results, measured for some of the runs", [TableBlock(columns, others, numbers)])
+        )
+    if optional := [gap for gap in gaps if not gap.is_problem]:
+        blocks.append(Collapsible(f"Not measured ({len(optional)})", optional))
+    return blocks
+
+
+def _column(run: RunSummary, checkpoint: str) -> TableCell:
+    """What a column is about: one run at one checkpoint."""
+    origins = [result.subject.origin for result in run.current(Result) if checkpoint in run.checkpoints(result)]
+    epochs = {origin.epoch for origin in origins if origin.weights == "raw"}
+    epoch = f" (epoch {plain(epochs.pop())})" if len(epochs) == 1 else ""
+    return TableCell(run.name, f"{checkpoint} checkpoint{epoch}")
+
+
+def _split_rows(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Rows that cover as many runs as any row about the same quantity, and the others."""
+
+    def covered(row: Row) -> int:
+        return sum(not (isinstance(cell, TableCell) and cell.mark == "absent") for cell in row[1:])
+
+    def quantity(row: Row) -> str:
+        return row[0] if isinstance(row[0], str) else row[0].text
+
+    most: dict[str, int] = {}
+    for row in rows:
+        most[quantity(row)] = max(covered(row), most.get(quantity(row), 0))
+    main = [row for row in rows if covered(row) == most[quantity(row)]]
+    return main, [row for row in rows if row not in main]
 
 
 def digest(script: str) -> str:
@@ -94,6 +141,26 @@ def _plotly() -> str:
     return script
 
 
+def _explain(text: object, used: dict[str, str], seen: set[str]) -> Markup:
+    """A text whose technical terms explain themselves on hover (title) and on tap, click or Enter (popover).
+
+    Args:
+        text: any text.
+        used: collects the terms of the whole page with their ids; the page has one popover for each.
+        seen: collects the meanings in a block; only the first term with a meaning is marked.
+    """
+    pieces = []
+    for piece, term in find_terms(plain(text)):
+        if not term or MEANINGS[term] in seen:
+            pieces.append(escape(piece))
+            continue
+        seen.add(MEANINGS[term])
+        used[term] = f"term-{re.sub('[^a-z0-9]+', '-', term.lower())}"
+        button = '<button type="button" class="term" popovertarget="{}" title="{}">{}</button>'
+        pieces.append(Markup(button).format(used[term], MEANINGS[term], piece))
+    return Markup("").join(pieces)
+
+
 @cache
 def _template() -> Template:
     environment = Environment(
@@ -106,6 +173,7 @@ def _template() -> Template:
     )
     # Our own files, and pictures that were encoded again: base64 needs no escaping.
     environment.filters["inline"] = Markup
+    environment.filters["explain"] = _explain
     # NaN is not JSON; figures must not contain it.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_text("page.html"))

@@ -79,20 +79,32 @@ class RunSummary:
             tree = tree.get(name) if isinstance(tree, Mapping) else None
         return tree
 
-    def add_missing(self, about: str, what: str, reason: str, command: str = "") -> None:
-        gap = Missing(about, what, reason, command, self.number)
+    @property
+    def method(self) -> str:
+        """The loss and every method that was added to it, such as ``TRADES + TrH``."""
+        methods = self.recipe_value("methods")
+        parts = [self.recipe_value("loss"), *(methods if isinstance(methods, list) else [])]
+        paths = [part.get("class_path") if isinstance(part, Mapping) else part for part in parts]
+        names = [plain(path).rpartition(":")[2].rpartition(".")[2] for path in paths if isinstance(path, str)]
+        return " + ".join(name for name in names if not name.startswith("Measure"))  # which does not change training
+
+    def add_missing(self, about: str, what: str, reason: str, command: str = "", is_problem: bool = True) -> None:
+        gap = Missing(about, what, reason, command, self.number, is_problem)
         if gap not in self.missing:  # two sections may read one file
             self.missing.append(gap)
 
     def add_warning(self, about: str, what: str, message: str) -> None:
         self.warnings.append(Callout(about, what, message, self.number))
 
-    def load(self, about: str, path: Path, read: Callable[[Path], T]) -> T | None:
-        """A file of the run; None if it is not there, and a note as well if it cannot be read."""
+    def load(self, about: str, path: Path, read: Callable[[Path], T], *, whole: bool = True) -> T | None:
+        """A file of the run; None if it is not there, and a note as well if it cannot be read.
+
+        A file that ``read`` does not read as a ``whole`` may have any size.
+        """
         try:
             if not path.is_file() or not _is_inside(path, self.folder):
                 return None
-            if _size(path) > LARGEST:
+            if whole and _size(path) > LARGEST:
                 raise DataError(f"larger than {LARGEST // 2**20} MB")
             return read(path)
         except (OSError, ValueError, RecursionError, AtollError, zipfile.BadZipFile) as error:
@@ -154,13 +166,13 @@ def _read_training(summary: RunSummary) -> None:
     records, broken = summary.load("training", summary.folder / "metrics.jsonl", _records) or ([], 0)
     summary.epochs = [record for record in records if record.get("kind") == "epoch"]
     if broken:
-        summary.add_missing("training", "metrics", f"{broken} lines of metrics.jsonl cannot be read and are left out")
+        summary.add_missing("training", "metrics", f"{broken} unreadable lines of metrics.jsonl are left out")
     if not summary.run.is_finished:
         planned = plain(summary.recipe_value("trainer", "epochs"))
         reason = f"not finished: {len(summary.epochs)} of {planned} epochs are recorded"
         summary.add_missing("training", "Training", reason, resume(summary.folder))
     if not summary.run.index:
-        reason = "there is none yet, so nothing can be measured"
+        reason = "none is saved yet, so nothing can be measured"
         summary.add_missing("training", "Checkpoint", reason, resume(summary.folder))
     if summary.run.index.get("selected_on") == "test":
         message = (
@@ -190,7 +202,9 @@ def _read_results(summary: RunSummary) -> None:
         summary.add_missing("results", "A result", error.replace(f"{summary.folder}/", ""))
     for result in results:
         if result.folder is not None and not _is_inside(result.folder / "result.json", summary.folder):
-            summary.add_missing("results", f"A result of {plain(result.kind)}", "a link out of the folder of the run")
+            summary.add_missing(
+                "results", f"A result of {plain(result.kind)}", "a link to a file outside the run folder"
+            )
             continue
         summary.results.append(result)
         if result.stale:
@@ -208,7 +222,7 @@ def _read_interrupted(summary: RunSummary) -> None:
         kind = folder.parent.name
         if not (folder / "result.json").exists():
             again = command(kind, summary.folder) if kind in VERBS else ""
-            reason = f"{folder.name} was started and is not finished"
+            reason = f"{folder.name} was started but not finished"
             summary.add_missing("results", f"A measurement ({plain(kind)})", reason, again)
     for pattern in ("results/*/*/broken.safetensors", "certificates/broken.safetensors"):
         for path in sorted(summary.folder.glob(pattern)):
@@ -221,7 +235,8 @@ def _find_gaps(summary: RunSummary) -> None:
     """What could be measured and was not."""
 
     def add(about: str, what: str, verb: str, *flags: str, note: str = "") -> None:
-        summary.add_missing(about, what, f"not measured{note}", command(verb, summary.folder, *flags))
+        reason, line = f"not measured{note}", command(verb, summary.folder, *flags)
+        summary.add_missing(about, what, reason, line, is_problem=False)
 
     attacks = summary.current(AttackResult)
     if not any(result.attacks for result in attacks):

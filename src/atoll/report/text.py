@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll.report.blocks import TableCell
@@ -14,6 +14,7 @@ from atoll.stats import Accuracy, Estimate
 LONGEST = 2000  # characters of one text
 HUGE = 10**30
 NOTHING = "–"
+SPACE = "\N{NO-BREAK SPACE}"
 DEEPEST, MOST = 8, 400  # of a tree, and of its list of leaves
 
 
@@ -63,6 +64,15 @@ def digits(value: object) -> str:
     """A number to four digits, or a dash."""
     finite = number(value)
     return NOTHING if finite is None else f"{finite:.4g}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Parts of a sentence.
+
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
 
 
 def interval(ends: tuple[float, float], scale: float = 1.0, form: str = ".4g") -> str:

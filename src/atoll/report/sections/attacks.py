@@ -1,38 +1,59 @@
-"""Accuracy under attack: intervals, how many points each attack broke, and adversarial examples."""
+"""Accuracy under attack: intervals, how many points each attack broke, and examples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from atoll.attacks.examples import EXAMPLES, Example
 from atoll.attacks.measure import AttackResult
-from atoll.report.blocks import Block, Columns, Paragraphs, Plot, Row, Section, TableCell, Title
+from atoll.errors import DataError
+from atoll.report.blocks import Block, Gallery, Paragraphs, Plot, Row, Section, TableCell, Tile, Title
 from atoll.report.compare import Comparison, compare, notes
 from atoll.report.figures import dots
+from atoll.report.images import encode_image, read_images
 from atoll.report.run_summary import RunSummary
-from atoll.report.text import accuracy, estimate, plain
+from atoll.report.text import SPACE, accuracy, estimate, plain
 from atoll.stats import Accuracy
 
 ORDER, KINDS = 20, ("attack",)
 NAMED = ("attacks", "norm", "eps")
+SUITES = {
+    "standard": "AutoAttack", "plus": "AutoAttack (plus)", "rand": "AutoAttack (rand)", "fast": "Fast attack suite"
+}  # fmt: skip
 
 
 def _describe(result: AttackResult) -> str:
     settings = result.settings
-    return f"{plain(settings.attacks)} at {plain(settings.threat)}" if result.attacks else "no attack"
+    name = plain(settings.attacks)
+    return f"{SUITES.get(name, name)} at {plain(settings.threat)}" if result.attacks else "No attack"
 
 
-def _comparisons(runs: Sequence[RunSummary]) -> list[Comparison[AttackResult]]:
-    """AutoAttack first, because it is what people report."""
-    comparisons = compare(runs, AttackResult, _describe, named=NAMED, ignore=lambda result: ("adbd",))
-    return sorted(comparisons, key=lambda each: not each.first.settings.cascade)
+def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
+    """AutoAttack first, because it is what people report; averages of weights last."""
+    pairs = compare(runs, AttackResult, _describe, named=NAMED, ignore=lambda result: ("adbd",), checkpoint=checkpoint)
+
+    def rank(comparison: Comparison[AttackResult]) -> tuple[bool, bool, bool]:
+        settings, weights = comparison.first.settings, comparison.first.subject.origin.weights
+        return weights != "raw", not settings.cascade, settings.attacks == "fast"
+
+    return sorted(pairs, key=rank)
 
 
-def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
-    # Clean accuracy depends on the points and the weights, not on the attacks.
+def clean_comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
+    """Clean accuracy depends on the points and the weights, not on the attacks."""
     attack = ("attacks", "individual", "surrogate", "adbd", "norm", "eps", "seed")
-    clean = compare(runs, AttackResult, lambda result: "", ignore=lambda result: attack)
+    return compare(runs, AttackResult, lambda result: "", ignore=lambda result: attack, checkpoint=checkpoint)
+
+
+def summary_rows(runs: Sequence[RunSummary], checkpoint: str) -> list[Row]:
+    clean = clean_comparisons(runs, checkpoint)
     rows = [each.row(runs, "Clean accuracy", lambda result: accuracy(result.clean)) for each in clean]
-    return rows + [each.row(runs, "Robust accuracy", _robust) for each in _comparisons(runs) if each.first.attacks]
+    attacked = [each for each in comparisons(runs, checkpoint) if each.first.attacks]
+    return rows + [each.row(runs, "Robust accuracy", _robust) for each in attacked]
 
 
 def _robust(result: AttackResult) -> TableCell:
@@ -43,12 +64,10 @@ def _robust(result: AttackResult) -> TableCell:
 def section(runs: Sequence[RunSummary]) -> Section:
     text = "Intervals are 95 % (Wilson). In AutoAttack, each attack runs only on the points that are still robust."
     blocks: list[Block] = [Paragraphs([text])]
-    for place, comparison in enumerate(_comparisons(runs)):
+    for place, comparison in enumerate(comparisons(runs)):
         series = {(run.name, run.number): _accuracies(result) for run, result in comparison.results}
         plot = Plot(f"attacks-{place}", "Accuracy under attack", dots(series))
-        blocks += [Title(comparison.title), plot, *comparison.table(_cells)]
-        note = "Left: input. Middle: perturbation, amplified (gray is zero). Right: adversarial input."
-        blocks.append(Columns(comparison.pictures("attacks", "adversarial.png", "Adversarial examples", note)))
+        blocks += [Title(comparison.title), plot, *comparison.table(_cells), *examples(comparison, perturbations=True)]
     return Section("attacks", "Attacks", [*notes(runs, "attacks"), *blocks])
 
 
@@ -58,7 +77,7 @@ def _accuracies(result: AttackResult) -> dict[str, Accuracy]:
 
 
 def _cells(result: AttackResult) -> dict[str, str | TableCell]:
-    cells: dict[str, str | TableCell] = {"clean": accuracy(result.clean)}
+    cells: dict[str, str | TableCell] = {"clean accuracy": accuracy(result.clean)}
     for attack in result.attacks:
         broken = f"broke {attack.broken:,} of {attack.attacked:,} points"
         cost = f"{attack.forward + attack.backward:,} passes, {attack.seconds:.1f} s"
@@ -66,5 +85,63 @@ def _cells(result: AttackResult) -> dict[str, str | TableCell]:
     if result.attacks:
         cells["worst case"] = _robust(result)
     if result.adbd is not None:
-        cells["mean distance to the decision boundary (RayS)"] = estimate(result.adbd)
+        cells["ADBD: mean distance to the decision boundary"] = estimate(result.adbd)
     return cells
+
+
+def examples(comparison: Comparison[AttackResult], *, perturbations: bool = False) -> list[Block]:
+    """The same images before and after the attack on each run, with the predictions; nothing if none are stored."""
+    answers = {run.number: result.examples for run, result in comparison.results}
+    images = [
+        (run, tensors)
+        for run, tensors in comparison.load("attacks", "examples.safetensors", _read)
+        if answers[run.number] and len(answers[run.number]) == len(tensors["x"])
+    ]
+    if not images:
+        return []
+    first, originals = answers[images[0][0].number], images[0][1]["x"]
+    images = [(run, tensors) for run, tensors in images if torch.equal(tensors["x"], originals)]
+    rows = []
+    for place, example in enumerate(first):
+        label = plain(example.label)
+        row = [Tile(encode_image(originals[place]), f"{label}, original", label)]
+        for run, tensors in images:
+            answer, x_adv = answers[run.number][place], tensors["x_adv"][place]
+            shown = _amplified(x_adv - originals[place]) if perturbations else x_adv
+            text, mark = _answer(answer)
+            what = "perturbation" if perturbations else "attacked"
+            row.append(Tile(encode_image(shown), f"{label}, {what}, {plain(run.name)}: {text}", text, mark))
+        rows.append(row)
+    columns = ["original", *(run.name for run, _ in images)]
+    numbers = [None, *(run.number for run, _ in images)]
+    if perturbations:
+        note = "Amplified; gray is no change. Images that are already classified wrong are not attacked."
+        return [Gallery("Perturbations", columns, rows, numbers, note, wide=True)]
+    note = (
+        f"{comparison.question}. Below each image: the prediction before → after the attack, or one word if it did not"
+        " change. These are the first images of each class, not selected by their result."
+    )
+    return [Gallery("Before and after the attack", columns, rows, numbers, note, wide=True)]
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    images = read_images(path, ("x", "x_adv"), EXAMPLES)
+    if images["x"].shape != images["x_adv"].shape:
+        raise DataError("expected images of the same shape before and after the attack")
+    return images
+
+
+def _amplified(change: Tensor) -> Tensor:
+    return 0.5 + change / (2 * change.abs().max().clamp_min(1e-12))
+
+
+def _answer(example: Example) -> tuple[str, str]:
+    """The predictions as text, and whether the one under attack is right.
+
+    >>> _answer(Example(0, "coat", "coat", "shirt")), _answer(Example(0, "coat", "coat", "coat"))
+    (('coat → shirt\\xa0✗', 'wrong'), ('coat\\xa0✓', 'right'))
+    """
+    before, after = plain(example.before), plain(example.after)
+    is_right = example.after == example.label
+    text = after if before == after else f"{before} → {after}"
+    return f"{text}{SPACE}{'✓' if is_right else '✗'}", "right" if is_right else "wrong"

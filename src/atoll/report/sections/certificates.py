@@ -21,22 +21,24 @@ ATTACKS = ("eps", "attacks", "attack", "check", "reject")
 def _describe(result: CertifyResult) -> str:
     settings = result.settings
     if result.is_probabilistic:
-        return f"randomized smoothing, sigma {digits(settings.smooth)}, {settings.samples:,} samples"
-    return f"proven in {plain(settings.precision)}"
+        return f"Randomized smoothing, sigma {digits(settings.smooth)}, {settings.samples:,} samples"
+    return f"Proven in {plain(settings.precision)}"
 
 
 _compare = partial(compare, kind=CertifyResult, describe=_describe, named=NAMED)
 
 
-def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
+def summary_rows(runs: Sequence[RunSummary], checkpoint: str) -> list[Row]:
     results = [result for run in runs for result in run.current(CertifyResult)]
     radii = sorted({row.eps for result in results for row in result.verified if row.eps == row.eps})
-    return [row for eps in radii for row in _verified_rows(runs, eps)]
+    return [row for eps in radii for row in _verified_rows(runs, eps, checkpoint)]
 
 
-def _verified_rows(runs: Sequence[RunSummary], eps: float) -> list[Row]:
-    comparisons = _compare(runs, ignore=lambda result: ATTACKS, where=lambda result: eps in _verified(result))
-    name = f"Verified accuracy (VRA), l2 {digits(eps)}"
+def _verified_rows(runs: Sequence[RunSummary], eps: float, checkpoint: str) -> list[Row]:
+    comparisons = _compare(
+        runs, ignore=lambda result: ATTACKS, where=lambda result: eps in _verified(result), checkpoint=checkpoint
+    )
+    name = f"Verified accuracy (VRA) at l2 {digits(eps)}"
     return [comparison.row(runs, name, lambda result: _verified(result)[eps]) for comparison in comparisons]
 
 
@@ -74,12 +76,12 @@ def _details(comparison: Comparison[CertifyResult]) -> list[Block]:
 
 
 def _cells(result: CertifyResult) -> dict[str, str | TableCell]:
-    cells: dict[str, str | TableCell] = {"clean": accuracy(result.clean)}
-    cells |= {f"verified at {digits(eps)}": cell for eps, cell in _verified(result).items()}
+    cells: dict[str, str | TableCell] = {"clean accuracy": accuracy(result.clean)}
+    cells |= {f"verified accuracy at l2 {digits(eps)}": cell for eps, cell in _verified(result).items()}
     for row in result.empirical:
-        cells[f"under attack at {digits(row.eps)} ({plain(row.attacks)})"] = accuracy(row.accuracy)
+        cells[f"robust accuracy at l2 {digits(row.eps)} ({plain(row.attacks)})"] = accuracy(row.accuracy)
     for rejection in result.rejected:
-        cells[f"rejected at {digits(rejection.eps)}: {plain(rejection.data)}"] = accuracy(rejection.share)
+        cells[f"rejected at l2 {digits(rejection.eps)}: {plain(rejection.data)}"] = accuracy(rejection.share)
     cells["median certified radius"] = digits(result.median_radius)
     if result.lipschitz is not None:
         cells["Lipschitz bound"] = digits(result.lipschitz)

@@ -16,7 +16,7 @@ from atoll.curvature.spectrum import Density
 from atoll.errors import DataError
 from atoll.report.blocks import Block, Collapsible, Columns, Plot, Row, Section, TableCell, Title
 from atoll.report.compare import Comparison, compare, notes
-from atoll.report.figures import Trace, bars, chart, common_ranges, contour, curve, surface
+from atoll.report.figures import LossScale, Trace, bars, chart, common_ranges, contour, curve, surface
 from atoll.report.run_summary import RunSummary
 from atoll.report.sections.training import POINTS, curves, series
 from atoll.report.text import digits, estimate, plain
@@ -27,8 +27,8 @@ DEPENDS_ON = (*POINTS, ("loss",), ("threat",), ("attack",), ("methods",))  # of 
 MOST = 50_000  # numbers of one array to draw
 OVER = {"weights": "over the weights, along two random directions", "input": "over the inputs (cross-entropy)"}
 BOUNDS = {
-    "risk": "loss", "kl": "KL", "linear": "linear", "catoni": "Catoni", "kl_inverse": "kl-inverse",
-    "square_root": "square root",
+    "risk": "loss", "kl": "KL", "linear": "linear bound", "catoni": "Catoni bound", "kl_inverse": "kl-inverse bound",
+    "square_root": "square-root bound",
 }  # fmt: skip
 
 
@@ -45,10 +45,12 @@ def _index_ignores(result: CurvatureResult) -> Collection[str]:
 _compare = partial(compare, kind=CurvatureResult, describe=_describe, named=NAMED)
 
 
-def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
-    indices = _compare(runs, ignore=_index_ignores)
+def summary_rows(runs: Sequence[RunSummary], checkpoint: str) -> list[Row]:
+    indices = _compare(runs, ignore=_index_ignores, checkpoint=checkpoint)
     others = ("top", "density", "landscape", "gap")
-    gaps = _compare(runs, ignore=lambda result: others, where=lambda result: result.gap is not None)
+    gaps = _compare(
+        runs, ignore=lambda result: others, where=lambda result: result.gap is not None, checkpoint=checkpoint
+    )
     rows = [each.row(runs, "Weight-Curvature Index (WCI)", lambda result: estimate(result.wci)) for each in indices]
     return rows + [each.row(runs, "Robust gap (test − train error)", _gap) for each in gaps]
 
@@ -66,7 +68,7 @@ def section(runs: Sequence[RunSummary]) -> Section:
     for comparison in _compare(runs):
         blocks += [Title("Weight-Curvature Index", comparison.title), *comparison.table(_cells)]
         blocks.append(Collapsible("Layers", comparison.table(_layers, "weight matrix")))
-        blocks.append(Collapsible("PAC-Bayes bounds", comparison.table(_bounds, "posterior")))
+        blocks.append(Collapsible("PAC-Bayes bounds", comparison.table(_bounds)))
     return Section("curvature", "Curvature", [*notes(runs, "curvature"), *blocks])
 
 
@@ -75,7 +77,8 @@ def _by_layer(comparison: Comparison[CurvatureResult], place: int) -> Plot:
         (run.name, run.number): [(plain(layer.name), layer.term) for layer in result.layers]
         for run, result in comparison.results
     }
-    note = f"{comparison.title}. Norm times root of the trace of each weight matrix. The sum is the WCI."
+    bar = "Each bar is the norm of a weight matrix times the root of its Hessian trace. The WCI is the sum."
+    note = f"{comparison.title}. {bar}"
     return Plot(f"curvature-layers-{place}", "Curvature by layer", bars(terms, "term of the WCI"), note)
 
 
@@ -93,7 +96,7 @@ def _densities(runs: Sequence[RunSummary]) -> list[Block]:
             grid, height = density.smooth()
             points = [(x, y + 1e-8) for x, y in zip(grid.tolist(), height.tolist(), strict=True)]
             traces.append(curve(run.name, points, run.number))
-        figure = chart(traces, "eigenvalue", "density", {"type": "log", "exponentformat": "power"})
+        figure = chart(traces, "eigenvalue", "density", {"type": "log", "exponentformat": "e"})
         plot = Plot(f"curvature-density-{place}", "Eigenvalues of the Hessian", figure, comparison.title)
         plots += [plot] if traces else []
     return plots
@@ -103,14 +106,16 @@ def _landscapes(runs: Sequence[RunSummary]) -> list[Block]:
     """Landscapes of one loss at the same points side by side, with common axes and colors."""
     blocks: list[Block] = []
     others = ("top", "density", "gap")
-    comparisons = _compare(runs, ignore=lambda r: others, where=lambda r: r.settings.landscape is not None)
+    named = (*NAMED, "landscape")
+    comparisons = _compare(runs, named=named, ignore=lambda r: others, where=lambda r: r.settings.landscape is not None)
     for place, comparison in enumerate(comparisons):
         over = comparison.first.settings.landscape or "weights"
         landscapes = comparison.load("curvature", f"landscape-{over}.npz", _landscape)
         if not landscapes:
             continue
         ranges = common_ranges([landscape for _, landscape in landscapes])
-        blocks.append(Title(f"Loss {OVER[over]}", comparison.title))
+        scale = "logarithmic scale of the loss, " if LossScale(*ranges[2]).is_log else ""
+        blocks.append(Title(f"Loss {OVER[over]}", f"{comparison.title}; {scale}same axes for all runs"))
         for run, landscape in landscapes:
             i, figures = run.number, (surface(landscape, ranges), contour(landscape, ranges))
             left = Plot(f"landscape-{place}-{i}", run.name, figures[0], "Drag to rotate.", i)
@@ -145,7 +150,7 @@ def _cells(result: CurvatureResult) -> dict[str, str | TableCell]:
         "upper bound of the WCI": digits(result.bound),
         "norm of the weights": digits(result.weight_norm),
         "root of the sum of traces": digits(result.root_trace),
-        "trace of the Hessian": estimate(result.trace, f"{plain(result.estimator)}, {result.probes:,} probes"),
+        "Hessian trace": estimate(result.trace, f"{plain(result.estimator)}, {result.probes:,} probes"),
         "reason for the estimator": plain(result.reason),
         "mean loss": digits(result.mean_loss),
     }
@@ -178,8 +183,9 @@ def _bounds(result: CurvatureResult) -> dict[str, str | TableCell]:
     """PAC-Bayes bounds, each with a note on whether it is vacuous."""
     cells: dict[str, str | TableCell] = {}
     for bounds in result.pac_bayes:
-        cells[plain(bounds.posterior)] = plain(bounds.message)
-        cells |= {f"{plain(bounds.posterior)}: {name}": digits(getattr(bounds, key)) for key, name in BOUNDS.items()}
+        posterior = f"{plain(bounds.posterior)} posterior"
+        cells[posterior] = plain(bounds.message)
+        cells |= {f"{posterior}: {name}": digits(getattr(bounds, key)) for key, name in BOUNDS.items()}
     for proof in result.proofs:
-        cells[f"{plain(proof.posterior)}: proof"] = plain(proof.message)
+        cells[f"{plain(proof.posterior)} posterior: proof"] = plain(proof.message)
     return cells

@@ -29,5 +29,5 @@ def section(runs: Sequence[RunSummary]) -> Section:
     if len(runs) == 1:
         return Section("recipe", "Recipe", [table])
     count = marks.count("different")
-    text = f"{count} of {len(rows)} values differ; they are marked." if count else "The recipes are the same."
+    text = f"{count} of {len(rows)} values differ and are marked." if count else "The recipes are identical."
     return Section("recipe", "Recipe", [Paragraphs([text]), table])

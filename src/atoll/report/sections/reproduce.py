@@ -14,7 +14,7 @@ ORDER, KINDS = 90, ()
 
 
 def section(runs: Sequence[RunSummary]) -> Section:
-    text = "The same versions and the same seed give the same numbers, for any batch size and number of processes."
+    text = "The same versions and seed give the same numbers, whatever the batch size and the number of processes."
     blocks: list[Block] = [Paragraphs([text])]
     for run in runs:
         current = [result for result in run.results if not result.stale]

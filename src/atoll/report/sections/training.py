@@ -12,7 +12,7 @@ from atoll.report.blocks import Block, Columns, Paragraphs, Plot, Row, Section, 
 from atoll.report.compare import notes
 from atoll.report.figures import PERCENT, Trace, chart, curve
 from atoll.report.run_summary import RunSummary
-from atoll.report.text import number, plain
+from atoll.report.text import listed, number, plain
 
 ORDER, KINDS = 10, ()
 # Averages of weights (SWA) have their name in the middle: validation_swa_robust.
@@ -30,17 +30,17 @@ VALIDATION = (*POINTS, ("threat",), ("trainer", "validation_steps"))
 TRAINING = (("data",), ("threat",), ("attack",))
 
 
-def summary_rows(runs: Sequence[RunSummary]) -> list[Row]:
+def summary_rows(runs: Sequence[RunSummary], checkpoint: str) -> list[Row]:
     return [["Training", *map(_overview, runs)]]
 
 
 def _overview(run: RunSummary) -> TableCell:
-    parts = [run.recipe_value(part, "class_path") for part in ("loss", "model", "data")]
-    names = ", ".join(plain(part).rpartition(".")[2] for part in parts if part)
+    parts = [run.recipe_value(part, "class_path") for part in ("model", "data")]
+    setup = " on ".join(plain(part).rpartition(".")[2] for part in parts if part)
     threat = f"{plain(run.recipe_value('threat', 'norm'))} {plain(run.recipe_value('threat', 'eps'))}"
     epochs = f"{len(run.epochs)} of {plain(run.recipe_value('trainer', 'epochs'))} epochs"
     note, mark = ("", "") if run.run.is_finished else (", not finished", "warning")
-    return TableCell(names, f"threat {threat}; {epochs}{note}", mark)
+    return TableCell(run.method, f"{setup}; threat model {threat}; {epochs}{note}", mark)
 
 
 def section(runs: Sequence[RunSummary]) -> Section:
@@ -51,12 +51,14 @@ def section(runs: Sequence[RunSummary]) -> Section:
             place = f"training-{name.replace('_', '-')}" + ("" if len(runs) == 1 else f"-{splits[0]}")
             title += "" if len(runs) == 1 else f", {splits[0]}"
             traces = partial(_accuracy, name=name, splits=splits)
-            depends_on = TRAINING if "train" in splits else POINTS if name == "clean" else VALIDATION
+            depends_on = TRAINING if "train" in splits else VALIDATION
+            if name == "clean":  # which does not depend on attacks
+                depends_on = (("data",),) if "train" in splits else POINTS
             plots += curves(runs, place, title, traces, depends_on, "%", yaxis={"range": PERCENT})
-    gap = "Accuracy on training points is the mean over an epoch of changing weights, unless the gap was measured."
+    gap = "Training accuracy is averaged over each epoch, while the weights change, unless the gap was measured."
     plots += curves(runs, "training-gap", "Robust gap", _gap, (*TRAINING, *VALIDATION), "percentage points", gap)
     plots += curves(runs, "training-loss", "Training loss", _loss, (("loss",), *TRAINING), "loss")
-    lines = ["Solid: validation. Dotted: training, with augmentation and attack of the training. Dashed: test."]
+    lines = ["Solid lines: validation. Dotted lines: training, with its augmentation and attack. Dashed lines: test."]
     blocks = [Paragraphs(lines), Columns(plots)] if plots else [Paragraphs(["No epoch is recorded yet."])]
     return Section("training", "Training", [*notes(runs, "training"), *blocks])
 
@@ -77,12 +79,16 @@ def curves(
         if lines := traces(run):
             values = [run.recipe_value(*path) for path in depends_on]
             groups.setdefault(json.dumps(values, sort_keys=True, default=str), []).append((run, lines))
+    epochs = [
+        x for group in groups.values() for _, lines in group for line in lines for x in line["x"] if x is not None
+    ]
     plots: list[Block] = []
     for i, group in enumerate(groups.values()):
         name, figure = title, chart([line for _, lines in group for line in lines], "epoch", y, **layout)
         if len(groups) > 1:
             name = f"{title}: {', '.join(run.name for run, _ in group)}"
             note = f"Shown apart because the recipes differ in {_differences(list(groups), depends_on)}."
+            figure["layout"]["xaxis"]["range"] = [0, 1.03 * max(epochs, default=1)]  # at least time is the same
         plots.append(Plot(f"{place}-{i}" if i else place, name, figure, note))
     return plots
 
@@ -91,7 +97,7 @@ def _differences(groups: Sequence[str], depends_on: Sequence[tuple[str, ...]]) -
     """The parts of the recipe that differ."""
     columns = zip(*map(json.loads, groups), strict=True)
     names = [path[0] for path, values in zip(depends_on, columns, strict=True) if any(v != values[0] for v in values)]
-    return " and ".join(dict.fromkeys(names))
+    return listed(list(dict.fromkeys(names)))
 
 
 def series(run: RunSummary, key: str, factor: float = 1.0) -> list[tuple[float, float]]:
