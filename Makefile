@@ -35,15 +35,17 @@ browser:  ## install Chromium, if it is not there
 		$$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq chromium >/dev/null; \
 	} || { echo "Some tests need Chromium, and apt-get could not install it: please do." >&2; exit 1; }
 
-DEMO := runs/demo/standard runs/demo/robust
-demo: setup  ## train a standard and a robust classifier on digits, attack both, and show a report: under 4 minutes
+DEMO := runs/demo/standard runs/demo/robust runs/demo/certified
+demo: setup  ## train a standard, a robust and a certified classifier of clothes and compare them in a report: 4 minutes
 	rm -rf runs/demo
-	$(BIN)/atoll train digits-standard --out runs/demo/standard
-	$(BIN)/atoll train digits-flat/trades-trh --out runs/demo/robust
-	$(BIN)/atoll attack $(DEMO) --attacks fast
-	$(BIN)/atoll curvature $(DEMO) --loss AT --landscape weights
-	$(BIN)/atoll explain $(DEMO) --points 40
-	$(BIN)/atoll report $(DEMO) -o runs/demo/report.html --title "Standard and robust training on digits"
+	$(BIN)/atoll train fashion-standard --out runs/demo/standard
+	$(BIN)/atoll train fashion-robust --out runs/demo/robust
+	$(BIN)/atoll train fashion-certified --out runs/demo/certified
+	$(BIN)/atoll attack $(DEMO) --attacks fast --norm l2 --eps 1.0
+	$(BIN)/atoll certify runs/demo/certified --eps 0.5,1.0 --check 100
+	$(BIN)/atoll curvature $(DEMO) --loss AT --norm l2 --eps 1.0 --points 256 --landscape weights
+	$(BIN)/atoll explain $(DEMO) --methods SM,IG,BIG --points 20
+	$(BIN)/atoll report $(DEMO) -o runs/demo/report.html --title "Three ways to train a classifier of clothes"
 
 # One of the tests builds it as well, and looks at it in a browser. (With --quiet, --strict would see no warnings.)
 docs: setup  ## the documentation into site/; a broken link or a module without a docstring is an error
