@@ -194,6 +194,12 @@ def test_a_phone_shows_everything_in_legible_letters(browser, pair):
     name, *cells = (box.bounding_box() for box in table.locator("tbody tr").nth(1).locator("th, td").all())
     assert len(cells) == 2
     assert all(cell["x"] + cell["width"] <= 390 and cell["y"] >= name["y"] + name["height"] - 1 for cell in cells)
+    # The last tab is in view when it is opened.
+    page.keyboard.press("Home")
+    visit.open("reproduce")
+    box = page.locator("#tab-reproduce").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
     # No buttons cover a plot.
     assert page.locator(".modebar").count() == 0
     visit.close()
@@ -244,6 +250,7 @@ def test_terms_are_explained_on_hover_on_tap_and_by_keyboard(browser, pair, java
 
 def test_the_page_opens_with_the_finding_and_its_picture(browser, pair):
     visit = Visit(browser, pair)
+    assert visit.page.evaluate("scrollY") == 0
     boxes = [visit.page.locator(f"#summary {part}").first.bounding_box() for part in (".lead", ".gallery", "table")]
     assert boxes[0]["y"] < boxes[1]["y"] < boxes[2]["y"] < 1200
     sizes = visit.page.eval_on_selector_all("#summary .tile img", "all => all.map(i => i.naturalWidth * i.clientWidth)")

@@ -106,8 +106,8 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "IG": "integrated gradients: gradients averaged along the path from a baseline, times the difference from it",
         "SG": "SmoothGrad: gradients averaged over noisy copies of the input",
         "BSM": "boundary saliency map: the gradient at the closest point of the decision boundary",
-        "BIG": "boundary integrated gradients: integrated gradients with this boundary point as the baseline",
-        "BNM": "boundary normal map: the gradient of the margin at this point, which is the normal of the boundary",
+        "BIG": "boundary integrated gradients: IG with the closest point of the decision boundary as the baseline",
+        "BNM": "boundary normal map: the gradient of the margin at the closest point of the decision boundary",
         "infidelity": "how badly an attribution predicts the effect of random perturbations on the logit; lower is"
         " better",
         "completeness gap": "difference between the sum of an attribution and the change of the logit that it"

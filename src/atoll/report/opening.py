@@ -15,12 +15,11 @@ from atoll.report.blocks import Block, Lead
 from atoll.report.compare import Comparison
 from atoll.report.run_summary import RunSummary
 from atoll.report.sections.attacks import clean_comparisons, comparisons, examples
-from atoll.report.text import listed, plain
+from atoll.report.text import SPACE, listed, plain
 from atoll.stats import Accuracy, SampledAccuracy
 from atoll.threat import ThreatModel
 
 MOST = 4  # runs that a sentence can list
-SPACE = "\N{NO-BREAK SPACE}"
 
 
 def opening(runs: Sequence[RunSummary], checkpoint: str) -> list[Block]:

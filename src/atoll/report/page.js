@@ -76,7 +76,10 @@
       panels[i].classList.toggle("open", i === number);
     });
     if (focus) tabs[number].focus();
-    tabs[number].scrollIntoView({ block: "nearest", inline: "nearest" });
+    const nav = tabs[number].parentElement; // scrollIntoView would move the page as well, away from its beginning
+    const left = tabs[number].offsetLeft - nav.offsetLeft;
+    const right = left + tabs[number].offsetWidth;
+    if (left < nav.scrollLeft || right > nav.scrollLeft + nav.clientWidth) nav.scrollLeft = left - 24;
     drawAll(panels[number]);
   };
   const fromAddress = () => Math.max(0, panels.findIndex((panel) => `#${panel.id}` === location.hash));

@@ -14,6 +14,7 @@ from atoll.stats import Accuracy, Estimate, SampledAccuracy
 LONGEST = 2000  # characters of one text
 HUGE = 10**30
 NOTHING = "–"
+SPACE = "\N{NO-BREAK SPACE}"
 DEEPEST, MOST = 8, 400  # of a tree, and of its list of leaves
 
 

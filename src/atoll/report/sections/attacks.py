@@ -16,7 +16,7 @@ from atoll.report.compare import Comparison, compare, notes
 from atoll.report.figures import dots
 from atoll.report.images import encode_image, read_images
 from atoll.report.run_summary import RunSummary
-from atoll.report.text import accuracy, estimate, plain
+from atoll.report.text import SPACE, accuracy, estimate, plain
 from atoll.stats import Accuracy
 
 ORDER, KINDS = 20, ("attack",)
@@ -152,9 +152,9 @@ def _answer(example: Example) -> tuple[str, str]:
     """The predictions as text, and whether the one under attack is right.
 
     >>> _answer(Example(0, "coat", "coat", "shirt")), _answer(Example(0, "coat", "coat", "coat"))
-    (('coat → shirt ✗', 'wrong'), ('coat ✓', 'right'))
+    (('coat → shirt\\xa0✗', 'wrong'), ('coat\\xa0✓', 'right'))
     """
     before, after = plain(example.before), plain(example.after)
     is_right = example.after == example.label
     text = after if before == after else f"{before} → {after}"
-    return f"{text} {'✓' if is_right else '✗'}", "right" if is_right else "wrong"
+    return f"{text}{SPACE}{'✓' if is_right else '✗'}", "right" if is_right else "wrong"

@@ -16,7 +16,7 @@ from atoll.curvature.spectrum import Density
 from atoll.errors import DataError
 from atoll.report.blocks import Block, Collapsible, Columns, Plot, Row, Section, TableCell, Title
 from atoll.report.compare import Comparison, compare, notes
-from atoll.report.figures import Trace, bars, chart, common_ranges, contour, curve, surface
+from atoll.report.figures import LossScale, Trace, bars, chart, common_ranges, contour, curve, surface
 from atoll.report.run_summary import RunSummary
 from atoll.report.sections.training import POINTS, curves, series
 from atoll.report.text import digits, estimate, plain
@@ -114,7 +114,8 @@ def _landscapes(runs: Sequence[RunSummary]) -> list[Block]:
         if not landscapes:
             continue
         ranges = common_ranges([landscape for _, landscape in landscapes])
-        blocks.append(Title(f"Loss {OVER[over]}", comparison.title))
+        scale = "logarithmic scale of the loss, " if LossScale(*ranges[2]).is_log else ""
+        blocks.append(Title(f"Loss {OVER[over]}", f"{comparison.title}; {scale}same axes for all runs"))
         for run, landscape in landscapes:
             i, figures = run.number, (surface(landscape, ranges), contour(landscape, ranges))
             left = Plot(f"landscape-{place}-{i}", run.name, figures[0], "Drag to rotate.", i)
