@@ -41,7 +41,7 @@ demo: setup  ## train a standard, a robust and a certified classifier on Fashion
 	$(BIN)/atoll train fashion-standard --out runs/demo/standard
 	$(BIN)/atoll train fashion-robust --out runs/demo/robust
 	$(BIN)/atoll train fashion-certified --out runs/demo/certified
-	$(BIN)/atoll attack $(DEMO) --attacks fast --norm l2 --eps 1.0
+	$(BIN)/atoll attack $(DEMO) --attacks fast --budget 0.05 --norm l2 --eps 1.0
 	$(BIN)/atoll certify runs/demo/certified --eps 0.5,1.0 --check 100
 	$(BIN)/atoll curvature $(DEMO) --loss AT --norm l2 --eps 1.0 --points 256 --landscape weights
 	$(BIN)/atoll explain $(DEMO) --methods SM,IG,BIG --points 20

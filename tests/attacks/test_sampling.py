@@ -76,7 +76,7 @@ def test_the_upper_bound_is_what_was_broken(strong):
     assert result.attacks[0].attacked == 540
 
 
-@pytest.mark.parametrize(("options", "size"), [({"budget": 1.0}, 367), ({"budget": 0.5}, 178), ({"budget": 0.01}, 100)])
+@pytest.mark.parametrize(("options", "size"), [({"budget": 1.0}, 367), ({"budget": 0.5}, 178), ({"budget": 0.01}, 10)])
 def test_the_budget_decides_the_size(options, size):
     sample = estimate(**options)[0].estimate
     assert sample.remaining == 378

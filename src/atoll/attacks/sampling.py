@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from atoll.rng import PointRNG
 from atoll.stats import SampledAccuracy, hypergeometric_interval
 
 CASCADE_COST = 0.03  # of the passes that the verifying suite needs on all points, at most
-SMALLEST = 100  # points to sample in any case: they cost little, and fewer say little
+SMALLEST = 100  # points to sample in any case unless the budget is small: fewer say little
 PILOT = 50
 EXPLAINED = 0.01  # share of the remaining points that a healthy cascade may miss ...
 SIGNIFICANT = 0.01  # ... and the p-value below which it misses more
@@ -30,7 +31,7 @@ class Sampling:
     Args:
         verify: the attacks to check with, such as the suite ``standard``.
         budget: passes of cascade and sample, as a share of those that ``verify`` needs on all points.  At least 100
-            points are sampled.
+            points are sampled, or ``1000 * budget`` if that is less.
         width: full width of the 95 % interval to aim for, in percentage points.  A pilot sample estimates how many
             points the cascade misses.
         escalate: check all remaining points if the sample shows that the cascade misses many.
@@ -57,7 +58,8 @@ class Sampling:
         """
         unknown = remaining - pilot
         if self.width is None:
-            return min(unknown, max(SMALLEST, round((self.budget - CASCADE_COST) * remaining)))
+            smallest = min(SMALLEST, math.ceil(1000 * self.budget))
+            return min(unknown, max(smallest, round((self.budget - CASCADE_COST) * remaining)))
         expected = (rejected + 0.5) / (pilot + 1)
 
         def narrow(size: int) -> bool:
