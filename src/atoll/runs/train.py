@@ -114,6 +114,9 @@ def train(
             )
         if known is not None and recipe is None and not overrides:  # paths in the recipe are relative to that folder
             record = dataclasses.replace(record, folder=known.folder)
+        size, count = built.trainer.batch_size, built.data.num_own
+        if size > count:
+            raise RecipeError(f"batch_size: expected at most the number of training points, {count}, got {size}")
         writers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tensorboard")]
         bars = [TrainingProgress()] if progress else []
         trainer = build_trainer(built, folder, [*writers, *bars, *observers])

@@ -497,11 +497,6 @@ class Trainer:
         settings = self.settings
         if settings.precision != "float32" and self.device.type == "cpu":
             raise InputError(f"precision: {settings.precision} requires a GPU; use float32 on the CPU")
-        if settings.batch_size > self.data.num_own:
-            raise InputError(
-                f"batch_size: expected at most the number of training points, {self.data.num_own}, got"
-                f" {settings.batch_size}"
-            )
         if settings.batch_size % (world_size() * settings.accumulate):
             raise InputError(
                 f"batch_size: expected a multiple of {world_size()} processes x {settings.accumulate} accumulated"
