@@ -82,7 +82,7 @@ def test_all_support_and_any_contradicts(each: dict[str, list[float]], within: t
         assert claim.outcome == ("supported" if inside else "contradicted" if outside else "inconclusive")
     assert claim.smallest_effect == pytest.approx(max((b - a) / 2 for a, b in plain))
     assert claim.message.count("[") == len(each)
-    assert f"smallest visible effect {claim.smallest_effect:.2g}" in claim.message
+    assert f"smallest detectable effect {claim.smallest_effect:.2g}" in claim.message
 
 
 @given(several, st.lists(st.floats(-100, 100), min_size=2, max_size=8))
@@ -160,7 +160,7 @@ def test_only_seeds_of_both_rows_count() -> None:
 def test_messages_have_the_sign_of_the_difference() -> None:
     claim = claim_above("less", {"a against b": [-1.0, -1.0]}, sign=-1)
     assert claim.outcome == "supported"
-    assert claim.message == "a against b: -1.00 [-1.00, -1.00]; smallest visible effect 0"
+    assert claim.message == "a against b: -1.00 [-1.00, -1.00]; smallest detectable effect 0"
     assert math.isinf(Difference.of([1.0]).high)
 
 

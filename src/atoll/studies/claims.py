@@ -15,8 +15,8 @@ A claim about several means is supported if each of them supports it.  This need
 succeed (intersection-union test).  It is contradicted if any of k means contradicts it.  With more means, this is more
 likely to happen by chance, so it requires the interval at level 1 - 0.05 / k (Bonferroni).
 
-The smallest visible effect of a claim is half the length of its longest 95 % interval: a mean closer to the limit would
-have been inconclusive.
+The smallest detectable effect of a claim is half the length of its longest 95 % interval: a mean closer to the limit
+would have been inconclusive.
 
 Intervals are over seeds (weights, order of the data).  All seeds share their test points, whose sampling error is not
 part of the intervals.  Both rows of a pair share it, so it matters less for differences than for accuracies.
@@ -101,8 +101,8 @@ def claim_means(claim: str, values: Mapping[str, Sequence[float]], limits: Mappi
 
     >>> values = {"a": [1.0, 1.1, 0.9], "b": [0.2, -0.1, 0.3]}
     >>> print(claim_means("They grow", values, {"a": (0.0, math.inf), "b": (0.0, math.inf)}))
-    They grow: **inconclusive**, a: 1.00 [0.75, 1.25]; b: 0.13 [-0.38, 0.65]; smallest visible effect 0.52; 12 seeds \
-would decide.
+    They grow: **inconclusive**, a: 1.00 [0.75, 1.25]; b: 0.13 [-0.38, 0.65]; smallest detectable effect 0.52; 12 \
+seeds would decide.
     """
     if min(map(len, values.values()), default=0) < 2:
         return Claim(claim, "not testable", TOO_FEW)
@@ -126,14 +126,14 @@ would decide.
     )
 
 
-def _finish(claim: Claim, visible: float, seeds: Callable[[], int | None]) -> Claim:
-    """Add the smallest visible effect to a claim and, if it is inconclusive, the number of seeds that would decide."""
-    message = f"{claim.message}; smallest visible effect {visible:.2g}"
+def _finish(claim: Claim, effect: float, seeds: Callable[[], int | None]) -> Claim:
+    """Add the smallest detectable effect to a claim and, if inconclusive, the number of seeds that would decide."""
+    message = f"{claim.message}; smallest detectable effect {effect:.2g}"
     if claim.outcome != UNDECIDED:
-        return replace(claim, message=message, smallest_effect=visible)
+        return replace(claim, message=message, smallest_effect=effect)
     needed = seeds()
     text = f"{needed} seeds" if needed is not None else f"more than {MOST_SEEDS} seeds"
-    return replace(claim, message=f"{message}; {text} would decide", smallest_effect=visible, seeds_needed=needed)
+    return replace(claim, message=f"{message}; {text} would decide", smallest_effect=effect, seeds_needed=needed)
 
 
 def _seeds_needed(values: Mapping[str, Sequence[float]], limits: Mapping[str, Limits]) -> int | None:
