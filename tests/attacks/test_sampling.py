@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from atoll import train
 from atoll.attacks.base import Attack
-from atoll.attacks.evaluate import evaluate
+from atoll.attacks.diagnostics import is_randomized
+from atoll.attacks.evaluate import ROBUST, evaluate
 from atoll.attacks.sampling import SMALLEST, Sampling
+from atoll.attacks.suites import sampling_for, suite
 from atoll.data import MemorySplit
 from atoll.errors import InputError
 from atoll.stats import hypergeometric_interval
@@ -63,6 +66,82 @@ def test_intervals_cover_the_result_of_the_full_attack():
     assert covered >= 177
     assert sum(result.value for result in results) / 200 == pytest.approx(truth, abs=0.005)
     assert len({result.value for result in results}) > 5  # the samples differ
+
+
+class Masked(nn.Module):
+    """A classifier whose gradients say little about its decisions."""
+
+    def __init__(self, model, before=None, after=None):
+        super().__init__()
+        self.model, self.before, self.after = model, before or nn.Identity(), after or nn.Identity()
+
+    def forward(self, x):
+        return self.after(self.model(self.before(x)))
+
+
+class Apply(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+
+def winners(model):
+    """Keep the largest tenth of the activations of each layer (k-winners-take-all)."""
+
+    def keep(x):
+        flat = x.flatten(1)
+        return torch.where(flat >= flat.quantile(0.9, dim=1, keepdim=True), flat, 0.0).view_as(x)
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ReLU):
+            model.set_submodule(name, Apply(keep))
+    return model
+
+
+MASKS = {
+    "none": lambda model: model,
+    "quantized": lambda model: Masked(model, Apply(lambda x: (x * 8).round() / 8)),
+    "randomized": lambda model: Masked(model, Apply(lambda x: x + 0.1 * torch.randn_like(x))),
+    "scaled": lambda model: Masked(model, after=Apply(lambda logits: 1e4 * logits)),
+    "ReLU on logits": lambda model: Masked(model, after=nn.ReLU()),
+    "shattered": lambda model: Masked(model, Apply(lambda x: x + 0.05 * torch.sin(400 * x))),
+    "winners": winners,
+}
+
+
+def verdicts(model, split, threat):
+    """For each point: 0 if the quick attacks of ``fast`` break it, 1 if only the full ones do, 2 if none does."""
+    randomized = is_randomized(model, split.fetch(torch.arange(32)))
+    quick, full = suite("fast", threat), sampling_for("fast", threat, randomized=randomized).verify
+    result = evaluate(model, split, quick | full, cascade=True, check=False)
+    return torch.where(result.broken_by == ROBUST, 2, (result.broken_by >= len(quick)).long())
+
+
+def covered(codes, **options):
+    """How many of 200 estimates contain the accuracy of points with these verdicts."""
+    x = torch.stack([torch.full((len(codes),), 0.4), codes], 1).double()
+    split, quick = MemorySplit(x, torch.zeros(len(codes), dtype=torch.long)), {"quick": Threshold(0.5)}
+    sampling, truth = Sampling({"full": Threshold(1.5)}, **options), float((codes == 2).double().mean())
+    estimates = (
+        evaluate(classifier(), split, quick, cascade=True, sampling=sampling, seed=seed, check=False).estimate
+        for seed in range(200)
+    )
+    return sum(e.interval[0] <= truth <= e.interval[1] for e in estimates)
+
+
+@pytest.fixture(scope="module", params=["fashion-robust", "fashion-standard"])
+def run(request, tmp_path_factory):
+    return train(request.param, "trainer.epochs=4", out=tmp_path_factory.mktemp("run"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", MASKS)
+def test_intervals_cover_the_result_of_standard_on_any_model(run, mask):
+    """The verdicts are those of real attacks; only the draws repeat."""
+    x, y = run.data.tensors("test", 250)
+    codes = verdicts(MASKS[mask](run.model("last")).eval(), MemorySplit(x, y), ThreatModel("linf", 0.1))
+    assert min(covered(codes, budget=budget) for budget in (0.1, 0.05)) >= 177
+    assert covered(codes, width=5.0) >= 177
 
 
 @pytest.mark.parametrize("strong", [0.0, 0.31, 0.6, 2.0])
