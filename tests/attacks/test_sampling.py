@@ -119,9 +119,9 @@ def verdicts(model, split, threat):
 
 def covered(codes, **options):
     """How many of 200 estimates contain the accuracy of points with these verdicts."""
-    x = torch.stack([torch.full((len(codes),), 0.4), codes], 1).double()
-    split, quick = MemorySplit(x, torch.zeros(len(codes), dtype=torch.long)), {"quick": Threshold(0.5)}
-    sampling, truth = Sampling({"full": Threshold(1.5)}, **options), float((codes == 2).double().mean())
+    x = torch.stack([torch.full((len(codes),), 0.4), codes / 2], 1).double()
+    split, quick = MemorySplit(x, torch.zeros(len(codes), dtype=torch.long)), {"quick": Threshold(0.25)}
+    sampling, truth = Sampling({"full": Threshold(0.75)}, **options), float((codes == 2).double().mean())
     estimates = (
         evaluate(classifier(), split, quick, cascade=True, sampling=sampling, seed=seed, check=False).estimate
         for seed in range(200)
