@@ -1,5 +1,7 @@
 """Small models with points for which the result of an attack is known or follows from brute force."""
 
+import textwrap
+
 import torch
 from torch import nn
 
@@ -9,6 +11,27 @@ from atoll.losses.objectives import margin
 from atoll.threat import ThreatModel
 
 THREAT = ThreatModel("linf", 0.03)
+
+# What changes in a script that was written for the original packages.
+IMPORTS = {
+    "from autoattack import": "from atoll.attacks import",
+    "from robustbench import": "from atoll.attacks.robustbench import",
+    "from robustbench.eval import": "from atoll.attacks.robustbench import",
+    "from robustbench.utils import": "from atoll.attacks.robustbench import",
+    "from robustbench.data import": "from atoll.attacks.robustbench import",
+    "from robustbench.model_zoo.enums import": "from atoll.attacks.robustbench import",
+}
+
+
+def run_script(script, **names):
+    """Run a script with other imports, and return its variables."""
+    script = textwrap.dedent(script)
+    assert any(line in script for line in IMPORTS)
+    for theirs, ours in IMPORTS.items():
+        script = script.replace(theirs, ours)
+    variables = {"torch": torch, "nn": nn, **names}
+    exec(compile(script, "script", "exec"), variables)
+    return variables
 
 
 def quick():

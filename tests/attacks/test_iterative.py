@@ -247,6 +247,48 @@ def test_stops_at_the_first_success():
     forward, _ = passes(APGD(ThreatModel("linf", 1.0), steps=10, restarts=9), model, x, y)  # nearly everything breaks
     assert forward < len(x) * 6
     assert passes(Square(ThreatModel("linf", 0.0), queries=7), model, x, y) == (len(x) * 8, 0)
+    assert passes(Square(ThreatModel("linf", 0.0), queries=7, restarts=3), model, x, y) == (len(x) * 22, 0)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_restart_of_square_is_a_fresh_run(norm):
+    threat, asked = ThreatModel(norm, 0.2), []
+
+    class Constant(nn.Module):
+        def forward(self, x):
+            asked.append(x.clone())
+            return torch.tensor([1.0, 0.0]).expand(len(x), 2)
+
+    def candidates(**options):
+        asked.clear()
+        x, y = torch.full((6, 1, 8, 8), 0.5), torch.zeros(6, dtype=torch.long)
+        Square(threat, queries=30, **options)(Constant(), x, y)
+        return torch.stack(asked[1:])  # without the clean pass
+
+    twice = candidates(restarts=2)
+    first, second = twice.split(30)
+    assert torch.equal(first, candidates())
+    assert not torch.equal(first[0], second[0])
+    for run in (
+        first,
+        second,
+    ):  # nothing gets better, so linf candidates differ from the start of their run in a square
+        if norm == "linf":
+            columns = run[0] - 0.5
+            assert torch.equal(columns, columns[:, :, :1].expand_as(columns))  # the start: vertical stripes
+            assert all((square != run[0]).flatten(1).float().mean() < 0.8 for square in run[1:])
+        assert (threat.distance(run.flatten(0, 1), torch.full((180, 1, 8, 8), 0.5)) <= 0.2 * (1 + 1e-5)).all()
+
+
+def test_restarts_of_square_do_not_depend_on_the_batch():
+    model, x, y = plane()
+    attack = Square(ThreatModel("linf", 0.08), queries=20, restarts=3)
+    whole, _ = run(attack, model, x, y, 60)
+    parts, success = run(attack, model, x, y, 7)
+    assert torch.equal(whole, parts)
+    assert 0 < int(success.sum()) < len(y)
+    once = run(Square(ThreatModel("linf", 0.08), queries=20), model, x, y, 60)[1]
+    assert int(success.sum()) >= int((once & success).sum()) == int(once.sum())  # more runs break no fewer points
 
 
 def test_expectation_over_random_answers_finds_what_is_found_without_them():
@@ -446,6 +488,7 @@ def test_wrong_arguments_are_refused():
         (lambda: Square(ThreatModel(), queries=0), "queries >= 1"),
         (lambda: Square(ThreatModel(), p_init=0.0), "p_init in"),
         (lambda: Square(ThreatModel(), horizon=0), "horizon: expected at least 1"),
+        (lambda: Square(ThreatModel(), restarts=0), "restarts: expected at least 1"),
     ):
         with pytest.raises(InputError, match=sentence):
             build()

@@ -26,32 +26,40 @@ class Square(IterativeAttack):
 
     For linf, each channel of the square is shifted by +-eps; for l2 and l1 see ``move_mass``.  The squares get smaller
     on a fixed schedule.  The attack uses no gradients, so masked gradients cannot fool it.  For robust points it
-    returns the best candidate.  Costs one forward pass per query.  Inputs that are not images, such as points of the
-    plane, are treated as images with one row.
+    returns the best candidate of the last run.  Costs one forward pass per query.  Inputs that are not images, such as
+    points of the plane, are treated as images with one row.
 
     Args:
         threat: linf, l2 or l1.
-        queries: forward passes per point.
+        queries: forward passes per run.
         p_init: share of the image that the first squares cover.
         horizon: number of queries that the size schedule is designed for; ``queries`` if None.  The paper uses 10,000,
             and AutoAttack runs the first 5,000 of them.
+        restarts: number of runs, each from a random start.
     """
 
     needs_gradients = False
 
     def __init__(
-        self, threat: ThreatModel, *, queries: int = 5000, p_init: float = 0.8, horizon: int | None = 10_000
+        self,
+        threat: ThreatModel,
+        *,
+        queries: int = 5000,
+        p_init: float = 0.8,
+        horizon: int | None = 10_000,
+        restarts: int = 1,
     ) -> None:
         super().__init__(threat)
         if queries < 1 or not 0 < p_init <= 1:
             raise InputError(f"queries, p_init: expected queries >= 1 and p_init in (0, 1], got {queries}, {p_init}")
-        check_range("[1, inf)", horizon=horizon)
+        check_range("[1, inf)", horizon=horizon, restarts=restarts)
         self.queries = queries
         self.p_init = p_init
         self.horizon = horizon
+        self.restarts = restarts
 
     def num_steps(self, classes: int) -> int:
-        return self.queries
+        return self.restarts * self.queries
 
     def share(self, done: Tensor) -> Tensor:
         """Return the share of the image that a square covers after a number of queries.
@@ -64,17 +72,18 @@ class Square(IterativeAttack):
         return torch.tensor([self.p_init * 0.5**n for n in range(len(HALVINGS) + 1)], device=done.device)[halved]
 
     def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
-        x = as_images(points.x).contiguous()  # candidates change in place, which needs contiguous memory
+        unknown = points.x.new_full((len(points),), -math.inf)
+        return self._start(points.x, streams), {"best": points.x.clone(), "best_value": unknown}
+
+    def _start(self, inputs: Tensor, streams: PointRNG) -> Tensor:
+        x = as_images(inputs).contiguous()  # candidates change in place, which needs contiguous memory
         if self.threat.norm == "linf":
             # Start with vertical stripes, to which convolutional filters are most sensitive (section 3.2).
             stripes = streams.rademacher(x.shape[1], 1, x.shape[3], dtype=x.dtype)
             start = self.threat.clamp(x + self.threat.radius * stripes)
         else:
             start = tiles(self.threat, x, streams)
-        return start.view_as(points.x), {
-            "best": points.x.clone(),
-            "best_value": x.new_full((len(points),), -math.inf),
-        }
+        return start.view_as(inputs)
 
     @torch.no_grad()
     def step(self, model: nn.Module, rows: AttackState) -> None:
@@ -87,13 +96,24 @@ class Square(IterativeAttack):
         rows.iteration += 1
         proposal = self._propose(rows)
         # Finished rows end at their best candidate; a success is the best one.
-        assign_rows(proposal, rows.success | (rows.iteration >= self.queries), s["best"])
+        last = rows.iteration >= self.restarts * self.queries
+        assign_rows(proposal, rows.success | last, s["best"])
         rows.x_adv = proposal
+        self._restart(rows, (rows.iteration % self.queries == 0) & ~rows.success & ~last)
+
+    def _restart(self, rows: AttackState, finished: Tensor) -> None:
+        """Start the next run in rows that have finished one."""
+        again = finished.nonzero().squeeze(1)
+        if len(again):
+            streams = rows.streams[again]
+            rows.x_adv[again] = self._start(rows.x[again], streams)
+            rows.streams.put(again, streams)
+            rows.state["best"][again], rows.state["best_value"][again] = rows.x[again], -math.inf
 
     def _propose(self, rows: AttackState) -> Tensor:
         x, best = as_images(rows.x), as_images(rows.state["best"])
         _, channels, height, width = x.shape
-        share = self.share(rows.iteration)
+        share = self.share(rows.iteration % self.queries)
         if self.threat.norm != "linf":
             return move_mass(self.threat, x, best, share, rows.streams).view_as(rows.x)
         draw = rows.streams.uniform(2 + channels, dtype=x.dtype)
