@@ -83,11 +83,11 @@ def test_a_complete_sample_is_exact():
     assert nothing.p_value(0.01) == 1
 
 
-def test_p_values_are_tails_of_the_hypergeometric_distribution():
-    sample = SampledAccuracy(100, 50, 20, 3)
-    assert sample.p_value(0.04) == pytest.approx(0)  # two marked items cannot give three
-    tail = float(sum(chance(k, 20, 5, 50) for k in range(3, 6)))
-    assert sample.p_value(0.1) == pytest.approx(tail, rel=1e-9)
+def test_p_values_are_tails_of_the_binomial_distribution():
+    share = Fraction(1, 10)
+    tail = sum(math.comb(20, k) * share**k * (1 - share) ** (20 - k) for k in range(3, 21))
+    assert SampledAccuracy(100, 50, 20, 3).p_value(0.1) == pytest.approx(float(tail), rel=1e-9)
+    assert SampledAccuracy(100, 50, 20, 0).p_value(0.1) == 1
 
 
 @pytest.mark.parametrize(

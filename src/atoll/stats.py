@@ -203,15 +203,14 @@ class SampledAccuracy:
         return (rest - most) / self.total, (rest - fewest) / self.total
 
     def p_value(self, share: float) -> float:
-        """Probability of a sample like this or worse if the expensive check rejected at most this share of points.
+        """Probability of a sample like this or worse if the cheap check misses each point with this probability.
 
-        >>> round(SampledAccuracy(1000, 500, 50, 4).p_value(0.01), 5)
-        0.00041
+        >>> [round(SampledAccuracy(1000, 58, 50, rejected).p_value(0.01), 4) for rejected in (1, 4)]
+        [0.395, 0.0016]
         """
-        unknown = self.remaining - self.pilot
-        if not unknown:
-            return 1.0
-        return _at_least(self.rejected, self.sampled, math.floor(share * unknown), unknown)
+        from scipy.stats import binom  # slow to import
+
+        return float(binom.sf(self.rejected - 1, self.sampled, share))
 
     def __repr__(self) -> str:
         low, high = self.interval

@@ -82,7 +82,7 @@ def diagnose_sample(estimate: SampledAccuracy, escalated: bool = False) -> Itera
     chance = f"p = {p_value:.1g}" if p_value > 1e-16 else "p < 1e-16"
     message = (
         f"the full attacks broke {estimate.rejected} of {estimate.sampled} sampled points that the quick attacks left"
-        f" ({chance} if these miss at most {100 * EXPLAINED:.0f} %); gradients may be masked;"
+        f" ({chance} if these miss {100 * EXPLAINED:.0f} % of the points); gradients may be masked;"
     )
     advice = "all points were checked" if escalated else "use --escalate to check all points"
     yield EvaluationWarning("quick attacks miss points", f"{message} {advice}")
