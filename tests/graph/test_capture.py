@@ -50,6 +50,28 @@ def test_captures_every_model_family_bit_by_bit(case):
     assert_same_function(model, net, case.input_shape)
 
 
+class Caching(nn.Module):
+    """Stores a tensor in a dictionary during its first pass, as some transformers of timm do."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.cache, self.order = nn.Parameter(torch.arange(6.0)), {}, []
+
+    def forward(self, x):
+        if "bias" not in self.cache:
+            self.cache["bias"] = self.table[[3, 1, 2, 0]]
+            self.order.append("bias")
+        return x + self.cache["bias"]
+
+
+def test_caches_of_the_module_hold_no_traced_tensors():
+    net = Caching().eval()
+    model = capture(net, (4,))
+    assert (net.cache, net.order) == ({}, [])
+    x = images((4,), 3)
+    assert torch.equal(net(x), model(x))
+
+
 @pytest.mark.parametrize("build", ODD_NETS, ids=lambda build: build.__name__)
 def test_captures_code_that_a_walk_over_modules_misses(build):
     net = seeded(build)

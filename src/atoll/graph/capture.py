@@ -245,6 +245,9 @@ def _export(module: nn.Module, example: Tensor) -> ExportedProgram:
     try:
         with _export_settings(), torch.enable_grad():
             program = export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
+            for node in program.graph.nodes:
+                if node.target is _ATEN.view.default:  # decompositions may change strides, which view does not allow
+                    node.target = _ATEN.reshape.default
             decomposed: ExportedProgram = program.run_decompositions(_decompositions())
             return decomposed
     except Exception as error:
@@ -413,7 +416,8 @@ def _evaluation(module: nn.Module) -> Iterator[None]:
     modules = list(dict.fromkeys(module.modules()))
     copies = [tensor.detach().clone() for tensor in tensors.values()]
     state = [part for m in modules for part in (vars(m), m._parameters, m._buffers, m._modules)]
-    saved = [(contents, dict(contents)) for contents in state]
+    caches = [value for m in modules for value in vars(m).values() if type(value) in (dict, list, set)]
+    saved = [(contents, contents.copy()) for contents in (*state, *caches)]
     training = [m for m in modules if m.training]
     devices = {t.device.index for t in tensors.values() if t.is_cuda}
     with torch.random.fork_rng(devices=devices):
@@ -426,7 +430,7 @@ def _evaluation(module: nn.Module) -> Iterator[None]:
                 module.train(module in training)
             for contents, before in saved:
                 contents.clear()
-                contents.update(before)
+                (contents.extend if isinstance(contents, list) else contents.update)(before)
             changes = _restore_tensors(tensors, copies)
     if changes:
         raise _refusal(f"the forward pass changes {', '.join(changes)}")
