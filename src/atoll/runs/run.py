@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +46,7 @@ from atoll.errors import AtollError, CheckpointError, InputError, ResultError
 from atoll.explain.measure import ExplainResult, ExplainSettings
 from atoll.export import Exported, Metadata, export_model
 from atoll.graph import Digest
+from atoll.graph.classifier import StoredClassifier
 from atoll.losses.base import Loss
 from atoll.measure import MEASUREMENTS, OnProgress, Result, Settings, load_result, measure, select
 from atoll.models import Classifier
@@ -518,7 +519,11 @@ def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", tru
     tree = about["recipe"]["model"]
     if "pretrained" in tree["init_args"]:  # the weights are in the checkpoint, so do not download any
         tree = {**tree, "init_args": tree["init_args"] | {"pretrained": False}}
-    factory: ModelFactory = build_part(ModelFactory, tree, "model", trust=trust)
+    factory: ModelFactory
+    if "graph" in about:  # an adopted model
+        factory = partial(StoredClassifier, graph=about["graph"])
+    else:
+        factory = build_part(ModelFactory, tree, "model", trust=trust)
     with torch.random.fork_rng(devices=[]):
         bounds = tuple(about["bounds"]) if about["bounds"] else None
         model = factory(tuple(about["input_shape"]), about["num_classes"], bounds=bounds)  # type: ignore[call-arg]

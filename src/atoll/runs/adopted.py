@@ -1,0 +1,68 @@
+"""Runs of models that Atoll did not train: the captured graph as data, and weights as safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import nn
+
+from atoll.data.base import Data
+from atoll.errors import AtollError, RecipeError
+from atoll.files import write_atomic, write_json
+from atoll.graph.classifier import StoredClassifier, classifier_state
+from atoll.graph.stored import store_graph
+from atoll.runs.data_record import DataRecord
+from atoll.runs.recipe import DEFAULTS
+from atoll.runs.run import Run
+from atoll.runs.train import environment
+from atoll.training.checkpoint import Checkpoint, Checkpoints
+
+
+def store_run(
+    module: nn.Module,
+    data: Data,
+    out: Path | str,
+    *,
+    sections: Mapping[str, Any],
+    origin: Mapping[str, Any],
+) -> Run:
+    """Write a model from elsewhere as a run, so that every command works on it.
+
+    Args:
+        module: maps images in [0, 1] to logits.
+        data: the data set.
+        out: folder of the run, which must not exist or be empty.
+        sections: sections of the recipe: at least ``data``, and ``threat`` if it is not the default.
+        origin: where the model comes from: plain data, stored in ``adopted.json``.
+    """
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RecipeError(f"{folder} already exists; choose another folder")
+    graph, tensors = store_graph(module, data.shape)
+    tree = {
+        **DEFAULTS,
+        "model": {"class_path": f"{StoredClassifier.__module__}.{StoredClassifier.__name__}", "init_args": {}},
+        **sections,
+    }
+    about = {
+        "recipe": tree,
+        "input_shape": list(data.shape),
+        "num_classes": data.num_classes,
+        "bounds": list(data.bounds) if data.bounds else None,
+        "graph": graph,
+    }
+    record = DataRecord.of(data)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        Checkpoints(folder / "checkpoints").save(0, Checkpoint(classifier_state(graph, tensors), about=about))
+        write_json(folder / "index.json", {"finished": True, "last": 0, "best": {"raw": 0}})
+        write_json(folder / "environment.json", environment())
+        write_json(folder / "adopted.json", dict(origin))
+        record.save(folder)
+        write_atomic(folder / "recipe.yaml", yaml.safe_dump(tree, sort_keys=False).encode())  # last: marks a run
+    except OSError as error:
+        raise AtollError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+    return Run(folder)
