@@ -13,7 +13,8 @@ from atoll.export import Metadata, export_model
 from atoll.export.model import OnnxClassifier, compare
 from atoll.graph import capture
 from atoll.models import MLP, LiResNet, MobileNetV2, PreActResNet, SmallConvNet, Timm, ViT, WideResNet
-from models.timm_support import HAS_TIMM, real_timm
+from atoll.models.timm_adapter import import_timm
+from models.timm_support import HAS_TIMM
 
 
 class Patches(nn.Module):
@@ -52,7 +53,7 @@ class Layers(nn.Sequential):
 
 
 def timm_model(name, **options):
-    real_timm()
+    import_timm()
     return Timm((3, 32, 32), 5, name=name, options=options)
 
 

@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from atoll.errors import CaptureError, InputError
 from atoll.graph import CapturedModel, bind_arguments, capture, locate
+from atoll.models.timm_adapter import import_timm
 from graph.graph_cases import ODD_NETS, Apply, Attention, images, random_net, seeded
 from models.cases import MODELS
-from models.timm_support import HAS_TIMM, real_timm
+from models.timm_support import HAS_TIMM
 
 # Capture takes seconds for deep nets; these cover every kind of layer.
 QUICK = {"mlp", "6c2f-softplus", "small-minmax", "centroid-encoder", "wrn-10-1", "vit-dropout"}
@@ -119,7 +120,7 @@ def test_attention_is_the_same_graph_if_the_fused_encoder_could_run():
 )
 def test_captures_timm_models_bit_by_bit(name):
     options = {"img_size": 56} if "swin" in name else {}
-    net = seeded(lambda: real_timm().create_model(name, num_classes=5, **options))
+    net = seeded(lambda: import_timm().create_model(name, num_classes=5, **options))
     model = capture(net, (3, 56, 56))
     assert model.exact
 

@@ -13,7 +13,8 @@ from torch.func import functional_call, jvp
 
 from atoll.errors import InputError
 from atoll.models import HybridViT, Timm, ViT, load_pretrained
-from models.timm_support import HAS_TIMM, fake_timm, installed, real_timm
+from atoll.models.timm_adapter import import_timm
+from models.timm_support import HAS_TIMM, fake_timm, installed
 
 
 class TestAdapter:
@@ -88,7 +89,7 @@ class TestAdapter:
 
 
 def test_without_timm() -> None:
-    with installed(None), pytest.raises(InputError, match=r"resnet18: .*pip install atoll\[timm\]"):
+    with installed(None), pytest.raises(InputError, match=r"timm cannot be imported .*pip install atoll\[timm\]"):
         Timm((3, 32, 32), 10, name="resnet18")
 
 
@@ -97,7 +98,7 @@ if HAS_TIMM:
 
     @pytest.fixture(scope="module", autouse=True)
     def timm_can_be_imported() -> None:
-        real_timm()
+        import_timm()
 
     REAL = [
         ("resnet18", (3, 32, 32), {}),
@@ -114,7 +115,7 @@ if HAS_TIMM:
         name: str, shape: tuple[int, int, int], options: dict[str, int]
     ) -> None:
         model = Timm(shape, 7, name=name, options=options).eval()
-        net = real_timm().create_model(name, num_classes=7, in_chans=shape[0], **options).eval()
+        net = import_timm().create_model(name, num_classes=7, in_chans=shape[0], **options).eval()
         own = model.body.get_submodule("net").state_dict()
         place = next(path for path, module in net.named_modules() if module is net.get_classifier())
         head = {f"{place}.{key}": tensor for key, tensor in model.head.state_dict().items()}
@@ -150,7 +151,7 @@ if HAS_TIMM:
     def test_our_vit_is_timms(tmp_path: Path) -> None:
         """Same weights, same logits: names, layouts, epsilons and the order of operations agree."""
         options = {"img_size": 32, "patch_size": 8, "depth": 2}
-        net = real_timm().create_model("vit_tiny_patch16_224", num_classes=7, **options).eval()
+        net = import_timm().create_model("vit_tiny_patch16_224", num_classes=7, **options).eval()
         for parameter in net.parameters():
             nn.init.normal_(parameter, std=0.1)
         save_file(net.state_dict(), tmp_path / "vit.safetensors")
@@ -161,7 +162,7 @@ if HAS_TIMM:
 
     def test_our_hybrid_is_timms(tmp_path: Path) -> None:
         """The same, up to the epsilons in the stem, where we follow the original and timm does not."""
-        net = real_timm().create_model("vit_base_r50_s16_384", num_classes=7, img_size=45, depth=1).double().eval()
+        net = import_timm().create_model("vit_base_r50_s16_384", num_classes=7, img_size=45, depth=1).double().eval()
         for parameter in net.parameters():
             nn.init.normal_(parameter, std=0.2)
         save_file(net.state_dict(), tmp_path / "hybrid.safetensors")

@@ -1,8 +1,4 @@
-"""timm for the tests: the real one where it is installed, and a stand-in that covers the adapter's logic.
-
-timm imports torchvision, which has no build for a CPU-only torch; its Python half works as soon as the two
-operators it expects at import time are defined.  No model here calls them.
-"""
+"""A stand-in for timm that covers the logic of the adapter."""
 
 from __future__ import annotations
 
@@ -14,26 +10,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import Tensor, nn
 
 HAS_TIMM = importlib.util.find_spec("timm") is not None
-_OPERATORS: list[torch.library.Library] = []  # an operator lives as long as the library that defined it
-
-
-def real_timm() -> Any:
-    """The installed timm."""
-    try:
-        import timm
-    except RuntimeError:  # operator torchvision::nms does not exist
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _OPERATORS.append(library)
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("timm", "torchvision")]:
-            del sys.modules[name]  # half imported
-        import timm
-    return timm
 
 
 class FakeNet(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -77,12 +78,36 @@ class Timm(Classifier):
             raise InputError(f"{name}: has {shape[1]} features, but its classifier expects {head.in_features}")
 
 
+_LIBRARIES: list[torch.library.Library] = []  # an operator exists as long as the library that defined it
+
+
+def import_timm() -> Any:
+    """Import timm; raises an InputError if that fails.
+
+    timm imports torchvision, which fails if its operators are not built for the installed torch, as there is no
+    torchvision for a torch without CUDA.  No classifier of timm calls them, so it is enough to declare them.
+    """
+    try:
+        try:
+            import timm
+        except RuntimeError as error:
+            if "torchvision::nms" not in str(error):
+                raise
+            library = torch.library.Library("torchvision", "DEF")
+            for name in ("nms", "qnms"):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _LIBRARIES.append(library)
+            for name in [name for name in sys.modules if name.partition(".")[0] in ("timm", "torchvision")]:
+                del sys.modules[name]  # only half imported
+            import timm
+    except (ImportError, RuntimeError) as error:
+        raise InputError(f"timm cannot be imported ({error}); run pip install atoll[timm]") from error
+    return timm
+
+
 def _create(name: str, pretrained: bool, **options: Any) -> Any:
     """Create the timm model; raises an InputError if that fails."""
-    try:
-        import timm
-    except (ImportError, RuntimeError) as error:  # RuntimeError if torchvision does not match torch
-        raise InputError(f"{name}: timm cannot be imported ({error}); run pip install atoll[timm]") from error
+    timm = import_timm()
     if not timm.is_model(name):
         close = timm.list_models(f"*{name.partition('.')[0]}*")[:5]
         hint = f"; did you mean one of {', '.join(close)}?" if close else ""
