@@ -185,17 +185,28 @@ class StoredGraph(nn.Module):
         if math.prod(size) > MAX_ELEMENTS:
             raise CheckpointError(f"the stored graph has a tensor with more than {MAX_ELEMENTS:,} elements")
         zeros = torch.zeros(size, dtype=_DTYPES[about["dtype"]])
-        owner: nn.Module = self
-        *parents, name = path.split(".")
-        for parent in parents:
-            if parent not in owner._modules:
-                owner.add_module(parent, nn.Module())
-            owner = owner.get_submodule(parent)
-        if about["kind"] == "parameter":
-            owner.register_parameter(name, nn.Parameter(zeros))
-        else:
-            owner.register_buffer(name, zeros)
-        return owner, name
+        return register_tensor(self, path, nn.Parameter(zeros) if about["kind"] == "parameter" else zeros)
+
+
+def register_tensor(root: nn.Module, path: str, tensor: Tensor) -> tuple[nn.Module, str]:
+    """Register a parameter or buffer under a dotted path, and return its module and its name there.
+
+    >>> root = nn.Module()
+    >>> _ = register_tensor(root, "layer.0.weight", nn.Parameter(torch.zeros(2)))
+    >>> list(root.state_dict())
+    ['layer.0.weight']
+    """
+    owner = root
+    *parents, name = path.split(".")
+    for parent in parents:
+        if parent not in owner._modules:
+            owner.add_module(parent, nn.Module())
+        owner = owner.get_submodule(parent)
+    if isinstance(tensor, nn.Parameter):
+        owner.register_parameter(name, tensor)
+    else:
+        owner.register_buffer(name, tensor)
+    return owner, name
 
 
 class _Reader:

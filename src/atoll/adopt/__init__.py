@@ -1,0 +1,1 @@
+"""Models from elsewhere: ONNX files as PyTorch modules."""
