@@ -31,6 +31,7 @@ VERBS = {
     "check": Verb("FILE [options]", "check a proof file independently of the certifier"),
     "export": Verb("RUN -o FILE [options]", "write a model to an ONNX file"),
     "predict": Verb("RUN IMAGE [IMAGE ...] [options]", "classify image files"),
+    "adopt": Verb("MODEL --data DATA --out RUN [options]", "turn a model from elsewhere into a run"),
     "curvature": Verb("RUN [RUN ...] [options]", "measure how flat the loss is, layer by layer"),
     "explain": Verb("RUN [RUN ...] [IMAGE ...] [options]", "compute attributions and measure how faithful they are"),
     "study": Verb("[NAME] [KEY=VALUE ...] [options]", "reproduce a table or figure of a paper"),

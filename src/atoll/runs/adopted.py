@@ -21,6 +21,12 @@ from atoll.runs.train import environment
 from atoll.training.checkpoint import Checkpoint, Checkpoints
 
 
+def check_empty(folder: Path) -> None:
+    """Raise a RecipeError if a run would overwrite something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RecipeError(f"{folder} already exists; choose another folder")
+
+
 def store_run(
     module: nn.Module,
     data: Data,
@@ -39,8 +45,7 @@ def store_run(
         origin: where the model comes from: plain data, stored in ``adopted.json``.
     """
     folder = Path(out)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RecipeError(f"{folder} already exists; choose another folder")
+    check_empty(folder)
     graph, tensors = store_graph(module, data.shape)
     tree = {
         **DEFAULTS,

@@ -1,0 +1,148 @@
+"""Foreign models become runs that need no foreign code; wrong conventions are named with the option that fixes them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from atoll.adopt.adopt import adopt
+from atoll.adopt.preprocess import Adapted, Conventions
+from atoll.adopt.sources import load_source, load_state, read_state
+from atoll.cli import main
+from atoll.data import Digits
+from atoll.errors import CaptureError, InputError
+from atoll.runs.run import open_run
+
+NET = """
+from torch import nn
+
+def build(width=32):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+not_a_model = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def net():
+    """A plain PyTorch model of the digits, with at least 90 % accuracy."""
+    torch.manual_seed(0)
+    x, y = Digits().tensors("train", 1200)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture
+def files(net, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    save_file(net.state_dict(), tmp_path / "weights.safetensors")
+    torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in net.state_dict().items()}}, "checkpoint.pth")
+    return tmp_path
+
+
+@pytest.mark.parametrize("weights", ["weights.safetensors", "checkpoint.pth"])
+def test_code_with_weights(files, net, capsys, weights):
+    words = ["adopt", "net.py:build", "--weights", weights, "--data", "Digits", "--out", "runs/mine", "--eps", "0.1"]
+    assert main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["findings"] == []
+    assert answer["clean"]["value"] > 0.9
+    (files / "net.py").unlink()  # the run needs neither code nor weights
+    (files / weights).unlink()
+    run = open_run("runs/mine")
+    x, _ = run.data.tensors("test", 50)
+    assert torch.equal(run.model()(x), net(x))
+    assert main(["attack", "runs/mine", "--attacks", "PGD-5", "--points", "20"]) == 0
+    assert main(["report", "runs/mine", "-o", "report.html"]) == 0
+    assert json.loads((files / "runs/mine/adopted.json").read_text())["files"].keys() == {"net.py", weights}
+    capsys.readouterr()
+    assert main(words) == 1
+    assert "already exists" in capsys.readouterr().err
+    assert main(["train", "--resume", "--out", "runs/mine"]) == 1
+    assert "an adopted model has no recipe" in capsys.readouterr().err
+
+
+class Wrapped(nn.Module):
+    def __init__(self, net, before=lambda x: x, after=lambda z: z):
+        super().__init__()
+        self.net, self.before, self.after = net, before, after
+
+    def forward(self, x):
+        return self.after(self.net(self.before(x)))
+
+
+ORDER = torch.randperm(10, generator=torch.Generator().manual_seed(1))
+BACK = tuple(ORDER.argsort().tolist())
+DEFECTS = {
+    "softmax": (lambda net: Wrapped(net, after=lambda z: z.softmax(1)), "softmax", {"outputs": "probabilities"}),
+    "0-255": (lambda net: Wrapped(net, before=lambda x: x / 255), "range", {"range": (0.0, 255.0)}),
+    "labels": (lambda net: Wrapped(net, after=lambda z: z[:, ORDER]), "labels", {"labels": BACK}),
+    "random": (lambda net: Wrapped(net, before=lambda x: x + 0.3 * torch.randn_like(x)), "randomized", None),
+    "batch": (lambda net: Wrapped(net, before=lambda x: x - x.mean(0)), "batch-dependent", None),
+    "constant": (lambda net: Wrapped(net, after=lambda z: z + 100 * torch.eye(10)[3]), "constant", None),
+    "ReLU": (lambda net: Wrapped(net, after=torch.relu), "ReLU", None),
+    "no gradient": (lambda net: Wrapped(net, before=lambda x: (8 * x).round() / 8), "zero gradients", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_defects_are_named_with_the_option_that_fixes_them(net, name, tmp_path):
+    build, kind, fix = DEFECTS[name]
+    model = build(net)
+    if name == "random":  # not a function
+        with pytest.raises(CaptureError, match=f"{kind}: "):
+            adopt(model, "Digits", out=tmp_path / "run")
+        return
+    findings = adopt(model, "Digits", out=tmp_path / "run").findings
+    assert kind in {finding.kind for finding in findings}
+    if fix is not None:
+        fixed = adopt(model, "Digits", out=tmp_path / "fixed", conventions=Conventions(**fix))
+        assert fixed.accuracy.value > 0.9
+        assert fixed.findings == ()
+
+
+class Evil:
+    def __reduce__(self):
+        return (exec, ("open('ran', 'w').close()",))
+
+
+def test_hostile_and_wrong_files_are_refused(files):
+    torch.save({"state_dict": Evil()}, "evil.pth")
+    (files / "evil.pt2").write_bytes(pickle.dumps(Evil()))
+    (files / "cut.safetensors").write_bytes((files / "weights.safetensors").read_bytes()[:100])
+    (files / "folder").mkdir()
+    cases = {
+        "could execute code": lambda: read_state(files / "evil.pth"),
+        "use --trust": lambda: load_source("evil.pt2"),
+        "cannot read": lambda: read_state(files / "cut.safetensors"),
+        "cannot read .*No such file": lambda: read_state(files / "none.pth"),
+        "contains weights but no model": lambda: load_source("checkpoint.pth"),
+        "expected config.json": lambda: load_source("folder"),
+        "expected an .onnx file": lambda: load_source("model"),
+        "has no function or class 'other'": lambda: load_source("net.py:other"),
+        "has no function or class 'not_a_model'": lambda: load_source("net.py:not_a_model"),
+        "unexpected keyword": lambda: load_source("net.py:build", arguments={"depth": 3}),
+        "different shapes": lambda: load_source("net.py:build", arguments={"width": 8}, weights="weights.safetensors"),
+        "missing: weight": lambda: load_state(nn.Linear(2, 2), {"bias": torch.zeros(2)}, "file"),
+        "expected one number or one per channel": lambda: Adapted(nn.Flatten(), Conventions(mean=(0.5, 0.5)), 1),
+        "expected the lowest value first": lambda: Conventions(range=(1.0, 0.0)),
+        "but the data has 10 classes": lambda: adopt(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), "Digits", out="x"),
+        "the model fails on images of shape": lambda: adopt(nn.Conv2d(3, 8, 3), "Digits", out="x"),
+    }
+    for message, call in cases.items():
+        with pytest.raises(InputError, match=message) as error:
+            call()
+        assert "\n" not in str(error.value)
+    assert not (files / "ran").exists()
+    assert not (files / "x").exists()
