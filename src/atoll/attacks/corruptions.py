@@ -30,6 +30,11 @@ STRIP_SEVERITY = 3
 FORMAT = "1"  # version of the progress file
 
 
+def title_of(name: str) -> str:
+    """The name of a corruption in tables and pictures, which says that our frost is not the original."""
+    return "frost (generated)" if name == "frost" else name
+
+
 @dataclass(frozen=True)
 class CorruptionAccuracy:
     """Accuracy under one corruption, at severities 1 to 5."""
@@ -81,8 +86,7 @@ class Corruptions(Displayed):
     def table(self) -> TextTable:
         rows = []
         for each in self.accuracies:
-            name = "frost (generated)" if each.name == "frost" else each.name
-            rows.append([name, *map(percent, each.severities), f"{100 * each.mean:.2f}"])
+            rows.append([title_of(each.name), *map(percent, each.severities), f"{100 * each.mean:.2f}"])
         rows.append(["mean", *(f"{100 * each.value:.2f}" for each in (*self.severities, self.mean))])
         title = "Accuracy in % under common corruptions, by severity"
         return TextTable(title, ["corruption", *map(str, SEVERITIES), "mean"], rows, [self.note, FROST])
@@ -175,7 +179,7 @@ def _load(path: Path, correct: Tensor, finished: Tensor) -> tuple[Tensor, Tensor
 
 
 def save_strip(split: Split, folder: Path, *, seed: int) -> None:
-    """Store the first image of the split as it is and under each corruption at severity 3, to look at."""
+    """Store the first image of the split without corruption and under each one at severity 3, to look at."""
     if is_main():
         index = choose_examples(split.labels, 1)
         x = to_float(split.fetch(index))

@@ -3,11 +3,11 @@
 from atoll.corruptions.base import COMMON, CORRUPTIONS, SEVERITIES, Corruption, corrupt
 from atoll.corruptions.blur import DefocusBlur, GlassBlur, MotionBlur, ZoomBlur
 from atoll.corruptions.digital import Contrast, ElasticTransform, JPEGCompression, Pixelate
-from atoll.corruptions.noise import GaussianNoise, ImpulseNoise, ShotNoise
-from atoll.corruptions.weather import Brightness, Fog, Frost, Snow
+from atoll.corruptions.noise import AddedGaussianNoise, ImpulseNoise, ShotNoise
+from atoll.corruptions.weather import AddedBrightness, Fog, Frost, Snow
 
 __all__ = [
-    "COMMON", "CORRUPTIONS", "SEVERITIES", "Brightness", "Contrast", "Corruption", "DefocusBlur", "ElasticTransform",
-    "Fog", "Frost", "GaussianNoise", "GlassBlur", "ImpulseNoise", "JPEGCompression", "MotionBlur", "Pixelate",
-    "ShotNoise", "Snow", "ZoomBlur", "corrupt",
+    "COMMON", "CORRUPTIONS", "SEVERITIES", "AddedBrightness", "AddedGaussianNoise", "Contrast", "Corruption",
+    "DefocusBlur", "ElasticTransform", "Fog", "Frost", "GlassBlur", "ImpulseNoise", "JPEGCompression", "MotionBlur",
+    "Pixelate", "ShotNoise", "Snow", "ZoomBlur", "corrupt",
 ]  # fmt: skip

@@ -68,8 +68,8 @@ def corrupt(
 ) -> Tensor:
     """Corrupt images as in ImageNet-C.
 
-    The parameters are those of CIFAR-10-C if the shorter side has fewer than 48 pixels, of Tiny-ImageNet-C if it has
-    fewer than 128, and of ImageNet-C otherwise.  As in the benchmark, a corruption maps images with 256 gray levels to
+    Uses the parameters of CIFAR-10-C if the shorter side has fewer than 48 pixels, of Tiny-ImageNet-C if it has fewer
+    than 128, and of ImageNet-C otherwise.  As in the benchmark, a corruption maps images with 256 gray levels to
     images with 256 gray levels: the input is rounded, and the result is rounded down.  Unlike the files of ImageNet-C,
     the result is not compressed as JPEG in addition.
 
@@ -92,22 +92,22 @@ def corrupt(
     True
     """
     if isinstance(corruption, str):
-        name, member = corruption, CORRUPTIONS.resolve(corruption)
-        corruption = member.cls(**member.arguments)
+        member = CORRUPTIONS.resolve(corruption)
+        change: Corruption = member.cls(**member.arguments)
     else:
-        name = type(corruption).__name__
+        change = corruption
     check_images(x.shape)
     check_range("[1, 5]", severity=severity)
     if not x.is_floating_point() or not ((x >= 0) & (x <= 1)).all():
         raise InputError("images: expected floating-point numbers in [0, 1]")
     index = torch.arange(len(x)) if index is None else index.cpu()
-    streams = PointRNG(seed, "corruption", name, severity, index=index)
+    streams = PointRNG(seed, "corruption", type(change).__name__, severity, index=index)
     levels = (255 * x.detach().double().cpu()).round()
     result = torch.empty_like(levels, dtype=torch.uint8)
     size = max(1, CHUNK // x[0].numel()) if len(x) else 1
     for start in range(0, len(x), size):
         rows = slice(start, start + size)
-        result[rows] = round_down(corruption.apply(levels[rows] / 255, severity, streams[rows])).to(torch.uint8)
+        result[rows] = round_down(change.apply(levels[rows] / 255, severity, streams[rows])).to(torch.uint8)
     return result.to(x.device, x.dtype).div_(255)
 
 

@@ -18,7 +18,7 @@ from atoll.threat import per_point
 
 
 def gaussian_blur(x: Tensor, sigma: float, *, mode: str = "nearest", truncate: float = 4.0) -> Tensor:
-    """Filter the last two axes with a Gaussian; ``mode`` is that of SciPy at the border.
+    """Filter the last two axes with a Gaussian; ``mode`` says how SciPy extends the image at the border.
 
     >>> gaussian_blur(torch.eye(3, dtype=torch.float64), 0.5).sum()
     tensor(3.0000, dtype=torch.float64)
@@ -61,7 +61,7 @@ def disk(radius: float, sigma: float) -> np.ndarray[tuple[int, int], np.dtype[np
     kernel = inside / inside.sum()
     for axis in (0, 1):
         kernel = correlate1d(kernel, taps / taps.sum(), axis, mode="mirror")
-    return kernel
+    return np.asarray(kernel)
 
 
 @CORRUPTIONS.register("glass_blur", own_name=False)
@@ -84,7 +84,7 @@ class GlassBlur(Corruption):
         for _ in range(rounds):
             offsets = streams.integers(2 * reach, 2, height - 2 * reach, width - 2 * reach) - reach
             x = x.gather(2, copy_sources(offsets, reach, height, width)[:, None].expand_as(x))
-        return gaussian_blur(x.unflatten(2, (height, width)), sigma)
+        return gaussian_blur(x.view(*x.shape[:2], height, width), sigma)
 
 
 def copy_sources(offsets: Tensor, reach: int, height: int, width: int) -> Tensor:
@@ -127,7 +127,8 @@ class MotionBlur(Corruption):
     large = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))
 
     def apply(self, x: Tensor, severity: int, streams: PointRNG) -> Tensor:
-        return motion_blur(x, *self.parameters(x, severity), -45 + 90 * streams.uniform(dtype=x.dtype))
+        radius, sigma = self.parameters(x, severity)
+        return motion_blur(x, radius, sigma, -45 + 90 * streams.uniform(dtype=x.dtype))
 
 
 def motion_blur(x: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ class Contrast(Corruption):
     def apply(self, x: Tensor, severity: int, streams: PointRNG) -> Tensor:
         levels = (255 * x).round()  # sums of integers are exact in any order
         mean = levels.sum((2, 3), keepdim=True) / (255 * x[0, 0].numel())
-        return mean + self.parameters(x, severity) * (x - mean)
+        factor: float = self.parameters(x, severity)
+        return mean + factor * (x - mean)
 
 
 @CORRUPTIONS.register("elastic_transform", own_name=False)
@@ -70,7 +71,7 @@ def affine_matrix(height: int, width: int, displacements: Tensor) -> Tensor:
     """
     center, half = torch.tensor([width // 2, height // 2]), min(height, width) // 3
     corners = (center + half * torch.tensor([[1, 1], [1, -1], [-1, -1]])).to(displacements)
-    # Solved one by one, and by Cramer's rule: the last bit of a batched solver may depend on the batch.
+    # Cramer's rule, because the last bit of a batched solver may depend on the batch.
     (ax, ay), (bx, by), (cx, cy) = ((corners + displacements)[:, k].T for k in range(3))
     determinant = (bx - ax) * (cy - ay) - (cx - ax) * (by - ay)
     rows = []
@@ -94,10 +95,10 @@ def sample(x: Tensor, right: Tensor, down: Tensor, *, centers: bool) -> Tensor:
     """
     height, width = x.shape[2:]
     if centers:  # -1 and 1 are the centers of the border pixels
-        grid = [2 * right / (width - 1) - 1, 2 * down / (height - 1) - 1]
+        u, v = 2 * right / (width - 1) - 1, 2 * down / (height - 1) - 1
     else:  # or their outer edges
-        grid = [(2 * right + 1) / width - 1, (2 * down + 1) / height - 1]
-    places = torch.stack(torch.broadcast_tensors(*grid), -1)
+        u, v = (2 * right + 1) / width - 1, (2 * down + 1) / height - 1
+    places = torch.stack([u, v], -1)
     return functional.grid_sample(x, places, padding_mode="reflection", align_corners=centers)
 
 

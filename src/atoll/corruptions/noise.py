@@ -13,7 +13,7 @@ from atoll.rng import PointRNG
 
 
 @CORRUPTIONS.register("gaussian_noise", own_name=False)
-class GaussianNoise(Corruption):
+class AddedGaussianNoise(Corruption):
     """Gaussian noise, as in low light."""
 
     # standard deviation
@@ -22,7 +22,8 @@ class GaussianNoise(Corruption):
     large = (0.08, 0.12, 0.18, 0.26, 0.38)
 
     def apply(self, x: Tensor, severity: int, streams: PointRNG) -> Tensor:
-        return x + self.parameters(x, severity) * streams.normal(*x.shape[1:], dtype=x.dtype)
+        deviation: float = self.parameters(x, severity)
+        return x + deviation * streams.normal(*x.shape[1:], dtype=x.dtype)
 
 
 @CORRUPTIONS.register("shot_noise", own_name=False)

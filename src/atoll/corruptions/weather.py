@@ -46,7 +46,7 @@ def gray(x: Tensor) -> Tensor:
     """Luma (ITU-R BT.601) of gray or RGB images."""
     if x.shape[1] == 1:
         return x
-    red, green, blue = x.split(1, 1)
+    red, green, blue = x[:, 0:1], x[:, 1:2], x[:, 2:3]
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
@@ -65,7 +65,8 @@ class Frost(Corruption):
 
     def apply(self, x: Tensor, severity: int, streams: PointRNG) -> Tensor:
         image, texture = self.parameters(x, severity)
-        return image * x + texture * ice(x, streams)
+        result: Tensor = image * x + texture * ice(x, streams)
+        return result
 
 
 def ice(x: Tensor, streams: PointRNG) -> Tensor:
@@ -73,7 +74,8 @@ def ice(x: Tensor, streams: PointRNG) -> Tensor:
     brightness, contrast = streams.uniform(2, dtype=x.dtype).unbind(1)
     height = fractal(x, 1.0, streams)
     veins = torch.minimum(1.5 * height, 1 - 0.5 * height)  # bright along the contour line at 1/2
-    veins = (veins - 0.62) / 0.12  # mean 0 and standard deviation 1, roughly
+    # One by one, because the last bit of a sum over a batch may depend on the batch.
+    veins = torch.stack([(image - image.mean()) / image.std() for image in veins])
     texture = per_point(0.40 + 0.47 * brightness, x) + per_point(0.05 + 0.09 * contrast, x) * veins
     tint = torch.tensor([-0.07, 0.01, 0.06] if x.shape[1] == 3 else [0.0], dtype=x.dtype)
     return (texture + tint[:, None, None]).clamp(0, 1)
@@ -91,7 +93,8 @@ class Fog(Corruption):
     def apply(self, x: Tensor, severity: int, streams: PointRNG) -> Tensor:
         strength, decay = self.parameters(x, severity)
         highest = x.amax((1, 2, 3), keepdim=True)
-        return (x + strength * fractal(x, decay, streams)) * highest / (highest + strength)
+        result: Tensor = (x + strength * fractal(x, decay, streams)) * highest / (highest + strength)
+        return result
 
 
 def fractal(x: Tensor, decay: float, streams: PointRNG) -> Tensor:
@@ -127,7 +130,7 @@ def _displace(sums: Tensor, size: float, streams: PointRNG) -> Tensor:
 
 
 @CORRUPTIONS.register("brightness", own_name=False)
-class Brightness(Corruption):
+class AddedBrightness(Corruption):
     """Brightness: increases the value (V) of the HSV color model."""
 
     # added to the value

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atoll.attacks.corruptions import FROST, NAMES, STRIP, STRIP_SEVERITY, Corruptions
+from atoll.attacks.corruptions import FROST, NAMES, STRIP, STRIP_SEVERITY, Corruptions, title_of
 from atoll.attacks.measure import AttackResult
 from atoll.corruptions import COMMON
 from atoll.errors import DataError
@@ -75,18 +75,22 @@ def section(runs: Sequence[RunSummary]) -> Section | None:
     blocks: list[Block] = [Paragraphs([text])]
     for place, comparison in enumerate(comparisons):
         plots = [
-            Plot(f"corruptions-{place}-{group}", group.capitalize(), _figure(_group_curves(comparison, names)))
+            Plot(
+                f"corruptions-{place}-{group}",
+                f"{group.capitalize()} corruptions",
+                _figure(_group_curves(comparison, names)),
+            )
             for group, names in COMMON.items()
         ]
         mean = Plot(f"corruptions-{place}-mean", "Mean over all corruptions", _figure(_mean_curves(comparison)))
-        details = Collapsible("Accuracy under each corruption", comparison.table(_cells, "severity"))
+        details = Collapsible("Accuracy under each corruption", comparison.table(_cells))
         blocks += [Title(comparison.title), mean, Columns(plots[:2]), Columns(plots[2:])]
         blocks += [*comparison.table(_means), *_strip(comparison), details]
     return Section("corruptions", "Corruptions", blocks)
 
 
 def _figure(traces: Sequence[Trace]) -> dict[str, object]:
-    figure = chart(traces, "severity", "accuracy in %", {"range": PERCENT}, height=360)
+    figure = chart(traces, "severity", "accuracy in %", {"range": PERCENT}, height=420)
     figure["layout"]["xaxis"] |= {"range": [-0.2, 5.2], "dtick": 1}
     return figure
 
@@ -117,18 +121,18 @@ def _points(clean: Accuracy, values: Sequence[float]) -> list[tuple[float, float
 
 
 def _title(name: str) -> str:
-    return plain(name).replace("_", " ")
+    return plain(title_of(name)).replace("_", " ")
 
 
 def _means(result: AttackResult) -> dict[str, str | TableCell]:
     corruptions = _corruptions(result)
     rows = {f"mean, severity {severity}": _mean(each) for severity, each in enumerate(corruptions.severities, 1)}
-    return {"clean accuracy": accuracy(result.clean), "mean": _mean(corruptions.mean), **rows}
+    return {"clean accuracy": accuracy(result.clean), "mean over all corruptions": _mean(corruptions.mean), **rows}
 
 
 def _cells(result: AttackResult) -> dict[str, str | TableCell]:
     return {
-        f"{_title(each.name)}, {severity}": accuracy(value)
+        f"{_title(each.name)}, severity {severity}": accuracy(value)
         for each in _corruptions(result).accuracies
         for severity, value in enumerate(each.severities, 1)
     }
