@@ -86,6 +86,7 @@ def read(result):
     individual=st.booleans(),
     surrogate=st.none() | st.text(max_size=20),
     adbd=st.booleans(),
+    corruptions=st.booleans(),
     norm=st.sampled_from([None, "linf", "l2", "l1"]),
     eps=st.none() | st.sampled_from(["8/255", "0.1"]),
     batch_size=st.none() | st.integers(1, 512),
@@ -110,9 +111,9 @@ def test_results_survive_json(stored):
 
 def test_files_of_older_and_newer_versions(stored):
     tree = stored[0].to_json()
-    for name in ("warnings", "batch_size", "adbd", "surrogate", "environment", "seconds"):
+    for name in ("warnings", "batch_size", "adbd", "corruptions", "surrogate", "environment", "seconds"):
         del tree[name]
-    for name in ("individual", "adbd", "surrogate", "seed"):
+    for name in ("individual", "adbd", "corruptions", "surrogate", "seed"):
         del tree["settings"][name]
     older = AttackResult.from_json(tree | {"a field of the future": 1})
     assert older.robust == stored[0].robust
@@ -166,7 +167,7 @@ OTHERS = {
         f"{name}={value}": (subject, dataclasses.replace(ASKED, **{name: value}))
         for name, value in {
             "split": "train", "points": 11, "seed": 1, "attacks": "PGD-2", "individual": True, "norm": "l2",
-            "eps": "0.05", "adbd": True,
+            "eps": "0.05", "adbd": True, "corruptions": True,
         }.items()
     },
 }  # fmt: skip
@@ -180,6 +181,7 @@ def asked(tmp_path_factory):
 
 @pytest.mark.parametrize("change", OTHERS)
 def test_another_question_is_another_result(asked, change, monkeypatch):
+    monkeypatch.setattr(attack_measure, "evaluate_corruptions", lambda *args, **options: None)
     monkeypatch.setattr(attack_measure, "boundary_distance", lambda model, x, y, bounds: torch.ones(len(x)))
     first, results = asked
     make, other = OTHERS[change]

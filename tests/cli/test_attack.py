@@ -104,6 +104,19 @@ def test_distance_to_the_boundary_from_labels_alone(trained, capsys):
     assert "distance to the boundary (ADBD): 0." in capsys.readouterr().out
 
 
+def test_corruptions_without_an_attack(trained, tmp_path, capsys):
+    words = ["--attacks", "none", "--points", "6", "--corruptions"]
+    result = attack(capsys, trained, *words)
+    assert result["attacks"] == []
+    assert len(result["corruptions"]["accuracies"]) == 15
+    assert result["corruptions"]["accuracies"][0]["severities"][4]["total"] == 6
+    shutil.copytree(trained, tmp_path / "other")
+    assert main(["attack", str(trained), str(tmp_path / "other"), *words]) == 0
+    printed = capsys.readouterr().out
+    assert "frost (generated)" in printed
+    assert "Mean under common corruptions" in printed
+
+
 def test_several_runs_are_compared(trained, tmp_path, capsys, short):
     shutil.copytree(trained, tmp_path / "other")
     assert main(["attack", str(trained), str(tmp_path / "other"), "--points", "10"]) == 0
@@ -112,7 +125,7 @@ def test_several_runs_are_compared(trained, tmp_path, capsys, short):
 
 @pytest.mark.slow  # tests/attacks/test_evaluate.py shares points between two processes
 def test_two_processes_share_the_work(trained, tmp_path):
-    words = ("--attacks", "PGD-3,APGD-CE", "--points", "41", "--json", "--batch-size", "16")
+    words = ("--attacks", "PGD-3,APGD-CE", "--points", "41", "--corruptions", "--json", "--batch-size", "16")
     results = []
     for processes in (1, 2):
         folder = tmp_path / str(processes) / "run"
@@ -123,12 +136,13 @@ def test_two_processes_share_the_work(trained, tmp_path):
     assert one["clean"] == two["clean"]
     assert [a["attacked"] for a in one["attacks"]] == [a["attacked"] for a in two["attacks"]]
     assert abs(one["robust"]["correct"] - two["robust"]["correct"]) <= 1  # float32: batches of other sizes round
+    assert one["corruptions"]["mean"]["value"] == pytest.approx(two["corruptions"]["mean"]["value"], abs=2 / (75 * 41))
 
 
 @pytest.mark.slow  # tests/attacks/test_measure.py interrupts the same measurement in one process
 def test_a_killed_command_resumes_bit_identically(trained, tmp_path):
     """SIGKILL at random moments; the same command resumes."""
-    words = ["--attacks", "APGD-CE,FAB-T", "--points", "30", "--batch-size", "16", "--json"]
+    words = ["--attacks", "APGD-CE,FAB-T", "--points", "30", "--corruptions", "--batch-size", "16", "--json"]
 
     def run(folder, timeout=None):
         command = [sys.executable, "-m", "atoll", "attack", str(folder), *words]

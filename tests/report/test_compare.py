@@ -127,6 +127,7 @@ def test_the_index_of_two_losses_is_in_two_rows(measured, robust, tmp_path):
             "FGSM,PGD-3 at linf 0.15, 40 test points, swa weights",
         ),
         ({"adbd": True}, {}, None),  # one more number about the same question
+        ({"corruptions": True}, {}, None),
     ],
 )
 def test_what_differs_is_in_a_row_of_its_own_that_says_so(measured, robust, settings, changes, title):

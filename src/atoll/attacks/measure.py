@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from atoll.attacks.base import Attack
+from atoll.attacks.corruptions import Corruptions, evaluate_corruptions, save_strip
 from atoll.attacks.diagnostics import EvaluationWarning, is_randomized
 from atoll.attacks.evaluate import MISCLASSIFIED, PROBE, AttackSummary, Evaluation, attack_table, evaluate
 from atoll.attacks.examples import Example, save_examples
 from atoll.attacks.rays import boundary_distance
 from atoll.attacks.suites import SUITES, parse_attacks, sampling_for
 from atoll.attacks.transfer import Transfer
+from atoll.corruptions.base import check_images
 from atoll.data.base import Split, to_float
 from atoll.display import TextTable
 from atoll.distributed import all_sum, is_main, rank, world_size
@@ -49,6 +51,7 @@ class AttackSettings(Settings):
         individual: run every attack on all points instead of only on those that are still robust.
         surrogate: run whose model the attacks are crafted on (transfer attack).
         adbd: also measure the average decision boundary distance with RayS, which uses only predicted labels (linf).
+        corruptions: also measure the accuracy under the fifteen common corruptions of ImageNet-C, at five severities.
         norm: norm of the threat model (default: as trained).
         eps: radius, a number or a fraction like 8/255 (default: as trained).
         batch_size: attack batch size (default: chosen to fit memory).
@@ -62,6 +65,7 @@ class AttackSettings(Settings):
     individual: bool = False
     surrogate: str | None = None
     adbd: bool = False
+    corruptions: bool = False
     norm: Norm | None = None
     eps: str | None = None
     batch_size: int | None = execution(None)
@@ -108,6 +112,7 @@ class AttackResult(Result):
         warnings: reasons not to trust the numbers.
         batch_size: attack batch size.
         adbd: average decision boundary distance of the correctly classified points.
+        corruptions: accuracy under common corruptions.
         surrogate: the model on which the attacks were crafted.
         examples: what the model answers for a few points; their images are in ``examples.safetensors``.
     """
@@ -121,6 +126,7 @@ class AttackResult(Result):
     batch_size: int = 0
     estimate: SampledAccuracy | None = None
     adbd: Estimate | None = None
+    corruptions: Corruptions | None = None
     surrogate: SubjectRecord | None = None
     examples: tuple[Example, ...] = ()
 
@@ -131,6 +137,7 @@ class AttackResult(Result):
 
     def table(self) -> TextTable:
         notes = [] if self.adbd is None else [f"mean distance to the boundary (ADBD): {self.adbd}"]
+        notes += [] if self.corruptions is None else [self.corruptions.note]
         return attack_table(f"{self._title}, {self.settings.threat}", self, notes)
 
 
@@ -153,6 +160,8 @@ class MeasureAttack(Measurement):
         threat = resolve_threat(subject, settings.norm, settings.eps)
         attacks = parse_attacks(settings.attacks, threat)
         split = select(subject.data, settings.split, settings.points)
+        if settings.corruptions:
+            check_images(split.fetch(torch.arange(1)).shape)
         sampling = None
         if settings.attacks == "fast":
             probe = to_float(split.fetch(torch.arange(min(PROBE, len(split)))).to(context.device))
@@ -178,6 +187,7 @@ class MeasureAttack(Measurement):
             on_progress=context.on_progress,
         )
         adbd = _boundary_distance(subject, split, threat, evaluation, context) if settings.adbd else None
+        corruptions = _corruptions(subject, split, settings, evaluation, context) if settings.corruptions else None
         examples: tuple[Example, ...] = ()
         if context.folder is not None and is_main():
             examples = save_examples(
@@ -192,7 +202,7 @@ class MeasureAttack(Measurement):
             )
         names = ("clean", "robust", "estimate", "attacks", "warnings", "batch_size")
         fields = {name: getattr(evaluation, name) for name in names}
-        return fields | {"adbd": adbd, "surrogate": surrogate, "examples": examples}
+        return fields | {"adbd": adbd, "corruptions": corruptions, "surrogate": surrogate, "examples": examples}
 
 
 def _transfer(attacks: Mapping[str, Attack], surrogate: nn.Module) -> dict[str, Attack]:
@@ -219,3 +229,20 @@ def _boundary_distance(
         done += len(part)
         context.on_progress("RayS", done, len(index))
     return Estimate.mean_of(all_sum(distance)[correct])
+
+
+def _corruptions(
+    subject: Subject, split: Split, settings: AttackSettings, evaluation: Evaluation, context: Context
+) -> Corruptions:
+    """Return the accuracy under common corruptions."""
+    if context.folder is not None:
+        save_strip(split, context.folder, seed=settings.seed)
+    return evaluate_corruptions(
+        subject.model,
+        split,
+        batch_size=evaluation.batch_size,
+        seed=settings.seed,
+        device=context.device,
+        folder=context.folder,
+        on_progress=context.on_progress,
+    )

@@ -51,6 +51,10 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "ADBD": "average decision boundary distance, measured by RayS",
         "RayS": "an attack that needs only predicted classes and measures the distance to the decision boundary",
         "surrogate": "the model on which a transfer attack crafts its inputs",
+        "corruption, common corruption": "noise, blur, weather or a digital artifact: a change of an image that no"
+        " attacker chose",
+        "severity": "strength of a corruption, from 1 to 5",
+        "ImageNet-C": "a benchmark of fifteen common corruptions at five severities",
     },
     "Training": {
         "Standard": "standard training: cross-entropy at clean inputs, without an attack",

@@ -21,6 +21,11 @@ from atoll.stats import Accuracy
 
 ORDER, KINDS = 20, ("attack",)
 NAMED = ("attacks", "norm", "eps")
+EXTRAS = ("adbd", "corruptions")  # settings that ask for one more number about the same question
+# Settings that clean accuracy does not depend on.
+ATTACK_SETTINGS = (
+    "attacks", "width", "budget", "escalate", "individual", "surrogate", *EXTRAS, "norm", "eps", "seed"
+)  # fmt: skip
 SUITES = {
     "standard": "AutoAttack", "plus": "AutoAttack (plus)", "rand": "AutoAttack (rand)", "fast": "Fast attack suite"
 }  # fmt: skip
@@ -34,7 +39,7 @@ def _describe(result: AttackResult) -> str:
 
 def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
     """AutoAttack first, because it is what people report; averages of weights last."""
-    pairs = compare(runs, AttackResult, _describe, named=NAMED, ignore=lambda result: ("adbd",), checkpoint=checkpoint)
+    pairs = compare(runs, AttackResult, _describe, named=NAMED, ignore=lambda result: EXTRAS, checkpoint=checkpoint)
 
     def rank(comparison: Comparison[AttackResult]) -> tuple[bool, bool, bool]:
         settings, weights = comparison.first.settings, comparison.first.subject.origin.weights
@@ -45,8 +50,7 @@ def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> li
 
 def clean_comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
     """Clean accuracy depends on the points and the weights, not on the attacks."""
-    attack = ("attacks", "width", "budget", "escalate", "individual", "surrogate", "adbd", "norm", "eps", "seed")
-    return compare(runs, AttackResult, lambda result: "", ignore=lambda result: attack, checkpoint=checkpoint)
+    return compare(runs, AttackResult, lambda result: "", ignore=lambda result: ATTACK_SETTINGS, checkpoint=checkpoint)
 
 
 def summary_rows(runs: Sequence[RunSummary], checkpoint: str) -> list[Row]:
