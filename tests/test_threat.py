@@ -178,7 +178,7 @@ def test_rounding_never_leaves_the_ball_even_for_inputs_that_are_not_images(case
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("l3", 0.1), "norm: expected linf, l2 or l1, got 'l3'"),
+        (("l3", 0.1), "norm: expected linf, l2, l1 or l0, got 'l3'"),
         (("linf", -0.1), "eps: expected a finite number >= 0, got -0.1"),
         (("linf", math.nan), "eps: expected a finite number >= 0"),
         (("linf", math.inf), "eps: expected a finite number >= 0"),
