@@ -134,10 +134,11 @@ class ThreatModel:
             return self.clamp(delta.mul_(per_point(scale, delta)).add_(x))
         return self._project_l1(x_adv, x, self.radius if radius is None else radius[:, None].double())
 
-    def require_convex(self, name: str) -> None:
-        """Raise an InputError for l0, whose ball is not convex and which only some attacks support."""
+    def require_convex(self, name: str) -> Norm:
+        """Return the norm; raises an InputError for l0, whose ball is not convex and which only some attacks support."""
         if self.norm == "l0":
             raise InputError(f"{name}: expected linf, l2 or l1, got l0")
+        return self.norm
 
     def _project_l1(self, x_adv: Tensor, x: Tensor, radius: float | Tensor) -> Tensor:
         """Project exactly onto the intersection of l1 ball and box.

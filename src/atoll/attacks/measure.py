@@ -76,7 +76,7 @@ class AttackSettings(Settings):
         if self.attacks == "fast" and self.individual:
             raise InputError("individual: fast is a cascade and cannot run its attacks individually; use standard")
         if self.curve and self.surrogate is not None:
-            raise InputError("curve: expected no surrogate, because the closest points of another model do not transfer")
+            raise InputError("curve: expected no surrogate, because the closest points of a model do not transfer")
 
     def resolve(self, subject: Subject) -> Self:
         if self.norm == "l0" and self.curve and self.attacks == "standard":

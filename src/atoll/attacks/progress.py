@@ -93,8 +93,8 @@ class Progress:
             counts = [AttackCounts(**each) for each in about["counts"]]
             rows = {name.removeprefix("rows/"): t.to(device) for name, t in tensors.items() if name.startswith("rows/")}
             state = AttackState.from_tensors(rows) if rows else None
-            results = (tensors[name] for name in ("correct", "broken", "distance"))
-            return Progress(*results, counts, **position, rows=state)
+            correct, broken, distance = (tensors[name] for name in ("correct", "broken", "distance"))
+            return Progress(correct, broken, distance, counts, **position, rows=state)
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is damaged ({error}); delete the folder to start over") from None
 
