@@ -135,7 +135,7 @@ class ThreatModel:
         return self._project_l1(x_adv, x, self.radius if radius is None else radius[:, None].double())
 
     def require_convex(self, name: str) -> Norm:
-        """Return the norm; raises an InputError for l0, whose ball is not convex and which only some attacks support."""
+        """Return the norm; raises an InputError for l0, whose ball is not convex."""
         if self.norm == "l0":
             raise InputError(f"{name}: expected linf, l2 or l1, got l0")
         return self.norm

@@ -70,22 +70,17 @@ def test_a_landscape_is_under_the_header_of_its_own_loss(robust):
 
 def test_curves_of_several_runs_share_their_axes(measured, robust):
     """Runs without attacks at eps are compared whatever their eps; the picture shows the stored numbers."""
-    numbers = {}
-    for number, (folder, scale) in enumerate({robust: 1.0, measured / "standard": 0.1}.items()):
+    standard, curves = robust.with_name("standard"), []
+    shutil.copytree(measured / "standard", standard)
+    for folder, scale in ((robust, 1.0), (standard, 0.1)):
         distance = scale * torch.linspace(0, 1, 40, dtype=torch.float64)
-        curve = Curve.from_distances(distance, distance > 0, "linf")
+        curves.append(Curve.from_distances(distance, distance > 0, "linf"))
         settings = {"attacks": "none", "curve": True, "eps": str(0.1 * scale)}
-        copy_result(result_file(folder, "attack"), "curve", settings, attacks=(), examples=(), curve=curve)
-        numbers[number] = curve
-    try:
-        (plot,) = [
-            p for p in plots(attacks.section(read_runs([robust, measured / "standard"])).blocks) if "curve" in p.id
-        ]
-    finally:
-        shutil.rmtree(result_file(measured / "standard", "attack").parent.with_name("curve"))
+        copy_result(result_file(folder, "attack"), "curve", settings, attacks=(), examples=(), curve=curves[-1])
+    blocks = attacks.section(read_runs([robust, standard])).blocks
+    (plot,) = [plot for plot in plots(blocks) if "curve" in plot.id]
     lines = [trace for trace in plot.figure["data"] if trace.get("showlegend", True)]
-    assert len(lines) == 2
-    for line, curve in zip(lines, numbers.values(), strict=True):
+    for line, curve in zip(lines, curves, strict=True):
         assert line["x"] == list(curve.eps)
         assert line["y"] == [100 * each.value for each in curve.accuracy]
     assert plot.figure["layout"]["xaxis"]["title"]["text"] == "eps (linf)"

@@ -18,7 +18,7 @@ STYLE = (Path(__file__).parents[2] / "docs/style.md").read_text()
 PLAIN = {
     "", "Training", "layer", "weight matrix", "mean loss", "cost relative to a prediction", "norm of the weights",
     "reason for the estimator",
-    "Accuracy under attack", "Accuracy against eps", "Before and after the attack", "Perturbations", "Curvature by layer",
+    "Accuracy under attack", "Before and after the attack", "Perturbations", "Curvature by layer",
     "Loss over the weights, along two random directions", "root of the sum of traces",
 }  # fmt: skip
 

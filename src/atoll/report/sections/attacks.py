@@ -128,7 +128,7 @@ def _cells(result: AttackResult) -> dict[str, str | TableCell]:
         names = ", ".join(plain(attack.name) for attack in result.curve.attacks)
         if result.at_eps is not None:
             cells["worst case on the curve"] = accuracy(result.at_eps, "at most", f"at this eps; {names}")
-        cells["median distance to an adversarial input"] = TableCell(digits(result.curve.median), f"at most; {names}")
+        cells["median distance to the decision boundary"] = TableCell(digits(result.curve.median), f"at most; {names}")
     return cells
 
 
