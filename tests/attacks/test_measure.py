@@ -87,7 +87,7 @@ def read(result):
     surrogate=st.none() | st.text(max_size=20),
     adbd=st.booleans(),
     corruptions=st.booleans(),
-    norm=st.sampled_from([None, "linf", "l2", "l1"]),
+    norm=st.sampled_from([None, "linf", "l2", "l1", "l0"]),
     eps=st.none() | st.sampled_from(["8/255", "0.1"]),
     batch_size=st.none() | st.integers(1, 512),
 )
@@ -111,9 +111,9 @@ def test_results_survive_json(stored):
 
 def test_files_of_older_and_newer_versions(stored):
     tree = stored[0].to_json()
-    for name in ("warnings", "batch_size", "adbd", "corruptions", "surrogate", "environment", "seconds"):
+    for name in ("warnings", "batch_size", "adbd", "curve", "corruptions", "surrogate", "environment", "seconds"):
         del tree[name]
-    for name in ("individual", "adbd", "corruptions", "surrogate", "seed"):
+    for name in ("individual", "adbd", "curve", "corruptions", "surrogate", "seed"):
         del tree["settings"][name]
     older = AttackResult.from_json(tree | {"a field of the future": 1})
     assert older.robust == stored[0].robust

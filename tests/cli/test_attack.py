@@ -117,6 +117,22 @@ def test_corruptions_without_an_attack(trained, tmp_path, capsys):
     assert "Mean under common corruptions" in printed
 
 
+def test_curve_alone_and_beside_an_attack(trained, capsys):
+    words = ["--attacks", "PGD-3", "--points", "4", "--curve"]
+    result = attack(capsys, trained, *words)
+    curve = result["curve"]
+    at_eps = curve["accuracy"][curve["eps"].index(0.1)]
+    assert at_eps["correct"] <= result["robust"]["correct"]
+    assert main(["attack", str(trained), *words]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "accuracy is at most (FMN, FAB-T)" in printed
+    assert "median distance of correctly classified points (linf): at most" in printed
+    alone = attack(capsys, trained, "--norm", "l0", "--points", 2, "--curve")
+    assert alone["attacks"] == []
+    assert [entry["name"] for entry in alone["curve"]["attacks"]] == ["SigmaZero"]
+    assert all(eps == int(eps) for eps in alone["curve"]["eps"])
+
+
 def test_several_runs_are_compared(trained, tmp_path, capsys, short):
     shutil.copytree(trained, tmp_path / "other")
     assert main(["attack", str(trained), str(tmp_path / "other"), "--points", "10"]) == 0
@@ -186,6 +202,10 @@ def test_a_killed_command_resumes_bit_identically(trained, tmp_path):
         (["--surrogate", "nowhere"], "nowhere is not a run"),
         (["--attacks", "CarliniWagner"], "CarliniWagner: expected l2, got linf"),
         (["--attacks", "RayS", "--norm", "l2"], "RayS: expected linf, got l2"),
+        (["--norm", "l0", "--eps", "3"], "norm: expected linf, l2 or l1 for standard, got l0; use SigmaZero"),
+        (["--norm", "l0", "--attacks", "SigmaZero"], "eps: expected a whole number of components for l0, got 0.1"),
+        (["--norm", "l0", "--eps", "3", "--attacks", "PGD-20"], "PGD: expected linf or l2 or l1, got l0"),
+        (["--curve", "--surrogate", "nowhere"], "curve: expected no surrogate"),
         (["--eps", "much"], "eps: expected a number or a fraction like 8/255, got 'much'"),
         (["--checkpoint", "worst"], "--checkpoint: expected best, last or a step, got 'worst'"),
     ],

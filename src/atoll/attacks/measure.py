@@ -12,6 +12,7 @@ from torch import nn
 
 from atoll.attacks.base import Attack
 from atoll.attacks.corruptions import Corruptions, evaluate_corruptions, save_strip
+from atoll.attacks.curve import Curve, measure_curve
 from atoll.attacks.diagnostics import EvaluationWarning, is_randomized
 from atoll.attacks.evaluate import MISCLASSIFIED, PROBE, AttackSummary, Evaluation, attack_table, evaluate
 from atoll.attacks.examples import Example, save_examples
@@ -36,7 +37,7 @@ from atoll.measure import (
 )
 from atoll.stats import Accuracy, Estimate, SampledAccuracy
 from atoll.subject import Subject, SubjectRecord
-from atoll.threat import Norm, ThreatModel
+from atoll.threat import AttackNorm, ThreatModel, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class AttackSettings(Settings):
         surrogate: run whose model the attacks are crafted on (transfer attack).
         adbd: also measure the average decision boundary distance with RayS, which uses only predicted labels (linf).
         corruptions: also measure the accuracy under the fifteen common corruptions of ImageNet-C, at five severities.
+        curve: also measure accuracy against eps with attacks that find the smallest perturbation; for l0, which
+            AutoAttack does not cover, instead of standard.
         norm: norm of the threat model (default: as trained).
         eps: radius, a number or a fraction like 8/255 (default: as trained).
         batch_size: attack batch size (default: chosen to fit memory).
@@ -66,7 +69,8 @@ class AttackSettings(Settings):
     surrogate: str | None = None
     adbd: bool = False
     corruptions: bool = False
-    norm: Norm | None = None
+    curve: bool = False
+    norm: AttackNorm | None = None
     eps: str | None = None
     batch_size: int | None = execution(None)
 
@@ -75,8 +79,14 @@ class AttackSettings(Settings):
         sampling_for("fast", ThreatModel(), **self.sampling_options)
         if self.attacks == "fast" and self.individual:
             raise InputError("individual: fast is a cascade and cannot run its attacks individually; use standard")
+        if self.curve and self.surrogate is not None:
+            raise InputError("curve: expected no surrogate, because the closest points of a model do not transfer")
 
     def resolve(self, subject: Subject) -> Self:
+        if self.norm == "l0" and self.curve and self.attacks == "standard":
+            return dataclasses.replace(self, attacks="none").resolve(subject)
+        if self.norm == "l0" and self.attacks == "none" and self.eps is None:
+            return dataclasses.replace(self, eps="0").resolve(subject)  # not used
         threat = resolve_threat(subject, self.norm, self.eps)
         parse_attacks(self.attacks, threat)  # report unknown names before any work is done
         resolved = dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps))
@@ -96,8 +106,8 @@ class AttackSettings(Settings):
 
     @property
     def threat(self) -> str:
-        """The threat model as text, such as ``linf 8/255``."""
-        return f"{self.norm} {self.eps}"
+        """The threat model as text, such as ``linf 8/255``; only the norm if nothing is attacked at eps."""
+        return f"{self.norm}" if self.attacks == "none" else f"{self.norm} {self.eps}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +122,8 @@ class AttackResult(Result):
         warnings: reasons not to trust the numbers.
         batch_size: attack batch size.
         adbd: average decision boundary distance of the correctly classified points.
-        corruptions: accuracy under common corruptions.
+    corruptions: bool = False
+        curve: accuracy against eps; the distance of every point is in ``distances.safetensors``.
         surrogate: the model on which the attacks were crafted.
         examples: what the model answers for a few points; their images are in ``examples.safetensors``.
     """
@@ -127,6 +138,7 @@ class AttackResult(Result):
     estimate: SampledAccuracy | None = None
     adbd: Estimate | None = None
     corruptions: Corruptions | None = None
+    curve: Curve | None = None
     surrogate: SubjectRecord | None = None
     examples: tuple[Example, ...] = ()
 
@@ -135,9 +147,19 @@ class AttackResult(Result):
         """All accuracies by name."""
         return {"clean": self.clean, **{attack.name: attack.accuracy for attack in self.attacks}}
 
+    @property
+    def at_eps(self) -> Accuracy | None:
+        """Accuracy on the curve at the eps of the attacks; at most ``robust``.  None without attacks or curve."""
+        if self.curve is None or not self.attacks:
+            return None
+        return self.curve.at(number(self.settings.eps or 0, "eps"))
+
     def table(self) -> TextTable:
         notes = [] if self.adbd is None else [f"mean distance to the boundary (ADBD): {self.adbd}"]
         notes += [] if self.corruptions is None else [self.corruptions.note]
+        if self.curve is not None:
+            at_eps = [f"{self.settings.threat} on the curve: at most {self.at_eps}"] if self.at_eps else []
+            notes += [*at_eps, *self.curve.table().notes]
         return attack_table(f"{self._title}, {self.settings.threat}", self, notes)
 
 
@@ -188,6 +210,19 @@ class MeasureAttack(Measurement):
         )
         adbd = _boundary_distance(subject, split, threat, evaluation, context) if settings.adbd else None
         corruptions = _corruptions(subject, split, settings, evaluation, context) if settings.corruptions else None
+        curve, warnings = None, evaluation.warnings
+        if settings.curve:
+            curve, further = measure_curve(
+                subject.model,
+                split,
+                threat,
+                evaluation,
+                seed=settings.seed,
+                device=context.device,
+                folder=context.folder,
+                on_progress=context.on_progress,
+            )
+            warnings += tuple(warning for warning in further if warning not in warnings)
         examples: tuple[Example, ...] = ()
         if context.folder is not None and is_main():
             examples = save_examples(
@@ -200,9 +235,10 @@ class MeasureAttack(Measurement):
                 seed=settings.seed,
                 device=context.device,
             )
-        names = ("clean", "robust", "estimate", "attacks", "warnings", "batch_size")
+        names = ("clean", "robust", "estimate", "attacks", "batch_size")
         fields = {name: getattr(evaluation, name) for name in names}
-        return fields | {"adbd": adbd, "corruptions": corruptions, "surrogate": surrogate, "examples": examples}
+        more = {"warnings": warnings, "adbd": adbd, "curve": curve, "corruptions": corruptions}
+        return fields | more | {"surrogate": surrogate, "examples": examples}
 
 
 def _transfer(attacks: Mapping[str, Attack], surrogate: nn.Module) -> dict[str, Attack]:

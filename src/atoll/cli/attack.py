@@ -9,6 +9,7 @@ Examples:
   atoll attack runs/digits-at
   atoll attack runs/digits-standard runs/digits-at --attacks FGSM,PGD-20,CW-20 --eps 0.1
   atoll attack runs/digits-at --attacks PGD-20,CW-20 --surrogate runs/digits-standard
+  atoll attack runs/digits-at --attacks none --curve
   atoll attack runs/digits-at --attacks my_attack.py:MyAttack
   atoll attack runs/digits-at --attacks none --corruptions
   torchrun --nproc-per-node 4 -m atoll attack runs/digits-at
@@ -36,6 +37,10 @@ def show(results: Mapping[str, AttackResult]) -> None:
             corruptions = result.corruptions.table()
             print_table(corruptions.title, corruptions.columns, corruptions.rows)
             print_lines(*corruptions.notes)
+        if result.curve is not None:
+            curve = result.curve.table()
+            print_table(f"{folder}: {curve.title}", curve.columns, curve.rows)
+            print_lines(*curve.notes)
         print_lines(*(f"{warning.kind}: {warning.message}" for warning in result.warnings), style="yellow")
         print_lines(f"adversarial inputs and results: {result.folder}")
     if len(results) > 1 and all(result.estimate for result in results.values()):

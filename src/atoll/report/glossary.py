@@ -8,13 +8,14 @@ from functools import cache
 # Terms by section.  Terms that share a meaning are separated by commas.
 GLOSSARY: dict[str, dict[str, str]] = {
     "Robustness": {
-        "threat model": "the perturbations an attacker may use: a norm (linf, l2 or l1), a radius eps, and the valid"
-        " range of inputs",
+        "threat model": "the perturbations an attacker may use: a norm (linf, l2, l1 or l0), a radius eps, and the"
+        " valid range of inputs",
         "eps": "radius of the allowed perturbation, in input units; inputs are in [0, 1], so 8/255 is eight gray"
         " levels",
         "linf": "the largest change of any single value; at linf 0.1 every pixel may change by 0.1",
         "l2": "the Euclidean length of a change: the root of the sum of squares over all pixels",
         "l1": "the sum of the absolute changes of all pixels",
+        "l0": "the number of components (channels of pixels) that change",
         "clean accuracy": "share of unperturbed points that are classified correctly",
         "robust accuracy": "share of points that stay correct under attack; an upper bound, because a stronger attack"
         " may find more",
@@ -47,6 +48,8 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "APGD, APGD-CE, APGD-DLR, APGD-T": "PGD with an automatic step size; it maximizes cross-entropy (CE) or a"
         " difference of logits (DLR), or aims at other classes one by one (T)",
         "FAB, FAB-T": "fast adaptive boundary attack: looks for the smallest perturbation that changes the class",
+        "FMN, PDPGD, SigmaZero": "attacks that look for the smallest perturbation that changes the class: FMN in linf,"
+        " l2 and l1, PDPGD in l1, SigmaZero in l0",
         "Square": "a black-box attack that changes random squares of the image and needs no gradients",
         "ADBD": "average decision boundary distance, measured by RayS",
         "RayS": "an attack that needs only predicted classes and measures the distance to the decision boundary",

@@ -13,15 +13,15 @@ from atoll.attacks.measure import AttackResult
 from atoll.errors import DataError
 from atoll.report.blocks import Block, Gallery, Paragraphs, Plot, Row, Section, TableCell, Tile, Title
 from atoll.report.compare import Comparison, compare, notes
-from atoll.report.figures import dots
+from atoll.report.figures import PERCENT, Trace, band, chart, curve, dots
 from atoll.report.images import encode_image, read_images
 from atoll.report.run_summary import RunSummary
-from atoll.report.text import SPACE, accuracy, estimate, plain
+from atoll.report.text import SPACE, accuracy, digits, estimate, plain
 from atoll.stats import Accuracy
 
 ORDER, KINDS = 20, ("attack",)
 NAMED = ("attacks", "norm", "eps")
-EXTRAS = ("adbd", "corruptions")  # settings that ask for one more number about the same question
+EXTRAS = ("adbd", "curve", "corruptions")  # settings that ask for one more number about the same question
 # Settings that clean accuracy does not depend on.
 ATTACK_SETTINGS = (
     "attacks", "width", "budget", "escalate", "individual", "surrogate", *EXTRAS, "norm", "eps", "seed"
@@ -37,9 +37,14 @@ def _describe(result: AttackResult) -> str:
     return f"{SUITES.get(name, name)} at {plain(settings.threat)}" if result.attacks else "No attack"
 
 
+def _extras(result: AttackResult) -> tuple[str, ...]:
+    """Settings that add numbers and do not change the others; without attacks, eps is one of them."""
+    return EXTRAS if result.attacks else (*EXTRAS, "eps")
+
+
 def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
     """AutoAttack first, because it is what people report; averages of weights last."""
-    pairs = compare(runs, AttackResult, _describe, named=NAMED, ignore=lambda result: EXTRAS, checkpoint=checkpoint)
+    pairs = compare(runs, AttackResult, _describe, named=NAMED, ignore=_extras, checkpoint=checkpoint)
 
     def rank(comparison: Comparison[AttackResult]) -> tuple[bool, bool, bool]:
         settings, weights = comparison.first.settings, comparison.first.subject.origin.weights
@@ -81,8 +86,27 @@ def section(runs: Sequence[RunSummary]) -> Section:
     for place, comparison in enumerate(comparisons(runs)):
         series = {(run.name, run.number): _accuracies(result) for run, result in comparison.results}
         plot = Plot(f"attacks-{place}", "Accuracy under attack", dots(series))
-        blocks += [Title(comparison.title), plot, *comparison.table(_cells), *examples(comparison, perturbations=True)]
+        blocks += [Title(comparison.title), plot, *curves(comparison, place), *comparison.table(_cells)]
+        blocks += examples(comparison, perturbations=True)
     return Section("attacks", "Attacks", [*notes(runs, "attacks"), *blocks])
+
+
+def curves(comparison: Comparison[AttackResult], place: int = 0) -> list[Block]:
+    """Accuracy against eps of all runs over the same axes; nothing if no run has a curve."""
+    traces: list[Trace] = []
+    for run, result in comparison.results:
+        if result.curve is None or not result.curve.eps:
+            continue
+        points = [(eps, 100 * each.value) for eps, each in zip(result.curve.eps, result.curve.accuracy, strict=False)]
+        # Between two eps, accuracy is at most that at the smaller one.
+        traces += band(points, [each.interval for each in result.curve.accuracy], run.number)
+        traces.append(curve(run.name, points, run.number, shape="hv", unit=" %"))
+    if not traces:
+        return []
+    axis = f"eps ({plain(comparison.first.settings.norm)})"
+    figure = chart(traces, axis, "accuracy in %", {"range": PERCENT}, height=400)
+    note = "An upper bound at every eps, from the closest adversarial inputs of all attacks. Bands are 95 % intervals."
+    return [Plot(f"curve-{place}", "Accuracy against eps", figure, note)]
 
 
 def _accuracies(result: AttackResult) -> dict[str, Accuracy]:
@@ -103,6 +127,11 @@ def _cells(result: AttackResult) -> dict[str, str | TableCell]:
         cells["worst case"] = _robust(result)
     if result.adbd is not None:
         cells["ADBD: mean distance to the decision boundary"] = estimate(result.adbd)
+    if result.curve is not None:
+        names = ", ".join(plain(attack.name) for attack in result.curve.attacks)
+        if result.at_eps is not None:
+            cells["worst case on the curve"] = accuracy(result.at_eps, "at most", f"at this eps; {names}")
+        cells["median distance to the decision boundary"] = TableCell(digits(result.curve.median), f"at most; {names}")
     return cells
 
 
