@@ -7,6 +7,7 @@ import os
 import random
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from atoll.graph.digest import all_tensors
 # `pytest --hypothesis-profile=default` draws new ones, and twice as many.
 settings.register_profile("atoll", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("atoll")
+
+SOURCES = [Path(__file__).parent / folder for folder in ("src", "papers/src")]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,6 +76,18 @@ def _export_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_export", once)
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collect_file(file_path: Path) -> None:
+    """Import a module with docstrings by its name: pytest would run one again that its package has already imported."""
+    for root in SOURCES:
+        if (
+            file_path.suffix == ".py"
+            and file_path.is_relative_to(root)
+            and file_path.stem not in ("__init__", "__main__")
+        ):
+            importlib.import_module(".".join(file_path.relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
