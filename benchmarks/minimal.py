@@ -25,7 +25,7 @@ from atoll.threat import AttackNorm, ThreatModel
 from benchmarks.measure import Row
 
 NETS = ("pgd_madry", "fgsm")
-POINTS = range(5000, 5100)  # test images; the step sizes of FMN and PDPGD were chosen on the first 60 of these networks
+POINTS = range(5000, 5100)  # test images; FMN and PDPGD were tuned on these networks, but on the first test images
 FARTHEST: dict[AttackNorm, float] = {"linf": 1.0, "l2": 8.0, "l1": 64.0}  # first eps of the binary search
 ROUNDS = 10  # of the binary search
 
