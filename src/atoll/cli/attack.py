@@ -31,6 +31,8 @@ def show(results: Mapping[str, AttackResult]) -> None:
         print_table(title, table.columns, table.rows)
         if result.adbd is not None:
             print_lines(f"mean distance to the boundary (ADBD): {result.adbd}")
+        if result.power is not None:
+            print_lines(f"power: {result.power}")
         print_lines(*(f"{warning.kind}: {warning.message}" for warning in result.warnings), style="yellow")
         print_lines(f"adversarial inputs and results: {result.folder}")
     if len(results) > 1 and all(result.estimate for result in results.values()):

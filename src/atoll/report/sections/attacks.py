@@ -10,14 +10,16 @@ from torch import Tensor
 
 from atoll.attacks.examples import EXAMPLES, Example
 from atoll.attacks.measure import AttackResult
-from atoll.errors import DataError
+from atoll.certify.measure import CertifyResult
+from atoll.errors import DataError, InputError
 from atoll.report.blocks import Block, Gallery, Paragraphs, Plot, Row, Section, TableCell, Tile, Title
-from atoll.report.compare import Comparison, compare, notes
+from atoll.report.compare import Comparison, compare, notes, side_by_side
 from atoll.report.figures import dots
 from atoll.report.images import encode_image, read_images
 from atoll.report.run_summary import RunSummary
 from atoll.report.text import SPACE, accuracy, estimate, plain
-from atoll.stats import Accuracy
+from atoll.stats import Accuracy, percent
+from atoll.threat import ThreatModel
 
 ORDER, KINDS = 20, ("attack",)
 NAMED = ("attacks", "norm", "eps")
@@ -34,7 +36,8 @@ def _describe(result: AttackResult) -> str:
 
 def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
     """AutoAttack first, because it is what people report; averages of weights last."""
-    pairs = compare(runs, AttackResult, _describe, named=NAMED, ignore=lambda result: ("adbd",), checkpoint=checkpoint)
+    extra = ("adbd", "power")  # more numbers about the same question
+    pairs = compare(runs, AttackResult, _describe, named=NAMED, ignore=lambda result: extra, checkpoint=checkpoint)
 
     def rank(comparison: Comparison[AttackResult]) -> tuple[bool, bool, bool]:
         settings, weights = comparison.first.settings, comparison.first.subject.origin.weights
@@ -45,7 +48,19 @@ def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> li
 
 def clean_comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
     """Clean accuracy depends on the points and the weights, not on the attacks."""
-    attack = ("attacks", "width", "budget", "escalate", "individual", "surrogate", "adbd", "norm", "eps", "seed")
+    attack = (
+        "attacks",
+        "width",
+        "budget",
+        "escalate",
+        "individual",
+        "surrogate",
+        "adbd",
+        "power",
+        "norm",
+        "eps",
+        "seed",
+    )
     return compare(runs, AttackResult, lambda result: "", ignore=lambda result: attack, checkpoint=checkpoint)
 
 
@@ -77,7 +92,8 @@ def section(runs: Sequence[RunSummary]) -> Section:
     for place, comparison in enumerate(comparisons(runs)):
         series = {(run.name, run.number): _accuracies(result) for run, result in comparison.results}
         plot = Plot(f"attacks-{place}", "Accuracy under attack", dots(series))
-        blocks += [Title(comparison.title), plot, *comparison.table(_cells), *examples(comparison, perturbations=True)]
+        table = side_by_side([(run, _cells(run, result)) for run, result in comparison.results])
+        blocks += [Title(comparison.title), plot, *table, *examples(comparison, perturbations=True)]
     return Section("attacks", "Attacks", [*notes(runs, "attacks"), *blocks])
 
 
@@ -86,7 +102,7 @@ def _accuracies(result: AttackResult) -> dict[str, Accuracy]:
     return {"clean": result.clean, **attacks, **({"worst case": result.robust} if len(attacks) > 1 else {})}
 
 
-def _cells(result: AttackResult) -> dict[str, str | TableCell]:
+def _cells(run: RunSummary, result: AttackResult) -> dict[str, str | TableCell]:
     cells: dict[str, str | TableCell] = {"clean accuracy": accuracy(result.clean)}
     for attack in result.attacks:
         broken = f"broke {attack.broken:,} of {attack.attacked:,} points"
@@ -97,9 +113,39 @@ def _cells(result: AttackResult) -> dict[str, str | TableCell]:
         cells |= {"at most": _robust(result), "estimate": accuracy(result.estimate, sample)}
     elif result.attacks:
         cells["worst case"] = _robust(result)
+    if (verified := verified_accuracy(run, result)) is not None:
+        cells["verified and attacked"] = _bracket(verified, result)
+    if result.power is not None:
+        share, random = result.power.share, result.power.random
+        planted = f"found {share.correct:,} of {share.total:,} planted adversarial inputs"
+        baseline = f"random points found {random.correct:,} of {random.total:,}"
+        cells["power of the attacks"] = accuracy(share, planted, baseline, f"readout: {plain(result.power.layer)}")
     if result.adbd is not None:
         cells["ADBD: mean distance to the decision boundary"] = estimate(result.adbd)
     return cells
+
+
+def _bracket(verified: Accuracy, result: AttackResult) -> TableCell:
+    """The true robust accuracy is between these numbers."""
+    text = f"between {percent(verified)} % (verified) and {percent(result.robust)} % (attacked)"
+    return TableCell(text, "" if result.estimate is None else f"estimate: {percent(result.estimate)} %")
+
+
+def verified_accuracy(run: RunSummary, attacked: AttackResult) -> Accuracy | None:
+    """Accuracy that is proven for the same weights, points and threat, if there is a proof."""
+    if not attacked.attacks or attacked.settings.norm != "l2":
+        return None
+    try:
+        radius = ThreatModel("l2", attacked.settings.eps or "").radius
+    except (InputError, OverflowError):  # anybody may have written it
+        return None
+    for result in run.current(CertifyResult):
+        same = (result.inputs, result.points, result.subject.digest, result.settings.split)
+        if same == (attacked.inputs, attacked.points, attacked.subject.digest, attacked.settings.split):
+            for row in result.verified:
+                if row.eps == radius and not result.is_probabilistic:
+                    return row.accuracy
+    return None
 
 
 def examples(comparison: Comparison[AttackResult], *, perturbations: bool = False) -> list[Block]:
