@@ -81,7 +81,8 @@ def test_the_witness_is_an_adversarial_input(model, threat):
         test = plant(model, layer, threat, row, torch.tensor(place))
         logits = BinarizedModel(model, layer, test.readout)(torch.cat([row, test.witness]))
         assert logits.shape == (2, 2)
-        assert logits[0, 0] > logits[0, 1] and logits[1, 1] > logits[1, 0]
+        assert logits[0, 0] > logits[0, 1]
+        assert logits[1, 1] > logits[1, 0]
         delta = (test.witness - row).flatten()
         order = {"linf": torch.inf, "l2": 2, "l1": 1}[threat.norm]
         assert 0.5 * threat.radius < delta.norm(order) <= threat.radius * (1 + 1e-5)
@@ -137,7 +138,8 @@ def test_what_follows_the_layer_stays():
     x = torch.rand(5, 1, 8, 8)
     expected = 7 * test.readout(model[:3](x))
     torch.testing.assert_close(BinarizedModel(model, model[3], test.readout)(x), expected)
-    assert model(x).shape == (5, 5) and not model[3]._forward_hooks  # the model itself is as before
+    assert model(x).shape == (5, 5)
+    assert not model[3]._forward_hooks
 
 
 # --- healthy ----------------------------------------------------------------------------------------------------------
@@ -190,7 +192,8 @@ def test_defects_show(name):
     assert result.share.total >= 10
     assert result.share.value < 0.7
     (warning,) = diagnose_power(result)
-    assert warning.kind == "low power" and f"{result.share.correct} of {result.share.total}" in warning.message
+    assert warning.kind == "low power"
+    assert f"{result.share.correct} of {result.share.total}" in warning.message
 
 
 def test_winners_take_all_is_harder_than_relu():
@@ -262,7 +265,8 @@ def test_passes_are_counted_and_the_model_stays_as_it_was():
     result = power(model, APGD(LINF, steps=2), count=3)
     assert result.forward == sum(calls) > 3 * 164
     assert 0 < result.backward < result.forward
-    assert model.training and not any(module._forward_hooks for module in model)
+    assert model.training
+    assert not any(module._forward_hooks for module in model)
 
 
 def test_warnings_need_significance():

@@ -260,7 +260,7 @@ def test_runs_are_named_by_all_that_they_are(runs):
 def bracket(run):
     """The cell that says between which numbers the accuracy is, in the tab of attacks."""
     tables = [block for block in section([run]).blocks if isinstance(block, TableBlock)]
-    cells = [row[1] for table in tables for row in table.rows if row[0] == "verified and attacked"]
+    cells = [row[1] for table in tables for row in table.rows if row[0] == "range of robust accuracy"]
     return cells[0] if cells else None
 
 

@@ -1,7 +1,7 @@
 r"""The power of attacks: how often they find adversarial inputs that certainly exist (Zimmermann et al., 2022).
 
 The binarization test replaces the last layer of the model by a readout of two classes, one for each tested point.
-Everything before and after this layer stays as it is, including whatever masks gradients.  The readout assigns the
+The test keeps everything before and after this layer, including whatever masks gradients.  The readout assigns the
 point and random points of its ball to class 0, and one of them, the *witness*, to class 1.  An adversarial input
 therefore exists: the witness.  Then the same attacks run with the same settings.  If they miss many of the planted
 inputs, they probably also miss inputs of the model itself.
@@ -160,8 +160,8 @@ def measure_power(
 def diagnose_power(power: Power) -> Iterator[EvaluationWarning]:
     """A warning if the power is below 95 %, even at the upper limit of its 95 % interval."""
     if power.share.total and power.share.interval[1] < ENOUGH:
-        found, total = power.share.correct, power.share.total
-        message = f"the attacks found only {found} of {total} planted adversarial inputs ({power.share!r});"
+        planted = f"{power.share.correct} of {power.share.total} planted adversarial inputs"
+        message = f"the attacks found only {planted}, {power.share!r};"
         yield EvaluationWarning("low power", f"{message} the true robust accuracy is probably lower")
 
 
@@ -338,19 +338,16 @@ def _features(
 ) -> tuple[Tensor, Tensor]:
     """Return mean inputs and outputs of a layer; without a layer, both are the logits."""
     calls: list[tuple[Tensor, Tensor]] = []
-    for part in torch.split(x, batch_size):
-        results = []
+
+    def record(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        calls.append((inputs[0] if module is layer else output, output))
+
+    with _hook([layer or model], record):
         for _ in range(passes):
-            if layer is None:
-                logits = model(part)
-                results.append((logits, logits))
-            else:
-                with _hook(
-                    [layer], lambda module, inputs, output, results=results: results.append((inputs[0], output))
-                ):
-                    model(part)
-        calls.append((torch.stack([r[0] for r in results]).mean(0), torch.stack([r[1] for r in results]).mean(0)))
-    return torch.cat([call[0] for call in calls]), torch.cat([call[1] for call in calls])
+            for part in torch.split(x, batch_size):
+                model(part)
+    inputs, outputs = (torch.cat(parts).view(passes, len(x), -1) for parts in zip(*calls, strict=True))
+    return inputs.mean(0), outputs.mean(0)
 
 
 def _fit(features: Tensor, logits: Tensor, first: int) -> tuple[Readout | None, int]:
@@ -445,19 +442,21 @@ def _run(
 ) -> Iterator[AttackState]:
     """Attack the tests that are left, and yield finished rows."""
     iterative = _RowAttack(attack if isinstance(attack, IterativeAttack) else OneShot(attack))
+
+    def streams(rows: Tensor) -> PointRNG:
+        return attack.streams((seed, "power"), index[rows])
+
     for size in (batch_size, 1):
-        parts = iter(torch.split(left.nonzero().squeeze(1), size))
-        loop = AttackLoop(
-            iterative,
-            model,
-            next_batch=lambda count, parts=parts: None if (part := next(parts, None)) is None else points[part],
-            streams=lambda rows: attack.streams((seed, "power"), index[rows]),
-            classes=2,
-            batch_size=size,
-        )
+        batches = map(points.__getitem__, torch.split(left.nonzero().squeeze(1), size))
+        loop = AttackLoop(iterative, model, partial(_next, batches), streams, classes=2, batch_size=size)
         try:
             yield from loop
             return
         except RowMismatch:
             if size == 1:
                 raise
+
+
+def _next(batches: Iterator[Points], count: int) -> Points | None:
+    """The next batch, whatever is vacant: the loop itself splits more rows than fit."""
+    return next(batches, None)

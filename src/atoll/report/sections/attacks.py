@@ -35,13 +35,13 @@ def _describe(result: AttackResult) -> str:
 
 
 def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
-    """AutoAttack first, because it is what people report; averages of weights last."""
+    """AutoAttack first, because it is what people report, then more points; averages of weights last."""
     extra = ("adbd", "power")  # more numbers about the same question
     pairs = compare(runs, AttackResult, _describe, named=NAMED, ignore=lambda result: extra, checkpoint=checkpoint)
 
-    def rank(comparison: Comparison[AttackResult]) -> tuple[bool, bool, bool]:
+    def rank(comparison: Comparison[AttackResult]) -> tuple[bool, bool, bool, int]:
         settings, weights = comparison.first.settings, comparison.first.subject.origin.weights
-        return weights != "raw", not settings.cascade, settings.attacks == "fast"
+        return weights != "raw", not settings.cascade, settings.attacks == "fast", -comparison.first.points
 
     return sorted(pairs, key=rank)
 
@@ -114,7 +114,7 @@ def _cells(run: RunSummary, result: AttackResult) -> dict[str, str | TableCell]:
     elif result.attacks:
         cells["worst case"] = _robust(result)
     if (verified := verified_accuracy(run, result)) is not None:
-        cells["verified and attacked"] = _bracket(verified, result)
+        cells["range of robust accuracy"] = _bracket(verified, result)
     if result.power is not None:
         share, random = result.power.share, result.power.random
         planted = f"found {share.correct:,} of {share.total:,} planted adversarial inputs"
