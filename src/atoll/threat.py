@@ -107,6 +107,18 @@ class ThreatModel:
         norm: Tensor = torch.linalg.vector_norm(flat, {"l2": 2, "l1": 1, "l0": 0}[self.norm], dim=1)
         return norm
 
+    def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Return whether each point is inside the ball around ``x`` (up to rounding) and the bounds.
+
+        >>> x = torch.tensor([[0.5], [0.95]])
+        >>> ThreatModel("linf", 0.1).contains(x + 0.1, x)
+        tensor([ True, False])
+        """
+        inside = self.distance(x_adv, x) <= self.radius * (1 + 1e-5) + 1e-7
+        if self.bounds is not None:
+            inside &= ((x_adv >= self.bounds[0]) & (x_adv <= self.bounds[1])).flatten(1).all(1)
+        return inside
+
     def clamp(self, x: Tensor) -> Tensor:
         """Clip to the bounds, in place."""
         return x if self.bounds is None else x.clamp_(*self.bounds)

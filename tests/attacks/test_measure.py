@@ -86,6 +86,7 @@ def read(result):
     individual=st.booleans(),
     surrogate=st.none() | st.text(max_size=20),
     adbd=st.booleans(),
+    power=st.none() | st.just(0),
     corruptions=st.booleans(),
     norm=st.sampled_from([None, "linf", "l2", "l1", "l0"]),
     eps=st.none() | st.sampled_from(["8/255", "0.1"]),
@@ -365,3 +366,48 @@ def test_a_surrogate_counts(trained, tmp_path):
     assert results[0].surrogate != results[1].surrogate
     with pytest.raises(InputError, match="surrogate: expected a run"):
         measure(subject(model), AttackSettings(attacks="FGSM", surrogate="run"), tmp_path)
+
+
+# --- power ------------------------------------------------------------------------------------------------------------
+
+
+def test_suites_measure_their_power_at_points_that_they_did_not_break():
+    result = measure(subject(), AttackSettings(attacks="fast", points=24, power=5))
+    assert result.power.random.total + result.power.failed == min(5, result.robust.correct)
+    assert result.power.share.correct == result.power.share.total > 0  # the model is linear
+    assert "low power" not in [warning.kind for warning in result.warnings]
+    assert f"power: {result.power}" in str(result)
+    assert AttackResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_low_power_is_a_warning(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    settings = AttackSettings(attacks=f"{path}:Mine", points=24, power=20)  # random corners
+    result = measure(subject(), settings)
+    assert result.power.share.value < 0.5
+    assert [warning.kind for warning in result.warnings] == ["low power"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"attacks": "standard"}, 50),
+        ({"attacks": "fast"}, 50),
+        ({"attacks": "fast", "power": 0}, 0),
+        ({"attacks": "PGD-20"}, 0),
+        ({"attacks": "PGD-20", "power": 7}, 7),
+        ({"attacks": "standard", "surrogate": "other"}, 0),
+    ],
+)
+def test_power_is_measured_for_suites_and_on_request(settings, expected):
+    resolved = AttackSettings(**settings).resolve(subject())
+    assert resolved.power_points == expected
+    assert resolved == AttackSettings(**settings | {"power": expected}).resolve(subject())  # the same question
+
+
+def test_transfer_attacks_have_no_power():
+    with pytest.raises(InputError, match="power: cannot be measured for transfer attacks"):
+        AttackSettings(attacks="PGD-3", surrogate="other", power=5)
+    result = measure(subject(), AttackSettings(attacks="none", points=4, power=5))
+    assert result.power is None  # no attack

@@ -321,11 +321,7 @@ class Evaluator:
             return
         x_adv, threat = rows.x_adv, attack.threat
         distance = threat.distance(x_adv, rows.x)
-        inside = distance <= threat.radius * (1 + 1e-5) + 1e-7
-        if threat.bounds is not None:
-            low, high = threat.bounds
-            inside &= ((x_adv >= low) & (x_adv <= high)).flatten(1).all(1)
-        holds = inside & (self._logits(x_adv, attack.eot).argmax(1) != rows.y)
+        holds = threat.contains(x_adv, rows.x) & (self._logits(x_adv, attack.eot).argmax(1) != rows.y)
         index = rows.index[holds].cpu()
         counts = self.progress.counts[number]
         counts.confirmed += len(index)
@@ -407,14 +403,8 @@ class Evaluator:
     def _fetch(self, index: Tensor) -> Tensor:
         return to_float(self.split.fetch(index).to(self.device))
 
-    @torch.no_grad()
     def _logits(self, x: Tensor, passes: int | None = None) -> Tensor:
-        """Return logits or, with several passes (randomized models), the logarithm of the mean probabilities."""
-        passes = passes or max((attack.eot for attack in self.attacks.values()), default=1)
-        if passes == 1:
-            logits: Tensor = self.model(x)
-            return logits
-        return torch.stack([self.model(x).softmax(1) for _ in range(passes)]).mean(0).log()
+        return average_logits(self.model, x, passes or max((attack.eot for attack in self.attacks.values()), default=1))
 
     def _save(self) -> None:
         if self.folder is not None:
@@ -430,6 +420,15 @@ class Evaluator:
             partial_points = float((loop.rows.iteration / loop.attack.num_steps(loop.classes)).sum())
         self.on_progress(name, min(finished + partial_points, total), total)
         self.shown = time.monotonic()
+
+
+@torch.no_grad()
+def average_logits(model: nn.Module, x: Tensor, passes: int) -> Tensor:
+    """Return logits or, with several passes (randomized models), the logarithm of the mean probabilities."""
+    if passes == 1:
+        logits: Tensor = model(x)
+        return logits
+    return torch.stack([model(x).softmax(1) for _ in range(passes)]).mean(0).log()
 
 
 def _models(attack: Attack) -> list[nn.Module]:

@@ -14,8 +14,9 @@ from atoll.attacks.base import Attack
 from atoll.attacks.corruptions import Corruptions, evaluate_corruptions, save_strip
 from atoll.attacks.curve import Curve, measure_curve
 from atoll.attacks.diagnostics import EvaluationWarning, is_randomized
-from atoll.attacks.evaluate import MISCLASSIFIED, PROBE, AttackSummary, Evaluation, attack_table, evaluate
+from atoll.attacks.evaluate import MISCLASSIFIED, PROBE, ROBUST, AttackSummary, Evaluation, attack_table, evaluate
 from atoll.attacks.examples import Example, save_examples
+from atoll.attacks.power import POINTS, Power, diagnose_power, measure_power
 from atoll.attacks.rays import boundary_distance
 from atoll.attacks.suites import SUITES, parse_attacks, sampling_for
 from atoll.attacks.transfer import Transfer
@@ -55,6 +56,7 @@ class AttackSettings(Settings):
         corruptions: also measure the accuracy under the fifteen common corruptions of ImageNet-C, at five severities.
         curve: also measure accuracy against eps with attacks that find the smallest perturbation; for l0, which
             AutoAttack does not cover, instead of standard.
+        power: number of points at which to measure the power of the attacks (default: 50 for suites, otherwise 0).
         norm: norm of the threat model (default: as trained).
         eps: radius, a number or a fraction like 8/255 (default: as trained).
         batch_size: attack batch size (default: chosen to fit memory).
@@ -70,12 +72,15 @@ class AttackSettings(Settings):
     adbd: bool = False
     corruptions: bool = False
     curve: bool = False
+    power: int | None = None
     norm: AttackNorm | None = None
     eps: str | None = None
     batch_size: int | None = execution(None)
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, batch_size=1)
+        self.at_least(points=1, batch_size=1, power=0)
+        if self.power and self.surrogate is not None:
+            raise InputError("power: cannot be measured for transfer attacks, which do not use the model")
         sampling_for("fast", ThreatModel(), **self.sampling_options)
         if self.attacks == "fast" and self.individual:
             raise InputError("individual: fast is a cascade and cannot run its attacks individually; use standard")
@@ -89,7 +94,8 @@ class AttackSettings(Settings):
             return dataclasses.replace(self, eps="0").resolve(subject)  # not used
         threat = resolve_threat(subject, self.norm, self.eps)
         parse_attacks(self.attacks, threat)  # report unknown names before any work is done
-        resolved = dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps))
+        power = None if self.power == self._default_power else self.power
+        resolved = dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps), power=power)
         if self.attacks == "fast":
             return resolved
         return dataclasses.replace(resolved, width=None, budget=0.1, escalate=False)  # other attacks do not sample
@@ -103,6 +109,15 @@ class AttackSettings(Settings):
     def cascade(self) -> bool:
         """Whether each attack runs only on the points that are still robust, as in AutoAttack."""
         return self.attacks in SUITES and not self.individual
+
+    @property
+    def _default_power(self) -> int:
+        return POINTS if self.attacks in SUITES and self.surrogate is None else 0
+
+    @property
+    def power_points(self) -> int:
+        """Number of points at which to measure the power of the attacks."""
+        return self._default_power if self.power is None else self.power
 
     @property
     def threat(self) -> str:
@@ -122,8 +137,9 @@ class AttackResult(Result):
         warnings: reasons not to trust the numbers.
         batch_size: attack batch size.
         adbd: average decision boundary distance of the correctly classified points.
-    corruptions: bool = False
+        corruptions: accuracy under common corruptions.
         curve: accuracy against eps; the distance of every point is in ``distances.safetensors``.
+        power: how many planted adversarial inputs the attacks found, at points that they did not break.
         surrogate: the model on which the attacks were crafted.
         examples: what the model answers for a few points; their images are in ``examples.safetensors``.
     """
@@ -139,6 +155,7 @@ class AttackResult(Result):
     adbd: Estimate | None = None
     corruptions: Corruptions | None = None
     curve: Curve | None = None
+    power: Power | None = None
     surrogate: SubjectRecord | None = None
     examples: tuple[Example, ...] = ()
 
@@ -160,6 +177,7 @@ class AttackResult(Result):
         if self.curve is not None:
             at_eps = [f"{self.settings.threat} on the curve: at most {self.at_eps}"] if self.at_eps else []
             notes += [*at_eps, *self.curve.table().notes]
+        notes += [] if self.power is None else [f"power: {self.power}"]
         return attack_table(f"{self._title}, {self.settings.threat}", self, notes)
 
 
@@ -223,6 +241,8 @@ class MeasureAttack(Measurement):
                 on_progress=context.on_progress,
             )
             warnings += tuple(warning for warning in further if warning not in warnings)
+        every = {**attacks, **(sampling.verify if sampling else {})}
+        power = _power(subject, split, every, settings, evaluation, context) if settings.power_points else None
         examples: tuple[Example, ...] = ()
         if context.folder is not None and is_main():
             examples = save_examples(
@@ -237,7 +257,8 @@ class MeasureAttack(Measurement):
             )
         names = ("clean", "robust", "estimate", "attacks", "batch_size")
         fields = {name: getattr(evaluation, name) for name in names}
-        more = {"warnings": warnings, "adbd": adbd, "curve": curve, "corruptions": corruptions}
+        warnings += () if power is None else tuple(diagnose_power(power))
+        more = {"warnings": warnings, "adbd": adbd, "power": power, "curve": curve, "corruptions": corruptions}
         return fields | more | {"surrogate": surrogate, "examples": examples}
 
 
@@ -249,6 +270,31 @@ def _open_surrogate(path: str, context: Context) -> Subject:
     if context.open_subject is None:
         raise InputError("surrogate: expected a run that can be opened; pass open_subject")
     return context.open_subject(path)
+
+
+def _power(
+    subject: Subject,
+    split: Split,
+    attacks: Mapping[str, Attack],
+    settings: AttackSettings,
+    evaluation: Evaluation,
+    context: Context,
+) -> Power | None:
+    """Measure the power of the attacks at points that they did not break; None if they broke all."""
+    robust = (evaluation.broken_by == ROBUST).nonzero().squeeze(1)
+    if not attacks or not len(robust):
+        return None
+    return measure_power(
+        subject.model,
+        split,
+        attacks,
+        robust,
+        points=settings.power_points,
+        batch_size=evaluation.batch_size,
+        seed=settings.seed,
+        device=context.device,
+        on_progress=context.on_progress,
+    )
 
 
 def _boundary_distance(

@@ -41,6 +41,8 @@ def show(results: Mapping[str, AttackResult]) -> None:
             curve = result.curve.table()
             print_table(f"{folder}: {curve.title}", curve.columns, curve.rows)
             print_lines(*curve.notes)
+        if result.power is not None:
+            print_lines(f"power: {result.power}")
         print_lines(*(f"{warning.kind}: {warning.message}" for warning in result.warnings), style="yellow")
         print_lines(f"adversarial inputs and results: {result.folder}")
     if len(results) > 1 and all(result.estimate for result in results.values()):

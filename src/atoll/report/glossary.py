@@ -39,6 +39,8 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "Centroid Net": "a network that predicts the class of the nearest centroid, with exact geometric certificates",
         "eta layer": "rejects inputs of a Centroid Net that are not clearly closer to one class; eta sets how clearly",
         "gradient masking": "gradients that mislead attacks, so that robust accuracy comes out too high",
+        "power": "share of planted adversarial inputs that the attacks find, on a second classifier with the same"
+        " features; if it is low, robust accuracy comes out too high",
         "AutoAttack": "an ensemble of APGD-CE, APGD-T, FAB-T and Square, the usual standard for robust accuracy",
         "fast attack suite": "quick attacks on all points, and AutoAttack on a random sample of the points that"
         " remain: an estimate with an interval",
