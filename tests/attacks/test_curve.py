@@ -33,7 +33,7 @@ def short(monkeypatch):
     """A curve of FMN alone, with few steps."""
 
     def minimal(threat):
-        return {"FMN": FMN(threat, steps=60, minimum_norm=True)}
+        return {"FMN": FMN(threat, steps=30, minimum_norm=True)}
 
     monkeypatch.setattr(curve, "minimal", minimal)
 
@@ -96,33 +96,33 @@ def test_is_never_above_what_other_attacks_know(monkeypatch):
 
 
 def test_does_not_depend_on_the_batch_size(short):
-    model, split = images()
-    first, second = (both(model, split, batch_size=size)[1] for size in (40, 7))
+    model, split = images(16)
+    first, second = (both(model, split, batch_size=size)[1] for size in (16, 5))
     assert [each.correct for each in first.accuracy] == [each.correct for each in second.accuracy]
     torch.testing.assert_close(torch.tensor(first.eps), torch.tensor(second.eps), rtol=1e-6, atol=1e-9)
 
 
 def test_is_stored_with_the_distance_of_every_point(tmp_path, short):
-    result = measure(subject(), AttackSettings(attacks="PGD-3", points=24, curve=True), tmp_path)
+    result = measure(subject(), AttackSettings(attacks="PGD-3", points=12, curve=True), tmp_path)
     assert load_result(result.folder) == result
     assert AttackResult.from_json(json.loads(json.dumps(result.to_json()))) == result
     distance = load_file(result.folder / "distances.safetensors")["distance"]
-    assert len(distance) == 24
+    assert len(distance) == 12
     assert int((distance > 0).sum()) == result.clean.correct
     assert int((distance > 0.18).sum()) == result.at_eps.correct <= result.robust.correct
     assert "linf 0.18 on the curve: at most" in str(result)
     assert len(result.curve.plot().axes) == 1
     assert "eps (linf)" in str(result.curve)
-    alone = measure(subject(), AttackSettings(attacks="none", points=24, curve=True), tmp_path)
+    alone = measure(subject(), AttackSettings(attacks="none", points=12, curve=True), tmp_path)
     assert alone.attacks == ()
     assert alone.at_eps is None
     assert alone.curve.median == pytest.approx(result.curve.median, rel=0.01)
 
 
 def test_an_interrupted_curve_resumes_bit_identically(tmp_path, short, monkeypatch):
-    asked = AttackSettings(attacks="none", points=24, curve=True, batch_size=8)
+    asked = AttackSettings(attacks="none", points=12, curve=True, batch_size=4)
     whole = measure(subject(), asked, tmp_path / "whole")
-    run, step, fuse = curve.evaluate, FMN.step, [70]
+    run, step, fuse = curve.evaluate, FMN.step, [35]
     monkeypatch.setattr(curve, "evaluate", lambda *a, **k: run(*a, **k, save_every=0.0))
 
     def fused(self, model, rows):
@@ -136,7 +136,7 @@ def test_an_interrupted_curve_resumes_bit_identically(tmp_path, short, monkeypat
         measure(subject(), asked, tmp_path / "killed")
     fuse[0] = -1
     again = measure(subject(), asked, tmp_path / "killed")
-    assert -fuse[0] < 180  # it did not start over: 60 steps for each of three batches
+    assert -fuse[0] < 90  # it did not start over: 30 steps for each of three batches
     assert (again.curve.eps, again.curve.accuracy) == (whole.curve.eps, whole.curve.accuracy)
     files = [load_file(result.folder / "distances.safetensors") for result in (whole, again)]
     assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])

@@ -43,7 +43,7 @@ def test_changes_as_few_components_of_a_linear_model_as_possible():
         model, x, y, truth = bounded(classes)
         assert truth.isfinite().all()
         assert truth.max() > 3
-        result = distances(SigmaZero(MINIMUM, minimum_norm=True), model, x, y)
+        result = distances(SigmaZero(MINIMUM, steps=500, minimum_norm=True), model, x, y)
         assert (result >= truth).all()
         assert float((result == truth).double().mean()) > 0.8
         assert (result <= truth + 1).all()
@@ -69,7 +69,7 @@ def test_finds_points_that_one_or_two_components_can_change():
             truth[(model(single).argmax(2) != y[:, None]).any(1)] = 1
     easy = truth.isfinite()
     assert 0 < int((truth == 1).sum()) < 30
-    result = distances(SigmaZero(MINIMUM, minimum_norm=True), model, x, y)
+    result = distances(SigmaZero(MINIMUM, steps=500, minimum_norm=True), model, x, y)
     assert (result >= truth)[truth == 1].all()
     assert float((result <= truth)[easy].double().mean()) >= 0.8
 
