@@ -25,6 +25,7 @@ class Visit:
 
     def __init__(self, browser, path, **options):
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
+        self.context.set_default_timeout(180_000)  # milliseconds; pages load slowly on a busy machine
         self.page = self.context.new_page()
         self.console, self.requests, self.dialogs = [], [], []
         self.page.on("console", lambda message: self.console.append(f"{message.type}: {message.text}"))
