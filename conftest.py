@@ -1,23 +1,30 @@
 """Seeds for all tests, those of docstrings included, so that none depends on the ones before it; and no lost time."""
 
+import functools
 import gc
+import importlib
 import os
 import random
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from torch import nn
+from torch import Tensor, nn
+from torch.export import ExportedProgram
 
-from atoll.graph import Digest, function, function_digest
+from atoll.graph import function
+from atoll.graph.digest import all_tensors
 
 # Machines differ in speed, and a timeout is not a counterexample.  The same examples every time:
 # `pytest --hypothesis-profile=default` draws new ones, and twice as many.
 settings.register_profile("atoll", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("atoll")
+
+SOURCES = [Path(__file__).parent / folder for folder in ("src", "papers/src")]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,19 +36,58 @@ def _no_fsync() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _capture_once() -> Iterator[None]:
-    """Capture a model only once if its code, settings and tensors are the same as before."""
-    digests: dict[object, Digest] = {}
+def _known_operations() -> Iterator[None]:
+    """List the operations that torch.export may decompose only once; there is one list per module that imports it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("torch.export.exported_program", "torch.export.decomp_utils"):
+            collect = getattr(importlib.import_module(module), "_collect_all_valid_cia_ops", None)
+            if collect is not None:  # a private function, which another version may not have
+                patch.setattr(f"{module}._collect_all_valid_cia_ops", functools.cache(collect))
+        yield
 
-    def digest(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Digest:
-        key = (*function._Writer(module).lines(), shape, dtype)
-        if key not in digests:
-            digests[key] = function_digest(module, shape, dtype)
-        return digests[key]
+
+def _structure(model: nn.Module) -> Iterator[object]:
+    """All that an exported graph depends on: everything but the values of parameters and buffers."""
+    yield from (line for line in function._Writer(model).lines() if not line.startswith("tensor "))
+    places: dict[int, str] = {}
+    for name, tensor in all_tensors(model).items():
+        yield name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, type(tensor)
+        yield places.setdefault(tensor.data_ptr(), name)  # tied tensors
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _export_once() -> Iterator[None]:
+    """Export a model only once if its code and settings are the same as before, whatever its weights are.
+
+    `capture` still compares every captured model with its module.  The tests of graphs do without.
+    """
+    module = importlib.import_module("atoll.graph.capture")
+    export, programs = module._export, {}
+
+    def once(model: nn.Module, example: Tensor) -> ExportedProgram:
+        if any(part in os.environ["PYTEST_CURRENT_TEST"] for part in ("/graph/", "test_deceptive")):
+            return export(model, example)
+        state = (torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+        key = (*_structure(model), example.shape, example.dtype, *state)
+        if key not in programs:
+            programs[key] = export(model, example)
+        return programs[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("atoll.subject.function_digest", digest)
+        patch.setattr(module, "_export", once)
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collect_file(file_path: Path) -> None:
+    """Import a module with docstrings by its name: pytest would run one again that its package has already imported."""
+    for root in SOURCES:
+        if (
+            file_path.suffix == ".py"
+            and file_path.is_relative_to(root)
+            and file_path.stem not in ("__init__", "__main__")
+        ):
+            importlib.import_module(".".join(file_path.relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:

@@ -35,6 +35,7 @@ SAMPLES = {
     "weight_clipping.py": ("method", "WeightClipping"),
     "two_layer_net.py": ("model", "TwoLayerNet"),
     "stripes.py": ("data", "Stripes"),
+    "darker.py": ("corruption", "Darker"),
     "gradient_magnitude.py": ("attribution", "GradientMagnitude"),
     "confidence.py": ("measurement", "MeasureConfidence"),
     "steps_study.py": ("study", "StepsStudy"),

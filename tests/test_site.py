@@ -45,7 +45,9 @@ def address(tmp_path_factory):
 def test_the_site_works(address, browser):  # one test, so that the site is built once
     messages, requests = [], []
     for scheme, background in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(30, 33, 41)")):
-        page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()
+        context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+        context.set_default_timeout(180_000)  # milliseconds; pages load slowly on a busy machine
+        page = context.new_page()
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))

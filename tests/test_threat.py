@@ -178,7 +178,8 @@ def test_rounding_never_leaves_the_ball_even_for_inputs_that_are_not_images(case
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("l3", 0.1), "norm: expected linf, l2 or l1, got 'l3'"),
+        (("l0", 0.5), "eps: expected a whole number of components for l0, got 0.5"),
+        (("l3", 0.1), "norm: expected linf, l2, l1 or l0, got 'l3'"),
         (("linf", -0.1), "eps: expected a finite number >= 0, got -0.1"),
         (("linf", math.nan), "eps: expected a finite number >= 0"),
         (("linf", math.inf), "eps: expected a finite number >= 0"),
@@ -210,3 +211,29 @@ def test_inputs_are_checked():
         with pytest.raises(InputError, match=sentence):
             threat.check(x)
     ThreatModel(bounds=None).check(torch.tensor([[5.0]]))
+
+
+def test_l0_counts_components_and_has_no_projection():
+    threat, x = ThreatModel("l0", 3), torch.zeros(2, 3, 2, 2)
+    x_adv = x.clone()
+    x_adv[0, :, 0, 0] = 0.5
+    assert threat.distance(x_adv, x).tolist() == [3, 0]
+    streams = PointRNG(0, index=torch.arange(2))
+    for name, arguments in {
+        "project": (x_adv, x),
+        "random_start": (x, streams),
+        "steepest": (x_adv,),
+        "to_hyperplane": (x, x_adv, torch.ones(2)),
+    }.items():
+        with pytest.raises(InputError, match=f"{name}: expected linf, l2 or l1, got l0"):
+            getattr(threat, name)(*arguments)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_each_point_can_have_its_own_radius(norm):
+    x, radius = torch.rand(3, 1, 4, 4), torch.tensor([0.05, 0.5, 2.0])
+    x_adv = x + torch.randn(3, 1, 4, 4)
+    together = ThreatModel(norm, 0.0).project(x_adv, x, radius)
+    for i in range(3):
+        alone = ThreatModel(norm, float(radius[i])).project(x_adv[i : i + 1], x[i : i + 1])
+        torch.testing.assert_close(together[i : i + 1], alone)

@@ -37,7 +37,7 @@ from atoll.graph import tensors_digest
 from atoll.registry import Registry, class_path
 from atoll.stats import Accuracy, Estimate
 from atoll.subject import Subject, SubjectRecord
-from atoll.threat import Norm, ThreatModel
+from atoll.threat import AttackNorm, ThreatModel
 
 SplitName = Literal["train", "validation", "test"]
 Device = torch.device  # `torch` is a field of Environment
@@ -353,6 +353,6 @@ def foreign_code(classes: Iterable[type]) -> tuple[str, ...]:
     return tuple(sha256(file) for file in sorted(files))
 
 
-def resolve_threat(subject: Subject, norm: Norm | None, eps: str | None) -> ThreatModel:
+def resolve_threat(subject: Subject, norm: AttackNorm | None, eps: str | None) -> ThreatModel:
     """Return the threat model of the settings; norm and eps default to those of training."""
     return ThreatModel(norm or subject.threat.norm, eps or subject.threat.eps, subject.data.bounds)

@@ -182,6 +182,7 @@ OPTIMIZERS = Registry(
 REGISTRIES = {
     "data": "atoll.data.base.DATA",
     "augmentation": "atoll.data.augment.AUGMENTATIONS",
+    "corruption": "atoll.corruptions.base.CORRUPTIONS",
     "model": "atoll.models.base.MODELS",
     "loss": "atoll.losses.base.LOSSES",
     "attack": "atoll.attacks.base.ATTACKS",

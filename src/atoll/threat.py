@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from atoll.errors import InputError
 from atoll.rng import PointRNG
 
 Norm = Literal["linf", "l2", "l1"]
+AttackNorm = Literal["linf", "l2", "l1", "l0"]
 Bounds = tuple[float, float]
 
 
@@ -52,8 +53,10 @@ class ThreatModel:
     r"""Perturbations :math:`\|x' - x\|_p \le \epsilon` with :math:`x'` inside the bounds.
 
     Args:
-        norm: ``"linf"``, ``"l2"`` or ``"l1"``.
-        eps: radius in input units (pixels in [0, 1]); a number or a fraction such as ``"8/255"``.
+        norm: ``"linf"``, ``"l2"``, ``"l1"`` or, for attacks only, ``"l0"``: the number of components that change.  A
+            pixel of a color image has three components.
+        eps: radius in input units (pixels in [0, 1]); a number or a fraction such as ``"8/255"``.  A whole number for
+            l0.
         bounds: valid range of inputs; None for unbounded inputs (Two Moons).
 
     >>> threat = ThreatModel("linf", "8/255")
@@ -62,15 +65,17 @@ class ThreatModel:
     tensor([[  8., 136.]])
     """
 
-    norm: Norm = "linf"
+    norm: AttackNorm = "linf"
     eps: float | str = "8/255"
     bounds: Bounds | None = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        if self.norm not in ("linf", "l2", "l1"):
-            raise InputError(f"norm: expected linf, l2 or l1, got {self.norm!r}")
+        if self.norm not in get_args(AttackNorm):
+            raise InputError(f"norm: expected linf, l2, l1 or l0, got {self.norm!r}")
         if not 0 <= self.radius < math.inf:
             raise InputError(f"eps: expected a finite number >= 0, got {self.eps!r}")
+        if self.norm == "l0" and self.radius % 1:
+            raise InputError(f"eps: expected a whole number of components for l0, got {self.eps!r}")
         if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
             raise InputError(f"bounds: expected lower < upper, got {self.bounds!r}")
 
@@ -99,29 +104,55 @@ class ThreatModel:
         flat = delta.flatten(1)
         if self.norm == "linf":
             return torch.maximum(flat.amax(1), -flat.amin(1))  # several times faster than vector_norm
-        norm: Tensor = torch.linalg.vector_norm(flat, 2 if self.norm == "l2" else 1, dim=1)
+        norm: Tensor = torch.linalg.vector_norm(flat, {"l2": 2, "l1": 1, "l0": 0}[self.norm], dim=1)
         return norm
+
+    def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Return whether each point is inside the ball around ``x`` (up to rounding) and the bounds.
+
+        >>> x = torch.tensor([[0.5], [0.95]])
+        >>> ThreatModel("linf", 0.1).contains(x + 0.1, x)
+        tensor([ True, False])
+        """
+        inside = self.distance(x_adv, x) <= self.radius * (1 + 1e-5) + 1e-7
+        if self.bounds is not None:
+            inside &= ((x_adv >= self.bounds[0]) & (x_adv <= self.bounds[1])).flatten(1).all(1)
+        return inside
 
     def clamp(self, x: Tensor) -> Tensor:
         """Clip to the bounds, in place."""
         return x if self.bounds is None else x.clamp_(*self.bounds)
 
-    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+    def project(self, x_adv: Tensor, x: Tensor, radius: Tensor | None = None) -> Tensor:
         """Project onto the ball and the bounds: exactly for linf and l1; for l2, first the ball, then the bounds.
 
         Clipping to bounds that contain ``x`` moves every coordinate toward ``x``, so the result stays in the ball.
+
+        Args:
+            x_adv: the points to project.
+            x: the centers of the balls.
+            radius: one radius per point, ``(batch,)``; eps by default.
         """
+        self.require_convex("project")
         if self.norm == "linf":
             # Allocate one tensor and do the rest in place: allocating costs more than the arithmetic.
-            return self.clamp((x_adv - x).clamp_(-self.radius, self.radius).add_(x))
+            largest = self.radius if radius is None else per_point(radius, x)
+            return self.clamp((x_adv - x).clamp_(-largest, largest).add_(x))  # type: ignore[arg-type]
         if self.norm == "l2":
             delta = x_adv - x
             # Shrinking by a few ulps keeps the result inside after rounding.
-            scale = (self.radius * (1 - 1e-6) / self.size(delta).clamp_min(1e-30)).clamp_max(1)
+            length = (self.radius if radius is None else radius) * (1 - 1e-6)
+            scale = (length / self.size(delta).clamp_min(1e-30)).clamp_max(1)
             return self.clamp(delta.mul_(per_point(scale, delta)).add_(x))
-        return self._project_l1(x_adv, x)
+        return self._project_l1(x_adv, x, self.radius if radius is None else radius[:, None].double())
 
-    def _project_l1(self, x_adv: Tensor, x: Tensor) -> Tensor:
+    def require_convex(self, name: str) -> Norm:
+        """Return the norm; raises an InputError for l0, whose ball is not convex."""
+        if self.norm == "l0":
+            raise InputError(f"{name}: expected linf, l2 or l1, got l0")
+        return self.norm
+
+    def _project_l1(self, x_adv: Tensor, x: Tensor, radius: float | Tensor) -> Tensor:
         """Project exactly onto the intersection of l1 ball and box.
 
         The solution moves coordinate i by ``clip(|v_i| - t, 0, room_i)`` with one threshold ``t >= 0``.  The sum over
@@ -138,7 +169,7 @@ class ThreatModel:
             room = torch.full_like(size, math.inf)
         else:
             room = torch.where(v > 0, self.bounds[1] - flat, flat - self.bounds[0])
-        radius = self.radius * (1 - 1e-6)
+        radius = radius * (1 - 1e-6)
         inner = (size - room).clamp_min_(0)  # below this threshold the coordinate is at the bound
         kinks, order = torch.cat([size, inner], dim=1).sort(dim=1)
         # Slope of the total: each coordinate contributes -1 between its inner and its outer kink.
@@ -158,6 +189,7 @@ class ThreatModel:
 
     def random_start(self, x: Tensor, streams: PointRNG) -> Tensor:
         """Draw a uniform point from the ball around each input and clip it to the bounds."""
+        self.require_convex("random_start")
         shape = x.shape[1:]
         if self.norm == "linf":
             return self.clamp(streams.uniform(*shape, dtype=x.dtype).mul_(2).sub_(1).mul_(self.radius).add_(x))
@@ -177,6 +209,7 @@ class ThreatModel:
         the largest ``1 - sparsity`` share of the coordinates, which needs far fewer steps.  A zero gradient gives a
         zero step.
         """
+        self.require_convex("steepest")
         if self.norm == "linf":
             return gradient.sign()
         flat = gradient.flatten(1)
@@ -199,6 +232,7 @@ class ThreatModel:
             w: normals of the hyperplanes, of the same shape.
             rise: required change of w . x, ``(batch,)``.
         """
+        self.require_convex("to_hyperplane")
         flat, goal = w.flatten(1), rise.abs()[:, None]
         size, direction = flat.abs(), flat.sign().mul_(rise.sign()[:, None])
         if self.bounds is None:
@@ -219,7 +253,7 @@ class ThreatModel:
         """Round to an 8-bit image that is still inside the ball around ``x``.
 
         Rounds each pixel to the nearest level, or toward ``x`` if that would leave the ball (linf: those pixels only;
-        l2 and l1: the whole image).
+        otherwise the whole image).
         """
         toward = torch.where(x_adv > x, torch.floor(x_adv * levels), torch.ceil(x_adv * levels))
         # If x is not an 8-bit image, rounding toward x may overshoot it; such a pixel becomes the pixel of x.

@@ -126,6 +126,9 @@ def test_two_processes_give_the_same_as_one(tmp_path):
     assert torch.equal(two["broken_by"], one.broken_by)
     torch.testing.assert_close(two["adversarial"], one.adversarial, rtol=1e-9, atol=1e-9)
     assert torch.equal(two["in_memory"], two["adversarial"])
+    torch.testing.assert_close(two["distance"], one.distance)
+    first = one.distance.amin(1).where(one.broken_by >= 0, 0.0).float()
+    torch.testing.assert_close(first, THREAT.distance(one.adversarial, split.images).float())
     counts = torch.tensor([[a.attacked, a.broken, a.forward, a.backward] for a in one.attacks])
     assert torch.equal(two["counts"], counts)
     with pytest.raises(CheckpointError, match="a different number of processes"):

@@ -86,7 +86,9 @@ def read(result):
     individual=st.booleans(),
     surrogate=st.none() | st.text(max_size=20),
     adbd=st.booleans(),
-    norm=st.sampled_from([None, "linf", "l2", "l1"]),
+    power=st.none() | st.just(0),
+    corruptions=st.booleans(),
+    norm=st.sampled_from([None, "linf", "l2", "l1", "l0"]),
     eps=st.none() | st.sampled_from(["8/255", "0.1"]),
     batch_size=st.none() | st.integers(1, 512),
 )
@@ -110,9 +112,9 @@ def test_results_survive_json(stored):
 
 def test_files_of_older_and_newer_versions(stored):
     tree = stored[0].to_json()
-    for name in ("warnings", "batch_size", "adbd", "surrogate", "environment", "seconds"):
+    for name in ("warnings", "batch_size", "adbd", "curve", "corruptions", "surrogate", "environment", "seconds"):
         del tree[name]
-    for name in ("individual", "adbd", "surrogate", "seed"):
+    for name in ("individual", "adbd", "curve", "corruptions", "surrogate", "seed"):
         del tree["settings"][name]
     older = AttackResult.from_json(tree | {"a field of the future": 1})
     assert older.robust == stored[0].robust
@@ -166,7 +168,7 @@ OTHERS = {
         f"{name}={value}": (subject, dataclasses.replace(ASKED, **{name: value}))
         for name, value in {
             "split": "train", "points": 11, "seed": 1, "attacks": "PGD-2", "individual": True, "norm": "l2",
-            "eps": "0.05", "adbd": True,
+            "eps": "0.05", "adbd": True, "corruptions": True,
         }.items()
     },
 }  # fmt: skip
@@ -180,6 +182,7 @@ def asked(tmp_path_factory):
 
 @pytest.mark.parametrize("change", OTHERS)
 def test_another_question_is_another_result(asked, change, monkeypatch):
+    monkeypatch.setattr(attack_measure, "evaluate_corruptions", lambda *args, **options: None)
     monkeypatch.setattr(attack_measure, "boundary_distance", lambda model, x, y, bounds: torch.ones(len(x)))
     first, results = asked
     make, other = OTHERS[change]
@@ -363,3 +366,48 @@ def test_a_surrogate_counts(trained, tmp_path):
     assert results[0].surrogate != results[1].surrogate
     with pytest.raises(InputError, match="surrogate: expected a run"):
         measure(subject(model), AttackSettings(attacks="FGSM", surrogate="run"), tmp_path)
+
+
+# --- power ------------------------------------------------------------------------------------------------------------
+
+
+def test_suites_measure_their_power_at_points_that_they_did_not_break():
+    result = measure(subject(), AttackSettings(attacks="fast", points=24, power=5))
+    assert result.power.random.total + result.power.failed == min(5, result.robust.correct)
+    assert result.power.share.correct == result.power.share.total > 0  # the model is linear
+    assert "low power" not in [warning.kind for warning in result.warnings]
+    assert f"power: {result.power}" in str(result)
+    assert AttackResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_low_power_is_a_warning(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    settings = AttackSettings(attacks=f"{path}:Mine", points=24, power=20)  # random corners
+    result = measure(subject(), settings)
+    assert result.power.share.value < 0.5
+    assert [warning.kind for warning in result.warnings] == ["low power"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"attacks": "standard"}, 50),
+        ({"attacks": "fast"}, 50),
+        ({"attacks": "fast", "power": 0}, 0),
+        ({"attacks": "PGD-20"}, 0),
+        ({"attacks": "PGD-20", "power": 7}, 7),
+        ({"attacks": "standard", "surrogate": "other"}, 0),
+    ],
+)
+def test_power_is_measured_for_suites_and_on_request(settings, expected):
+    resolved = AttackSettings(**settings).resolve(subject())
+    assert resolved.power_points == expected
+    assert resolved == AttackSettings(**settings | {"power": expected}).resolve(subject())  # the same question
+
+
+def test_transfer_attacks_have_no_power():
+    with pytest.raises(InputError, match="power: cannot be measured for transfer attacks"):
+        AttackSettings(attacks="PGD-3", surrogate="other", power=5)
+    result = measure(subject(), AttackSettings(attacks="none", points=4, power=5))
+    assert result.power is None  # no attack

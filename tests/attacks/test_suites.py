@@ -21,7 +21,8 @@ from support import first_batch
 
 NORMS = ("linf", "l2", "l1")
 NAMES = list(ATTACKS.members())
-ONLY = {"CarliniWagner": "l2", "Carlini-Wagner": "l2", "RayS": "linf"}  # attacks for one norm
+# Attacks for one norm.
+ONLY = {"CarliniWagner": "l2", "Carlini-Wagner": "l2", "PDPGD": "l1", "RayS": "linf", "SigmaZero": "l0"}
 SHORT = {"steps": 2, "queries": 3, "binary_search_steps": 1}
 TINY = ("data.limit=16", "model.widths=[2,2]", "trainer.batch_size=16", "trainer.epochs=1")
 
@@ -38,7 +39,7 @@ def recipe(name, loss="AT", norm="linf", *overrides):
 def test_the_names_of_the_field_are_listed(capsys):
     expected = {
         "PGD", "FGSM", "APGD", "APGD-CE", "APGD-DLR", "APGD-T", "FAB", "FAB-T", "Square", "CarliniWagner",
-        "Carlini-Wagner", "RayS", "PGD-20", "CW-20",
+        "Carlini-Wagner", "RayS", "PGD-20", "CW-20", "FMN", "PDPGD", "SigmaZero",
     }  # fmt: skip
     assert main(["ls", "attacks", "--json"]) == 0
     assert expected <= set(json.loads(capsys.readouterr().out)["attacks"]) == set(NAMES)
@@ -69,7 +70,7 @@ def test_a_listed_name_trains_or_is_refused_by_the_dry_run(name, loss):
         with pytest.raises(RecipeError, match=rf"attack: objective: {sentence}.*\(what TRADES maximizes\)"):
             recipe(name, loss)
         return
-    for norm in NORMS if loss == "AT" else [ONLY.get(name, "linf")]:
+    for norm in NORMS if loss == "AT" or ONLY.get(name) == "l0" else [ONLY.get(name, "linf")]:
         if ONLY.get(name, norm) != norm:
             with pytest.raises(RecipeError, match=rf"1 error\(s\):\s+attack: \w+: expected {ONLY[name]}, got {norm}"):
                 recipe(name, loss, norm)
@@ -87,6 +88,10 @@ def test_the_dry_run_of_the_command_refuses_in_one_sentence(capsys):
     error = " ".join(capsys.readouterr().err.split())
     assert "attack: CarliniWagner: expected l2, got linf" in error
     assert "Traceback" not in error
+    for words in (["digits-at", "attack=SigmaZero"], ["digits-at"], ["digits-standard"]):
+        assert main(["train", *words, "threat.norm=l0", "threat.eps=3", "--dry-run"]) == 1
+        error = " ".join(capsys.readouterr().err.split())
+        assert error.endswith("1 error(s): threat.norm: expected linf, l2 or l1 for training, got l0")
     assert main(["train", "digits-at", "attack.stpes=3", "--dry-run"]) == 1
     assert "did you mean steps" in capsys.readouterr().err
     assert main(["train", "digits-standard", "attack=CarliniWagner", "--dry-run"]) == 0  # no attack in training
@@ -140,4 +145,5 @@ def test_every_class_of_the_package_registers_itself():
     for info in pkgutil.iter_modules(atoll.attacks.__path__, "atoll.attacks."):
         members = vars(importlib.import_module(info.name)).values()
         attacks |= {cls for cls in members if inspect.isclass(cls) and issubclass(cls, Attack)}
-    assert {cls.__name__ for cls in attacks} - bases == {cls.__name__ for cls in classes}
+    names = {cls.__name__ for cls in attacks if not cls.__name__.startswith("_")}
+    assert names - bases == {cls.__name__ for cls in classes}

@@ -19,4 +19,5 @@ if __name__ == "__main__":
     if is_main():
         counts = torch.tensor([[a.attacked, a.broken, a.forward, a.backward] for a in result.attacks])
         tensors = {"broken_by": result.broken_by, "adversarial": result.adversarial, "counts": counts}
+        tensors["distance"] = result.distance
         save_file({**tensors, "in_memory": in_memory.adversarial}, out / "evaluation.safetensors")

@@ -369,3 +369,14 @@ def test_a_false_certificate_leaves_the_point_and_no_result(gloro_run, tmp_path,
     assert not broken_certificates(tmp_path)
     path.write_bytes(b"")  # damaged, but there
     assert list(broken_certificates(tmp_path)) == [path]
+
+
+def test_the_table_shows_the_range_between_verified_and_attacked(small):
+    result = measure(small, CertifySettings(eps="0.01,0.02", points=20, check=2, attacks="APGD-CE"))
+    rows = {(row[0], row[1]): row[2:] for row in result.table().rows}
+    for verified, attacked in zip(result.verified, result.empirical, strict=True):
+        ends, interval = rows["verified to attacked", f"{verified.eps:.4g}"]
+        assert ends == f"{100 * verified.accuracy.value:.2f}-{100 * attacked.accuracy.value:.2f}"
+        assert interval == f"{100 * verified.accuracy.interval[0]:.1f}-{100 * attacked.accuracy.interval[1]:.1f}"
+    alone = dataclasses.replace(result, empirical=())
+    assert not [row for row in alone.table().rows if "to attacked" in row[0]]

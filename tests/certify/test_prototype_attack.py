@@ -87,7 +87,7 @@ def test_a_wrong_radius_is_detected():
 
 
 def test_nonsense_is_one_sentence():
-    with pytest.raises(InputError, match="expected a threat model in l2, got linf"):
+    with pytest.raises(InputError, match="PrototypeAttack: expected l2, got linf"):
         PrototypeAttack(ThreatModel("linf", 0.1))
     with pytest.raises(InputError, match="expected a CentroidNet without encoder, got MLP"):
         PrototypeAttack(ThreatModel("l2", 0.1))(MLP((2,), 2), torch.zeros(1, 2), torch.tensor([0]))

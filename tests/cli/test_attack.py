@@ -104,6 +104,35 @@ def test_distance_to_the_boundary_from_labels_alone(trained, capsys):
     assert "distance to the boundary (ADBD): 0." in capsys.readouterr().out
 
 
+def test_corruptions_without_an_attack(trained, tmp_path, capsys):
+    words = ["--attacks", "none", "--points", "6", "--corruptions"]
+    result = attack(capsys, trained, *words)
+    assert result["attacks"] == []
+    assert len(result["corruptions"]["accuracies"]) == 15
+    assert result["corruptions"]["accuracies"][0]["severities"][4]["total"] == 6
+    shutil.copytree(trained, tmp_path / "other")
+    assert main(["attack", str(trained), str(tmp_path / "other"), *words]) == 0
+    printed = capsys.readouterr().out
+    assert "frost (generated)" in printed
+    assert "Mean under common corruptions" in printed
+
+
+def test_curve_alone_and_beside_an_attack(trained, capsys):
+    words = ["--attacks", "PGD-3", "--points", "4", "--curve"]
+    result = attack(capsys, trained, *words)
+    curve = result["curve"]
+    at_eps = curve["accuracy"][curve["eps"].index(0.1)]
+    assert at_eps["correct"] <= result["robust"]["correct"]
+    assert main(["attack", str(trained), *words]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "accuracy is at most (FMN, FAB-T)" in printed
+    assert "median distance of correctly classified points (linf): at most" in printed
+    alone = attack(capsys, trained, "--norm", "l0", "--points", 2, "--curve")
+    assert alone["attacks"] == []
+    assert [entry["name"] for entry in alone["curve"]["attacks"]] == ["SigmaZero"]
+    assert all(eps == int(eps) for eps in alone["curve"]["eps"])
+
+
 def test_several_runs_are_compared(trained, tmp_path, capsys, short):
     shutil.copytree(trained, tmp_path / "other")
     assert main(["attack", str(trained), str(tmp_path / "other"), "--points", "10"]) == 0
@@ -112,7 +141,7 @@ def test_several_runs_are_compared(trained, tmp_path, capsys, short):
 
 @pytest.mark.slow  # tests/attacks/test_evaluate.py shares points between two processes
 def test_two_processes_share_the_work(trained, tmp_path):
-    words = ("--attacks", "PGD-3,APGD-CE", "--points", "41", "--json", "--batch-size", "16")
+    words = ("--attacks", "PGD-3,APGD-CE", "--points", "41", "--corruptions", "--json", "--batch-size", "16")
     results = []
     for processes in (1, 2):
         folder = tmp_path / str(processes) / "run"
@@ -123,12 +152,13 @@ def test_two_processes_share_the_work(trained, tmp_path):
     assert one["clean"] == two["clean"]
     assert [a["attacked"] for a in one["attacks"]] == [a["attacked"] for a in two["attacks"]]
     assert abs(one["robust"]["correct"] - two["robust"]["correct"]) <= 1  # float32: batches of other sizes round
+    assert one["corruptions"]["mean"]["value"] == pytest.approx(two["corruptions"]["mean"]["value"], abs=2 / (75 * 41))
 
 
 @pytest.mark.slow  # tests/attacks/test_measure.py interrupts the same measurement in one process
 def test_a_killed_command_resumes_bit_identically(trained, tmp_path):
     """SIGKILL at random moments; the same command resumes."""
-    words = ["--attacks", "APGD-CE,FAB-T", "--points", "30", "--batch-size", "16", "--json"]
+    words = ["--attacks", "APGD-CE,FAB-T", "--points", "30", "--corruptions", "--batch-size", "16", "--json"]
 
     def run(folder, timeout=None):
         command = [sys.executable, "-m", "atoll", "attack", str(folder), *words]
@@ -172,6 +202,10 @@ def test_a_killed_command_resumes_bit_identically(trained, tmp_path):
         (["--surrogate", "nowhere"], "nowhere is not a run"),
         (["--attacks", "CarliniWagner"], "CarliniWagner: expected l2, got linf"),
         (["--attacks", "RayS", "--norm", "l2"], "RayS: expected linf, got l2"),
+        (["--norm", "l0", "--eps", "3"], "norm: expected linf, l2 or l1 for standard, got l0; use SigmaZero"),
+        (["--norm", "l0", "--attacks", "SigmaZero"], "eps: expected a whole number of components for l0, got 0.1"),
+        (["--norm", "l0", "--eps", "3", "--attacks", "PGD-20"], "PGD: expected linf or l2 or l1, got l0"),
+        (["--curve", "--surrogate", "nowhere"], "curve: expected no surrogate"),
         (["--eps", "much"], "eps: expected a number or a fraction like 8/255, got 'much'"),
         (["--checkpoint", "worst"], "--checkpoint: expected best, last or a step, got 'worst'"),
     ],

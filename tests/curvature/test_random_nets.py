@@ -9,7 +9,7 @@ from atoll.curvature.check import check_gauss_newton
 from atoll.curvature.risk import flatten
 from curvature.random_nets import BLOCKS, random_risk, true_hessian
 
-QUICK = 2 * len(BLOCKS)
+QUICK = len(BLOCKS)
 SEEDS = [*range(QUICK), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(QUICK, QUICK + 400))]
 
 

@@ -43,7 +43,10 @@ def test_estimates_are_within_their_stated_error(model, loss, estimator):
     assert [result[name].standard_error for name in p.names] == pytest.approx(errors.tolist())
 
 
-@pytest.mark.parametrize(("loss", "estimator"), [("at", "gauss_newton"), ("at", "hutchinson"), ("alp", "gauss_newton")])
+COVERED = [("at", "gauss_newton"), ("at", "hutchinson"), pytest.param("alp", "gauss_newton", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("loss", "estimator"), COVERED)
 def test_intervals_cover_the_truth_in_95_percent_of_runs(loss, estimator):
     """Stopped by the rule, as in a measurement."""
     p, exact = make_risk("mlp", loss), layers("mlp", loss)

@@ -17,7 +17,7 @@ def measured(tmp_path_factory):
     """``robust`` with every measurement, ``certified`` with proofs, ``standard`` with the attacks of ``robust``."""
     folder = tmp_path_factory.mktemp("report")
     robust = train(SMALL[0], *SMALL[1:], METHODS, out=folder / "robust")
-    robust.attack("FGSM,PGD-3", points=40)
+    robust.attack("FGSM,PGD-3", points=40, corruptions=True)
     robust.curvature(gap=True, density=True, landscape="weights", **CURVATURE)
     robust.certify(smooth=0.25, samples=100, points=10, eps="0.1,0.25")
     robust.explain(points=4, methods=("SM", "BIG"), checks=2, pool=20, budget=20)

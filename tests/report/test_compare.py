@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from atoll.attacks.curve import Curve
 from atoll.attacks.measure import AttackResult
 from atoll.curvature import Landscape
 from atoll.curvature.measure import CurvatureResult
@@ -65,6 +66,24 @@ def test_a_landscape_is_under_the_header_of_its_own_loss(robust):
     assert headers.keys() == {"AT", "Standard"}
     assert headers["Standard"] == [[7.0] * 3] * 3
     assert headers["AT"] == load_result(path.parent).landscape().loss.tolist()
+
+
+def test_curves_of_several_runs_share_their_axes(measured, robust):
+    """Runs without attacks at eps are compared whatever their eps; the picture shows the stored numbers."""
+    standard, curves = robust.with_name("standard"), []
+    shutil.copytree(measured / "standard", standard)
+    for folder, scale in ((robust, 1.0), (standard, 0.1)):
+        distance = scale * torch.linspace(0, 1, 40, dtype=torch.float64)
+        curves.append(Curve.from_distances(distance, distance > 0, "linf"))
+        settings = {"attacks": "none", "curve": True, "eps": str(0.1 * scale)}
+        copy_result(result_file(folder, "attack"), "curve", settings, attacks=(), examples=(), curve=curves[-1])
+    blocks = attacks.section(read_runs([robust, standard])).blocks
+    (plot,) = [plot for plot in plots(blocks) if "curve" in plot.id]
+    lines = [trace for trace in plot.figure["data"] if trace.get("showlegend", True)]
+    for line, curve in zip(lines, curves, strict=True):
+        assert line["x"] == list(curve.eps)
+        assert line["y"] == [100 * each.value for each in curve.accuracy]
+    assert plot.figure["layout"]["xaxis"]["title"]["text"] == "eps (linf)"
 
 
 def test_a_column_is_about_one_checkpoint(robust):
@@ -126,7 +145,9 @@ def test_the_index_of_two_losses_is_in_two_rows(measured, robust, tmp_path):
             {"origin": {"weights": "swa", "file": ""}},
             "FGSM,PGD-3 at linf 0.15, 40 test points, swa weights",
         ),
+        ({"curve": True}, {}, None),
         ({"adbd": True}, {}, None),  # one more number about the same question
+        ({"corruptions": True}, {}, None),
     ],
 )
 def test_what_differs_is_in_a_row_of_its_own_that_says_so(measured, robust, settings, changes, title):

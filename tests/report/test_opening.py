@@ -16,10 +16,11 @@ from atoll.attacks.examples import Example
 from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifyResult, CertifySettings, Verified
 from atoll.report import read_runs, render
-from atoll.report.blocks import Gallery, Lead
+from atoll.report.blocks import Gallery, Lead, TableBlock
 from atoll.report.opening import opening
+from atoll.report.sections.attacks import section
 from atoll.report.text import SPACE
-from atoll.stats import Accuracy
+from atoll.stats import Accuracy, SampledAccuracy
 from report_cases import page_of
 
 NAMES = ("standard", "robust", "certified")
@@ -251,3 +252,26 @@ def test_runs_are_named_by_all_that_they_are(runs):
     measure = {"class_path": "atoll.training.methods.MeasureWCI", "init_args": {"points": 16}}
     assert named(trades, measure, trh, "my_method.py:Mine") == "TRADES + TrH + Mine"
     assert named(None, 3, {"class_path": None}) == ""
+
+
+# --- verified and attacked --------------------------------------------------------------------------------------------
+
+
+def bracket(run):
+    """The cell that says between which numbers the accuracy is, in the tab of attacks."""
+    tables = [block for block in section([run]).blocks if isinstance(block, TableBlock)]
+    cells = [row[1] for table in tables for row in table.rows if row[0] == "range of robust accuracy"]
+    return cells[0] if cells else None
+
+
+def test_the_bracket_of_verified_and_attacked(runs):
+    (run, *_), like = runs
+    attacked = give(run, like, 64)
+    assert bracket(run) is None
+    prove(run, attacked, 57)
+    assert bracket(run).text == "between 57.00 % (verified) and 64.00 % (attacked)"
+    assert bracket(run).note == ""
+    run.results[0] = dataclasses.replace(attacked, estimate=SampledAccuracy(100, 64, 32, 1))
+    assert bracket(run).note == "estimate: 62.00 %"
+    run.results[0] = dataclasses.replace(attacked, inputs="others")
+    assert bracket(run) is None

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import math
 
 import numpy as np
 import plotly.graph_objects as go
@@ -14,7 +15,7 @@ from atoll.measure import load_result
 from atoll.report import read_runs
 from atoll.report.blocks import plots
 from atoll.report.sections import all_sections
-from report_cases import HOSTILE, Page, page_of, poisoned, result_file
+from report_cases import HOSTILE, Page, change, page_of, poison_texts, poisoned, result_file
 
 # What the template and its two scripts are made of.
 TAGS = {
@@ -63,6 +64,8 @@ def test_figures_are_what_plotly_takes_and_show_the_measured_curves(measured):
         "attacks-0", "attacks-1", "attacks-2", "attacks-3", "attacks-4", "attacks-5",
         "certificates-0", "certificates-1", "certificates-2", "curvature-layers-0", "curvature-time",
         "curvature-density-0", "landscape-0-0", "contour-0-0",
+        "corruptions-0-mean", "corruptions-0-noise", "corruptions-0-blur", "corruptions-0-weather",
+        "corruptions-0-digital",
     } == figures.keys()  # fmt: skip
     for figure in figures.values():
         go.Figure(figure)  # refuses properties that plotly.js does not know
@@ -75,6 +78,16 @@ def test_figures_are_what_plotly_takes_and_show_the_measured_curves(measured):
     surface = figures["landscape-0-0"]["data"][0]
     assert np.array_equal(np.array(surface["z"]), stored["loss"])
     assert surface["x"] == stored["b"].tolist()  # columns of loss are along b
+    attacked = load_result(result_file(measured / "robust", "attack").parent)
+    fog = next(each for each in attacked.corruptions.accuracies if each.name == "fog")
+    curves = {trace["name"]: trace for trace in figures["corruptions-0-weather"]["data"]}
+    assert curves["fog, robust"]["y"] == [100 * each.value for each in (attacked.clean, *fog.severities)]
+    assert curves["fog, robust"]["x"] == [0, 1, 2, 3, 4, 5]
+    means = [100 * each.value for each in (attacked.clean, *attacked.corruptions.severities)]
+    assert figures["corruptions-0-mean"]["data"][0]["y"] == means
+    ranges = [figures[f"corruptions-0-{name}"]["layout"] for name in ("mean", "noise", "blur", "weather", "digital")]
+    assert all(layout["xaxis"]["range"] == [-0.2, 5.2] for layout in ranges)
+    assert all(layout["yaxis"]["range"] == [-2, 102] for layout in ranges)
     assert figures["curvature-time"]["data"][0]["error_y"]["array"] == [e["wci_standard_error"] for e in epochs]
 
 
@@ -113,6 +126,25 @@ def test_the_policy_allows_our_two_scripts_and_no_connection(plotly, measured):
     links = [value for name, value in page.attributes if name in ("src", "href", "srcset", "action", "data")]
     assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
     assert sum(link.startswith("data:") for link in links) > 20
+
+
+def test_hostile_corruptions_are_text(robust):
+    """Names from anybody, and numbers that are missing or not a number."""
+    path = result_file(robust, "attack")
+    tree = poison_texts(json.loads(path.read_text())["corruptions"])
+    tree["accuracies"][0]["severities"] = []
+    tree["accuracies"][1]["severities"][0] |= {"correct": 0, "total": 0}
+    tree["mean"] |= {"value": math.nan}
+    tree["severities"] = tree["severities"][:2]
+    change(path, corruptions=tree)
+    page = page_of(robust)
+    assert set(page.tags) <= TAGS
+    assert page.tags.count("script") == 3
+    assert "One image at severity 3" in page.text
+    assert page.text.count(HOSTILE) > 20
+    json.loads(page.scripts["figures"], parse_constant=pytest.fail)
+    (path.parent / "corrupted.safetensors").write_bytes(b"no images")
+    assert "One image at severity 3" not in page_of(robust).text
 
 
 def test_a_hostile_run_is_text(robust, measured):

@@ -21,7 +21,7 @@ def runs(trained, tmp_path_factory):
     (root / "empty").mkdir()
     (root / "broken").mkdir()
     (root / "broken" / "recipe.yaml").write_text("[1, 2")
-    open_run(root / "more" / "two").attack("FGSM", points=20)
+    open_run(root / "more" / "two").attack("FGSM", points=20, power=4)
     return root
 
 
@@ -41,6 +41,7 @@ def test_a_data_frame_has_one_row_per_result(runs):
     (result,) = [r for r in stored if r.kind == "attack" and r.settings.attacks == "FGSM"]
     assert row["robust"] == result.robust.value
     assert (row["robust.low"], row["robust.high"]) == result.robust.interval
+    assert (row["power.low"], row["power.high"]) == result.power.share.interval
     assert row["attacks.FGSM"] == result.attacks[0].accuracy.value
     assert (row["points"], row["settings.eps"]) == (20, "0.15")
     assert row["checkpoint"].startswith("best")

@@ -6,8 +6,11 @@ from atoll.attacks.base import Attack
 from atoll.attacks.carlini_wagner import CarliniWagner
 from atoll.attacks.evaluate import Evaluation, evaluate
 from atoll.attacks.fab import FAB
+from atoll.attacks.fmn import FMN
+from atoll.attacks.pdpgd import PDPGD
 from atoll.attacks.pgd import FGSM, PGD
 from atoll.attacks.rays import RayS
+from atoll.attacks.sigma_zero import SigmaZero
 from atoll.attacks.square import Square
 from atoll.attacks.suites import suite
 from atoll.attacks.transfer import Transfer
@@ -19,7 +22,9 @@ __all__ = [
     "APGD",
     "FAB",
     "FGSM",
+    "FMN",
     "OBJECTIVES",
+    "PDPGD",
     "PGD",
     "Attack",
     "AutoAttack",
@@ -27,6 +32,7 @@ __all__ = [
     "Evaluation",
     "Objective",
     "RayS",
+    "SigmaZero",
     "Square",
     "ThreatModel",
     "Transfer",

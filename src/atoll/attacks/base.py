@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from atoll.losses.objectives import Objective
 from atoll.modules import evaluation_mode
 from atoll.registry import Registry, constructor_call
 from atoll.rng import PointRNG
-from atoll.threat import ThreatModel
+from atoll.threat import AttackNorm, Norm, ThreatModel
 
 ATTACKS = Registry("attack", "attacks", "atoll.attacks.base.Attack", "atoll.attacks")
 
@@ -32,8 +32,11 @@ class Attack(ABC):
 
     needs_gradients = True  # False for black-box attacks
     eot = 1  # number of passes to average a prediction over, for randomized models
+    norms: ClassVar[Sequence[AttackNorm]] = get_args(Norm)  # for which the attack works
 
     def __init__(self, threat: ThreatModel) -> None:
+        if threat.norm not in self.norms:
+            raise InputError(f"{type(self).__name__}: expected {' or '.join(self.norms)}, got {threat.norm}")
         self.threat = threat
 
     def __repr__(self) -> str:

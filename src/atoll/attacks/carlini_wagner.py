@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
-from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, where_rows
+from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, adam, where_rows
 from atoll.errors import InputError, check_range
 from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
 
-BETA_1, BETA_2 = 0.9, 0.999  # Adam's decay rates
 STRETCH = 1.1  # tanh reaches this far beyond the bounds, so that black and white pixels have a gradient
 PROGRESS = 0.9999  # the loss has improved if it is below this share of the lowest so far
 LARGEST = 1e10  # largest constant, as in the authors' code
@@ -53,6 +52,8 @@ class CarliniWagner(MinimumNormAttack):
     tensor([[0.5000, 0.5000]])
     """
 
+    norms = ("l2",)
+
     def __init__(
         self,
         threat: ThreatModel,
@@ -66,8 +67,6 @@ class CarliniWagner(MinimumNormAttack):
         minimum_norm: bool = False,
     ) -> None:
         super().__init__(threat, minimum_norm=minimum_norm)
-        if threat.norm != "l2":
-            raise InputError(f"CarliniWagner: expected l2, got {threat.norm}")
         if steps < 1 or binary_search_steps < 1:
             raise InputError(f"steps, binary_search_steps: expected at least 1, got {steps}, {binary_search_steps}")
         check_range("(0, inf)", learning_rate=learning_rate)
@@ -128,7 +127,8 @@ class CarliniWagner(MinimumNormAttack):
         s["successful"] = s["successful"] | adversarial
 
         done = (rows.iteration % self.steps + 1).to(x.dtype)  # iterations with this constant
-        self._step(s, (2 * (point - x) + per_point(s["const"], x) * gradient) * slope, done)
+        mean, scale = adam(s, (2 * (point - x) + per_point(s["const"], x) * gradient) * slope, done)
+        s["move"].addcdiv_(mean, scale, value=-self.learning_rate)
         due = done == self.steps
         if self.abort_early:
             due |= s["waited"] >= self.steps / 10
@@ -152,13 +152,6 @@ class CarliniWagner(MinimumNormAttack):
         moved = torch.tanh(torch.atanh(start) + move)
         # Clipping gets slope 1, otherwise pixels that are pushed out of the bounds could not come back.
         return self.threat.clamp(x + reach * (moved - start)), reach * (1 - moved**2)
-
-    def _step(self, s: dict[str, Tensor], gradient: Tensor, done: Tensor) -> None:
-        """Take one step of Adam, with a separate step count for every row."""
-        mean = s["mean"].lerp_(gradient, 1 - BETA_1)
-        square = s["square"].mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
-        size = (square / per_point(1 - BETA_2**done, square)).sqrt_().add_(1e-8)
-        s["move"].sub_(mean / size.mul_(per_point((1 - BETA_1**done) / self.learning_rate, size)))
 
     def _next_const(self, s: dict[str, Tensor], due: Tensor) -> None:
         """Restart rows that are finished with a constant from the clean point, with the next constant."""

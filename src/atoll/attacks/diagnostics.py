@@ -120,6 +120,15 @@ def _classes(classes: int, attacks: Mapping[str, Attack]) -> Iterator[Evaluation
         yield EvaluationWarning("classes", message)
 
 
+def check_gradient(logits: Tensor) -> None:
+    """Raise an InputError if logits that were computed with gradients enabled do not depend on the inputs."""
+    if not logits.requires_grad:
+        raise InputError(
+            "model: expected logits with a gradient with respect to the inputs, got none (does the model detach or"
+            " round?); use Square or RayS, which need no gradients"
+        )
+
+
 def _gradients(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Attack]) -> Iterator[EvaluationWarning]:
     """Warn if many points have zero gradient of the margin (quantized model) or of cross-entropy only (saturated)."""
     if not any(attack.needs_gradients for attack in attacks.values()):
@@ -127,11 +136,7 @@ def _gradients(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Att
     candidates = x.detach().clone().requires_grad_()
     with torch.enable_grad():
         logits = model(candidates)
-        if not logits.requires_grad:
-            raise InputError(
-                "model: expected logits with a gradient with respect to the inputs, got none (does the model detach or"
-                " round?); use Square or RayS, which need no gradients"
-            )
+        check_gradient(logits)
         objectives = [margin(logits, y).sum(), F.cross_entropy(logits, y, reduction="sum")]
         gradients = [torch.autograd.grad(value, candidates, retain_graph=True)[0] for value in objectives]
     flat, saturated = ((g.flatten(1).abs().amax(1) == 0).double().mean().item() for g in gradients)

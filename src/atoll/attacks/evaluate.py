@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 ROBUST, MISCLASSIFIED = -1, -2  # values of ``broken_by``: no attack broke the point; misclassified without an attack
 PROBE = 32  # number of points that the diagnostics use
-FORMAT = 3  # version of the progress file; older versions are refused
+FORMAT = 4  # version of the progress file; older versions are refused
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Evaluation(Displayed):
         batch_size: attack batch size.
         adversarial: adversarial inputs for broken points, clean inputs for the others; None unless requested.
         estimate: the accuracy under all attacks, if some ran only on a sample; ``robust`` is an upper bound then.
+        distance: for each point and attack, the distance of the adversarial input, infinity if there is none, and 0
+            for points that are misclassified without an attack.
     """
 
     clean: Accuracy
@@ -98,6 +101,7 @@ class Evaluation(Displayed):
     batch_size: int
     adversarial: Tensor | None = field(default=None, metadata={"stored": False})
     estimate: SampledAccuracy | None = None
+    distance: Tensor = field(default_factory=lambda: torch.zeros(0, 0), metadata={"stored": False})
 
     @property
     def accuracy(self) -> dict[str, Accuracy]:
@@ -209,6 +213,7 @@ class Evaluator:
             self.progress = progress or Progress(
                 torch.zeros(len(self.split), dtype=torch.bool),
                 torch.zeros(len(self.split), len(self.attacks), dtype=torch.bool),
+                torch.zeros(len(self.split), len(self.attacks)),
                 [AttackCounts() for _ in self.attacks],
                 self.batch_size or automatic_batch_size(self.model, self._fetch(torch.arange(1))),
             )
@@ -301,7 +306,7 @@ class Evaluator:
                 counting.enter_context(count_passes(model, counts))
             for done in loop:
                 finished += len(done)
-                self._record(done, attack, number)
+                self._record(done[iterative.broken(done)], attack, number)
                 counts.seconds, began = counts.seconds + time.monotonic() - began, time.monotonic()
                 p.rows, p.exhausted, p.batch_size = loop.rows, loop.exhausted, loop.batch_size
                 if time.monotonic() - self.saved >= self.save_every:
@@ -312,20 +317,17 @@ class Evaluator:
 
     def _record(self, rows: AttackState, attack: Attack, number: int) -> None:
         """Record the successes that are confirmed: misclassified in a plain forward pass, inside ball and bounds."""
-        rows = rows[rows.success]
         if not len(rows):
             return
         x_adv, threat = rows.x_adv, attack.threat
-        inside = threat.distance(x_adv, rows.x) <= threat.radius * (1 + 1e-5) + 1e-7
-        if threat.bounds is not None:
-            low, high = threat.bounds
-            inside &= ((x_adv >= low) & (x_adv <= high)).flatten(1).all(1)
-        holds = inside & (self._logits(x_adv, attack.eot).argmax(1) != rows.y)
+        distance = threat.distance(x_adv, rows.x)
+        holds = threat.contains(x_adv, rows.x) & (self._logits(x_adv, attack.eot).argmax(1) != rows.y)
         index = rows.index[holds].cpu()
         counts = self.progress.counts[number]
         counts.confirmed += len(index)
         counts.claimed += len(rows) if isinstance(attack, IterativeAttack) else len(index)
         self.progress.broken[index, number] = True
+        self.progress.distance[index, number] = distance[holds].float().cpu()
         if self.keeps_inputs:
             # Store the adversarial input of the first successful attack in the list, also without a cascade.
             first = ~self.progress.broken[index, :number].any(1)
@@ -339,6 +341,7 @@ class Evaluator:
         first = broken & (broken.cumsum(1) == 1)
         broken_by = torch.where(broken.any(1), first.int().argmax(1) if sums else 0, ROBUST)
         broken_by = torch.where(correct, broken_by, MISCLASSIFIED)
+        distance = torch.where(broken, all_sum(p.distance.clone()), math.inf).where(correct[:, None], 0.0)
         results = []
         for number, (name, counts) in enumerate(zip(self.attacks, p.counts, strict=True)):
             lost = broken[:, : number + 1].any(1) if self.cascade else broken[:, number]
@@ -365,6 +368,7 @@ class Evaluator:
             p.batch_size,
             self.tensors["adversarial"] if self.keeps_inputs else None,
             estimate,
+            distance,
         )
 
     @property
@@ -399,14 +403,8 @@ class Evaluator:
     def _fetch(self, index: Tensor) -> Tensor:
         return to_float(self.split.fetch(index).to(self.device))
 
-    @torch.no_grad()
     def _logits(self, x: Tensor, passes: int | None = None) -> Tensor:
-        """Return logits or, with several passes (randomized models), the logarithm of the mean probabilities."""
-        passes = passes or max((attack.eot for attack in self.attacks.values()), default=1)
-        if passes == 1:
-            logits: Tensor = self.model(x)
-            return logits
-        return torch.stack([self.model(x).softmax(1) for _ in range(passes)]).mean(0).log()
+        return average_logits(self.model, x, passes or max((attack.eot for attack in self.attacks.values()), default=1))
 
     def _save(self) -> None:
         if self.folder is not None:
@@ -422,6 +420,15 @@ class Evaluator:
             partial_points = float((loop.rows.iteration / loop.attack.num_steps(loop.classes)).sum())
         self.on_progress(name, min(finished + partial_points, total), total)
         self.shown = time.monotonic()
+
+
+@torch.no_grad()
+def average_logits(model: nn.Module, x: Tensor, passes: int) -> Tensor:
+    """Return logits or, with several passes (randomized models), the logarithm of the mean probabilities."""
+    if passes == 1:
+        logits: Tensor = model(x)
+        return logits
+    return torch.stack([model(x).softmax(1) for _ in range(passes)]).mean(0).log()
 
 
 def _models(attack: Attack) -> list[nn.Module]:

@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 from atoll.attacks.base import Attack, check_labels
 from atoll.errors import InputError
 from atoll.rng import PointRNG
-from atoll.threat import ThreatModel, per_point
+from atoll.threat import AttackNorm, ThreatModel, per_point
+
+BETA_1, BETA_2 = 0.9, 0.999  # Adam's decay rates
 
 
 @dataclass
@@ -89,6 +92,10 @@ class IterativeAttack(Attack):
     def step(self, model: nn.Module, rows: AttackState) -> None:
         """Run one iteration of every row, in place: evaluate the candidates, mark successes, propose new candidates."""
 
+    def broken(self, rows: AttackState) -> Tensor:
+        """Return which finished rows have an adversarial input."""
+        return rows.success
+
     def init_state(self, points: Points, streams: PointRNG) -> AttackState:
         """Return the state of points before the first iteration."""
         x_adv, state = self.init(points, streams)
@@ -128,6 +135,9 @@ class MinimumNormAttack(IterativeAttack):
         self.stop_distance = 0.0 if minimum_norm else threat.radius  # stop the search at this distance
         self.max_distance = math.inf if minimum_norm else threat.radius  # return no points beyond this distance
 
+    def broken(self, rows: AttackState) -> Tensor:
+        return rows.state["closest"] <= self.max_distance  # also of rows that ran to the end
+
     def keep_closest(
         self, rows: AttackState, candidates: Tensor, adversarial: Tensor, *, distance: Tensor | None = None
     ) -> Tensor:
@@ -142,6 +152,8 @@ class MinimumNormAttack(IterativeAttack):
 
 class OneShot(IterativeAttack):
     """Wraps any other attack as a single iteration; claims success for every point, which the caller must confirm."""
+
+    norms = get_args(AttackNorm)  # those of the wrapped attack
 
     def __init__(self, attack: Attack) -> None:
         super().__init__(attack.threat)
@@ -233,6 +245,31 @@ def current_target(rows: AttackState, iterations: int) -> Tensor:
     """Return the current target class of each row, ``(batch, 1)``; each in ``state["order"]`` gets ``iterations``."""
     order = rows.state["order"]
     return order.gather(1, (rows.iteration // iterations).clamp_max(order.shape[1] - 1)[:, None])
+
+
+def anneal(progress: Tensor, first: float, last: float) -> Tensor:
+    """Return values on a half cosine from ``first`` to ``last`` for progress from 0 to 1.
+
+    >>> anneal(torch.tensor([0.0, 0.5, 1.0]), 1.0, 0.0)
+    tensor([1.0000, 0.5000, 0.0000])
+    """
+    return last + (first - last) * (1 + torch.cos(math.pi * progress)) / 2
+
+
+def adam(state: dict[str, Tensor], gradient: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Update Adam's moments ``mean`` and ``square`` in the state, and return the mean and its scale, both unbiased.
+
+    A step is minus the learning rate times mean / scale.
+
+    Args:
+        state: state of the rows, with the moments.
+        gradient: gradient of each row.
+        count: number of steps of each row, including this one.
+    """
+    mean = state["mean"].lerp_(gradient, 1 - BETA_1)
+    square = state["square"].mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
+    scale = (square / per_point(1 - BETA_2**count, square)).sqrt_().add_(1e-8)
+    return mean / per_point(1 - BETA_1**count, mean), scale
 
 
 def where_rows(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:

@@ -11,12 +11,16 @@ import torch
 from torch import nn
 
 from atoll.attacks.base import Attack
+from atoll.attacks.corruptions import Corruptions, evaluate_corruptions, save_strip
+from atoll.attacks.curve import Curve, measure_curve
 from atoll.attacks.diagnostics import EvaluationWarning, is_randomized
-from atoll.attacks.evaluate import MISCLASSIFIED, PROBE, AttackSummary, Evaluation, attack_table, evaluate
+from atoll.attacks.evaluate import MISCLASSIFIED, PROBE, ROBUST, AttackSummary, Evaluation, attack_table, evaluate
 from atoll.attacks.examples import Example, save_examples
+from atoll.attacks.power import POINTS, Power, diagnose_power, measure_power
 from atoll.attacks.rays import boundary_distance
 from atoll.attacks.suites import SUITES, parse_attacks, sampling_for
 from atoll.attacks.transfer import Transfer
+from atoll.corruptions.base import check_images
 from atoll.data.base import Split, to_float
 from atoll.display import TextTable
 from atoll.distributed import all_sum, is_main, rank, world_size
@@ -34,7 +38,7 @@ from atoll.measure import (
 )
 from atoll.stats import Accuracy, Estimate, SampledAccuracy
 from atoll.subject import Subject, SubjectRecord
-from atoll.threat import Norm, ThreatModel
+from atoll.threat import AttackNorm, ThreatModel, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,10 @@ class AttackSettings(Settings):
         individual: run every attack on all points instead of only on those that are still robust.
         surrogate: run whose model the attacks are crafted on (transfer attack).
         adbd: also measure the average decision boundary distance with RayS, which uses only predicted labels (linf).
+        corruptions: also measure the accuracy under the fifteen common corruptions of ImageNet-C, at five severities.
+        curve: also measure accuracy against eps with attacks that find the smallest perturbation; for l0, which
+            AutoAttack does not cover, instead of standard.
+        power: number of points at which to measure the power of the attacks (default: 50 for suites, otherwise 0).
         norm: norm of the threat model (default: as trained).
         eps: radius, a number or a fraction like 8/255 (default: as trained).
         batch_size: attack batch size (default: chosen to fit memory).
@@ -62,20 +70,32 @@ class AttackSettings(Settings):
     individual: bool = False
     surrogate: str | None = None
     adbd: bool = False
-    norm: Norm | None = None
+    corruptions: bool = False
+    curve: bool = False
+    power: int | None = None
+    norm: AttackNorm | None = None
     eps: str | None = None
     batch_size: int | None = execution(None)
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, batch_size=1)
+        self.at_least(points=1, batch_size=1, power=0)
+        if self.power and self.surrogate is not None:
+            raise InputError("power: cannot be measured for transfer attacks, which do not use the model")
         sampling_for("fast", ThreatModel(), **self.sampling_options)
         if self.attacks == "fast" and self.individual:
             raise InputError("individual: fast is a cascade and cannot run its attacks individually; use standard")
+        if self.curve and self.surrogate is not None:
+            raise InputError("curve: expected no surrogate, because the closest points of a model do not transfer")
 
     def resolve(self, subject: Subject) -> Self:
+        if self.norm == "l0" and self.curve and self.attacks == "standard":
+            return dataclasses.replace(self, attacks="none").resolve(subject)
+        if self.norm == "l0" and self.attacks == "none" and self.eps is None:
+            return dataclasses.replace(self, eps="0").resolve(subject)  # not used
         threat = resolve_threat(subject, self.norm, self.eps)
         parse_attacks(self.attacks, threat)  # report unknown names before any work is done
-        resolved = dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps))
+        power = None if self.power == self._default_power else self.power
+        resolved = dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps), power=power)
         if self.attacks == "fast":
             return resolved
         return dataclasses.replace(resolved, width=None, budget=0.1, escalate=False)  # other attacks do not sample
@@ -91,9 +111,18 @@ class AttackSettings(Settings):
         return self.attacks in SUITES and not self.individual
 
     @property
+    def _default_power(self) -> int:
+        return POINTS if self.attacks in SUITES and self.surrogate is None else 0
+
+    @property
+    def power_points(self) -> int:
+        """Number of points at which to measure the power of the attacks."""
+        return self._default_power if self.power is None else self.power
+
+    @property
     def threat(self) -> str:
-        """The threat model as text, such as ``linf 8/255``."""
-        return f"{self.norm} {self.eps}"
+        """The threat model as text, such as ``linf 8/255``; only the norm if nothing is attacked at eps."""
+        return f"{self.norm}" if self.attacks == "none" else f"{self.norm} {self.eps}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +137,9 @@ class AttackResult(Result):
         warnings: reasons not to trust the numbers.
         batch_size: attack batch size.
         adbd: average decision boundary distance of the correctly classified points.
+        corruptions: accuracy under common corruptions.
+        curve: accuracy against eps; the distance of every point is in ``distances.safetensors``.
+        power: how many planted adversarial inputs the attacks found, at points that they did not break.
         surrogate: the model on which the attacks were crafted.
         examples: what the model answers for a few points; their images are in ``examples.safetensors``.
     """
@@ -121,6 +153,9 @@ class AttackResult(Result):
     batch_size: int = 0
     estimate: SampledAccuracy | None = None
     adbd: Estimate | None = None
+    corruptions: Corruptions | None = None
+    curve: Curve | None = None
+    power: Power | None = None
     surrogate: SubjectRecord | None = None
     examples: tuple[Example, ...] = ()
 
@@ -129,8 +164,20 @@ class AttackResult(Result):
         """All accuracies by name."""
         return {"clean": self.clean, **{attack.name: attack.accuracy for attack in self.attacks}}
 
+    @property
+    def at_eps(self) -> Accuracy | None:
+        """Accuracy on the curve at the eps of the attacks; at most ``robust``.  None without attacks or curve."""
+        if self.curve is None or not self.attacks:
+            return None
+        return self.curve.at(number(self.settings.eps or 0, "eps"))
+
     def table(self) -> TextTable:
         notes = [] if self.adbd is None else [f"mean distance to the boundary (ADBD): {self.adbd}"]
+        notes += [] if self.corruptions is None else [self.corruptions.note]
+        if self.curve is not None:
+            at_eps = [f"{self.settings.threat} on the curve: at most {self.at_eps}"] if self.at_eps else []
+            notes += [*at_eps, *self.curve.table().notes]
+        notes += [] if self.power is None else [f"power: {self.power}"]
         return attack_table(f"{self._title}, {self.settings.threat}", self, notes)
 
 
@@ -153,6 +200,8 @@ class MeasureAttack(Measurement):
         threat = resolve_threat(subject, settings.norm, settings.eps)
         attacks = parse_attacks(settings.attacks, threat)
         split = select(subject.data, settings.split, settings.points)
+        if settings.corruptions:
+            check_images(split.fetch(torch.arange(1)).shape)
         sampling = None
         if settings.attacks == "fast":
             probe = to_float(split.fetch(torch.arange(min(PROBE, len(split)))).to(context.device))
@@ -178,6 +227,22 @@ class MeasureAttack(Measurement):
             on_progress=context.on_progress,
         )
         adbd = _boundary_distance(subject, split, threat, evaluation, context) if settings.adbd else None
+        corruptions = _corruptions(subject, split, settings, evaluation, context) if settings.corruptions else None
+        curve, warnings = None, evaluation.warnings
+        if settings.curve:
+            curve, further = measure_curve(
+                subject.model,
+                split,
+                threat,
+                evaluation,
+                seed=settings.seed,
+                device=context.device,
+                folder=context.folder,
+                on_progress=context.on_progress,
+            )
+            warnings += tuple(warning for warning in further if warning not in warnings)
+        every = {**attacks, **(sampling.verify if sampling else {})}
+        power = _power(subject, split, every, settings, evaluation, context) if settings.power_points else None
         examples: tuple[Example, ...] = ()
         if context.folder is not None and is_main():
             examples = save_examples(
@@ -190,9 +255,11 @@ class MeasureAttack(Measurement):
                 seed=settings.seed,
                 device=context.device,
             )
-        names = ("clean", "robust", "estimate", "attacks", "warnings", "batch_size")
+        names = ("clean", "robust", "estimate", "attacks", "batch_size")
         fields = {name: getattr(evaluation, name) for name in names}
-        return fields | {"adbd": adbd, "surrogate": surrogate, "examples": examples}
+        warnings += () if power is None else tuple(diagnose_power(power))
+        more = {"warnings": warnings, "adbd": adbd, "power": power, "curve": curve, "corruptions": corruptions}
+        return fields | more | {"surrogate": surrogate, "examples": examples}
 
 
 def _transfer(attacks: Mapping[str, Attack], surrogate: nn.Module) -> dict[str, Attack]:
@@ -203,6 +270,31 @@ def _open_surrogate(path: str, context: Context) -> Subject:
     if context.open_subject is None:
         raise InputError("surrogate: expected a run that can be opened; pass open_subject")
     return context.open_subject(path)
+
+
+def _power(
+    subject: Subject,
+    split: Split,
+    attacks: Mapping[str, Attack],
+    settings: AttackSettings,
+    evaluation: Evaluation,
+    context: Context,
+) -> Power | None:
+    """Measure the power of the attacks at points that they did not break; None if they broke all."""
+    robust = (evaluation.broken_by == ROBUST).nonzero().squeeze(1)
+    if not attacks or not len(robust):
+        return None
+    return measure_power(
+        subject.model,
+        split,
+        attacks,
+        robust,
+        points=settings.power_points,
+        batch_size=evaluation.batch_size,
+        seed=settings.seed,
+        device=context.device,
+        on_progress=context.on_progress,
+    )
 
 
 def _boundary_distance(
@@ -219,3 +311,20 @@ def _boundary_distance(
         done += len(part)
         context.on_progress("RayS", done, len(index))
     return Estimate.mean_of(all_sum(distance)[correct])
+
+
+def _corruptions(
+    subject: Subject, split: Split, settings: AttackSettings, evaluation: Evaluation, context: Context
+) -> Corruptions:
+    """Return the accuracy under common corruptions."""
+    if context.folder is not None:
+        save_strip(split, context.folder, seed=settings.seed)
+    return evaluate_corruptions(
+        subject.model,
+        split,
+        batch_size=evaluation.batch_size,
+        seed=settings.seed,
+        device=context.device,
+        folder=context.folder,
+        on_progress=context.on_progress,
+    )

@@ -52,6 +52,7 @@ class Progress:
 
     correct: Tensor  # whether each point is classified correctly without an attack, (points,)
     broken: Tensor  # whether each attack broke each point, (points, attacks)
+    distance: Tensor  # of the adversarial input of each broken point, 0 for the others, (points, attacks)
     counts: list[AttackCounts]
     batch_size: int
     stage: int = 0  # position in the sequence of attacks; one that runs on several sets of points counts for each
@@ -60,7 +61,7 @@ class Progress:
     rows: AttackState | None = field(default=None, repr=False)
 
     def save(self, folder: Path, config: str) -> None:
-        tensors = {"correct": self.correct, "broken": self.broken}
+        tensors = {"correct": self.correct, "broken": self.broken, "distance": self.distance}
         if self.rows is not None:
             tensors |= {f"rows/{name}": value.clone() for name, value in self.rows.tensors().items()}
         about = {name: getattr(self, name) for name in _POSITION} | {"counts": [asdict(c) for c in self.counts]}
@@ -92,7 +93,8 @@ class Progress:
             counts = [AttackCounts(**each) for each in about["counts"]]
             rows = {name.removeprefix("rows/"): t.to(device) for name, t in tensors.items() if name.startswith("rows/")}
             state = AttackState.from_tensors(rows) if rows else None
-            return Progress(tensors["correct"], tensors["broken"], counts, **position, rows=state)
+            correct, broken, distance = (tensors[name] for name in ("correct", "broken", "distance"))
+            return Progress(correct, broken, distance, counts, **position, rows=state)
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is damaged ({error}); delete the folder to start over") from None
 

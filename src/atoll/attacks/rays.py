@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
 from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, where_rows
-from atoll.errors import InputError, check_range
+from atoll.errors import check_range
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG
 from atoll.threat import Bounds, ThreatModel, per_point
@@ -43,11 +43,10 @@ class RayS(MinimumNormAttack):
     """
 
     needs_gradients = False
+    norms = ("linf",)
 
     def __init__(self, threat: ThreatModel, *, queries: int = 10_000, minimum_norm: bool = False) -> None:
         super().__init__(threat, minimum_norm=minimum_norm)
-        if threat.norm != "linf":
-            raise InputError(f"RayS: expected linf, got {threat.norm}")
         check_range("[1, inf)", queries=queries)
         self.queries = queries
 

@@ -8,7 +8,10 @@ from typing import Any
 from atoll.attacks.apgd import APGD
 from atoll.attacks.base import ATTACKS, Attack
 from atoll.attacks.fab import FAB
+from atoll.attacks.fmn import FMN
+from atoll.attacks.pdpgd import PDPGD
 from atoll.attacks.sampling import Sampling
+from atoll.attacks.sigma_zero import SigmaZero
 from atoll.attacks.square import Square
 from atoll.errors import InputError
 from atoll.registry import closest, suggest
@@ -83,6 +86,18 @@ SUITES: dict[str, Callable[[ThreatModel], dict[str, Attack]]] = {
 }
 
 
+def minimal(threat: ThreatModel) -> dict[str, Attack]:
+    """Attacks that find the smallest perturbation in the norm of a threat model, whatever its eps.
+
+    >>> list(minimal(ThreatModel("l2", 0.5))), list(minimal(ThreatModel("l0", 10)))
+    (['FMN', 'FAB-T'], ['SigmaZero'])
+    """
+    if threat.norm == "l0":
+        return {"SigmaZero": SigmaZero(threat, minimum_norm=True)}
+    sparse = {"PDPGD": PDPGD(threat, minimum_norm=True)} if threat.norm == "l1" else {}
+    return {"FMN": FMN(threat, minimum_norm=True), **sparse, "FAB-T": FAB(threat, targets=9, minimum_norm=True)}
+
+
 def suite(version: str, threat: ThreatModel) -> dict[str, Attack]:
     """Return the attacks of a version of AutoAttack, in order; each runs on the points that are still robust.
 
@@ -91,6 +106,8 @@ def suite(version: str, threat: ThreatModel) -> dict[str, Attack]:
     """
     if version not in SUITES:
         raise InputError(f"version: got {version!r}{suggest(version, SUITES)}")
+    if threat.norm == "l0":
+        raise InputError(f"norm: expected linf, l2 or l1 for {version}, got l0; use SigmaZero")
     return SUITES[version](threat)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from torch import Tensor, nn
 
 from atoll.attacks.base import Attack
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG
+from atoll.threat import AttackNorm
 
 
 class Transfer(Attack):
@@ -29,6 +32,7 @@ class Transfer(Attack):
     """
 
     needs_gradients = False  # of the model under attack
+    norms = get_args(AttackNorm)  # those of the wrapped attack
 
     def __init__(self, attack: Attack, surrogate: nn.Module) -> None:
         super().__init__(attack.threat)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -40,7 +41,7 @@ from atoll.files import write_atomic
 from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, execution, select, split_digest
 from atoll.models.centroid import CentroidNet
 from atoll.plots import plot_certified, plot_prototypes
-from atoll.stats import Accuracy, percent_interval
+from atoll.stats import Accuracy, percent, percent_interval
 from atoll.subject import Subject
 from atoll.threat import ThreatModel
 
@@ -200,9 +201,18 @@ class CertifyResult(Result):
         rows = [["clean", "-", *percent_interval(self.clean)]]
         rows += [[kind, f"{row.eps:.4g}", *percent_interval(row.accuracy)] for row in self.verified]
         rows += [[row.attacks, f"{row.eps:.4g}", *percent_interval(row.accuracy)] for row in self.empirical]
+        rows += [[f"{kind} to attacked", f"{eps:.4g}", *ends] for eps, *ends in self._brackets()]
         title = f"{self._title}, l2, {self.settings.precision}"
         notes = [f"median certified radius {self.median_radius:.4g}"]
         return TextTable(title, ["", "eps", "accuracy %", "95 %"], rows, notes)
+
+    def _brackets(self) -> Iterator[tuple[float, str, str]]:
+        """Radii with verified and attacked accuracy, between which the true one is, and the outer ends of both."""
+        attacked = {row.eps: row.accuracy for row in self.empirical}
+        for row in self.verified:
+            if (upper := attacked.get(row.eps)) is not None:
+                low, high = row.accuracy.interval[0], upper.interval[1]
+                yield row.eps, f"{percent(row.accuracy)}-{percent(upper)}", f"{100 * low:.1f}-{100 * high:.1f}"
 
 
 @MEASUREMENTS.register("certify", own_name=False)

@@ -42,11 +42,10 @@ class PrototypeAttack(Attack):
     """
 
     needs_gradients = False
+    norms = ("l2",)
 
     def __init__(self, threat: ThreatModel, *, targets: int = 20, own: int = 24, steps: int = 100) -> None:
         super().__init__(threat)
-        if threat.norm != "l2":
-            raise InputError(f"PrototypeAttack: expected a threat model in l2, got {threat.norm}")
         self.targets = targets
         self.own = own
         self.steps = steps

@@ -95,7 +95,7 @@ class CurvatureSettings(Settings):
     def resolve(self, subject: Subject) -> Self:
         threat = resolve_threat(subject, self.norm, self.eps)
         loss = loss_name(resolve_loss(subject, self.loss))
-        return dataclasses.replace(self, norm=threat.norm, eps=str(threat.eps), loss=loss)
+        return dataclasses.replace(self, norm=threat.require_convex("norm"), eps=str(threat.eps), loss=loss)
 
     @property
     def threat(self) -> str:

@@ -168,6 +168,7 @@ def boundary_search(
         raise InputError(f"tolerance: expected a number between 0 and 1, got {tolerance}")
     check_range("[1, inf)", batch_size=batch_size)
     threat = ThreatModel(norm, 0.0, bounds)
+    threat.require_convex("norm")
     for inputs in (x,) if pool is None else (x, pool):
         threat.check(inputs)
     if x.dim() < 2 or not len(x) or (pool is not None and pool.shape[1:] != x.shape[1:]):

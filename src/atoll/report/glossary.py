@@ -8,13 +8,14 @@ from functools import cache
 # Terms by section.  Terms that share a meaning are separated by commas.
 GLOSSARY: dict[str, dict[str, str]] = {
     "Robustness": {
-        "threat model": "the perturbations an attacker may use: a norm (linf, l2 or l1), a radius eps, and the valid"
-        " range of inputs",
+        "threat model": "the perturbations an attacker may use: a norm (linf, l2, l1 or l0), a radius eps, and the"
+        " valid range of inputs",
         "eps": "radius of the allowed perturbation, in input units; inputs are in [0, 1], so 8/255 is eight gray"
         " levels",
         "linf": "the largest change of any single value; at linf 0.1 every pixel may change by 0.1",
         "l2": "the Euclidean length of a change: the root of the sum of squares over all pixels",
         "l1": "the sum of the absolute changes of all pixels",
+        "l0": "the number of components (channels of pixels) that change",
         "clean accuracy": "share of unperturbed points that are classified correctly",
         "robust accuracy": "share of points that stay correct under attack; an upper bound, because a stronger attack"
         " may find more",
@@ -38,6 +39,8 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "Centroid Net": "a network that predicts the class of the nearest centroid, with exact geometric certificates",
         "eta layer": "rejects inputs of a Centroid Net that are not clearly closer to one class; eta sets how clearly",
         "gradient masking": "gradients that mislead attacks, so that robust accuracy comes out too high",
+        "power": "share of planted adversarial inputs that the attacks find, on a second classifier with the same"
+        " features; if it is low, robust accuracy comes out too high",
         "AutoAttack": "an ensemble of APGD-CE, APGD-T, FAB-T and Square, the usual standard for robust accuracy",
         "fast attack suite": "quick attacks on all points, and AutoAttack on a random sample of the points that"
         " remain: an estimate with an interval",
@@ -47,10 +50,16 @@ GLOSSARY: dict[str, dict[str, str]] = {
         "APGD, APGD-CE, APGD-DLR, APGD-T": "PGD with an automatic step size; it maximizes cross-entropy (CE) or a"
         " difference of logits (DLR), or aims at other classes one by one (T)",
         "FAB, FAB-T": "fast adaptive boundary attack: looks for the smallest perturbation that changes the class",
+        "FMN, PDPGD, SigmaZero": "attacks that look for the smallest perturbation that changes the class: FMN in linf,"
+        " l2 and l1, PDPGD in l1, SigmaZero in l0",
         "Square": "a black-box attack that changes random squares of the image and needs no gradients",
         "ADBD": "average decision boundary distance, measured by RayS",
         "RayS": "an attack that needs only predicted classes and measures the distance to the decision boundary",
         "surrogate": "the model on which a transfer attack crafts its inputs",
+        "corruption, common corruption": "noise, blur, weather or a digital artifact: a change of an image that no"
+        " attacker chose",
+        "severity": "strength of a corruption, from 1 to 5",
+        "ImageNet-C": "a benchmark of fifteen common corruptions at five severities",
     },
     "Training": {
         "Standard": "standard training: cross-entropy at clean inputs, without an attack",

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from atoll.attacks.measure import AttackResult
-from atoll.certify.measure import CertifyResult
-from atoll.errors import InputError
 from atoll.report.blocks import Block, Lead
 from atoll.report.compare import Comparison
 from atoll.report.run_summary import RunSummary
-from atoll.report.sections.attacks import clean_comparisons, comparisons, examples
+from atoll.report.sections.attacks import clean_comparisons, comparisons, examples, verified_accuracy
 from atoll.report.text import SPACE, listed, plain
 from atoll.stats import Accuracy, SampledAccuracy
-from atoll.threat import ThreatModel
 
 MOST = 4  # runs that a sentence can list
 
@@ -64,7 +61,7 @@ def _finding(runs: Sequence[RunSummary], main: Comparison[AttackResult]) -> str:
 def _shares(main: Comparison[AttackResult], shares: Mapping[int, Accuracy | SampledAccuracy], count: int) -> str:
     """Which network is right on how many of the images."""
     images = f"of {main.first.points:,} {main.first.settings.split} images"
-    networks = [(run, shares[run.number], _proven(run, result)) for run, result in main.results]
+    networks = [(run, shares[run.number], verified_accuracy(run, result)) for run, result in main.results]
     if len(networks) > MOST:
         low, high = (pick(networks, key=lambda each: each[1].value) for pick in (min, max))
         ends = [f"{percent(share)} ({plain(run.name)})" for run, share, _ in (low, high)]
@@ -75,23 +72,6 @@ def _shares(main: Comparison[AttackResult], shares: Mapping[int, Accuracy | Samp
         text = f"{name} is right on {percent(share)} {images}" if not parts else f"{name} on {percent(share)}"
         parts.append(text + (f" ({percent(proven)} proven)" if proven else ""))
     return listed(parts)
-
-
-def _proven(run: RunSummary, attacked: AttackResult) -> Accuracy | None:
-    """Accuracy that is proven for the same weights, points and threat, if there is a proof."""
-    if not attacked.attacks or attacked.settings.norm != "l2":
-        return None
-    try:
-        radius = ThreatModel("l2", attacked.settings.eps or "").radius
-    except (InputError, OverflowError):  # anybody may have written it
-        return None
-    for result in run.current(CertifyResult):
-        same = (result.inputs, result.points, result.subject.digest, result.settings.split)
-        if same == (attacked.inputs, attacked.points, attacked.subject.digest, attacked.settings.split):
-            for row in result.verified:
-                if row.eps == radius and not result.is_probabilistic:
-                    return row.accuracy
-    return None
 
 
 def percent(share: Accuracy | SampledAccuracy) -> str:

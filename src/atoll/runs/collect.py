@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.attacks.measure import AttackResult
+from atoll.attacks.power import Power
 from atoll.certify.measure import CertifyResult
 from atoll.curvature.measure import CurvatureResult
 from atoll.errors import AtollError, InputError
@@ -81,6 +82,8 @@ def _flat(name: str, value: object) -> dict[str, Any]:
     if isinstance(value, Accuracy | Estimate | SampledAccuracy):
         low, high = value.interval
         return {name: value.value, f"{name}.low": low, f"{name}.high": high}
+    if isinstance(value, Power):
+        return _flat(name, value.share)
     if _is_scalar(value):
         return {name: value}
     columns: dict[str, Any] = {}

@@ -242,6 +242,9 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
 def _check_attack(builder: Builder, parts: Mapping[str, Any]) -> None:
     """Build the training attack once, so that a threat or objective that does not suit it is an error of the recipe."""
     loss, threat, attack = parts.get("loss"), parts.get("threat"), parts.get("attack")
+    if threat is not None and threat.norm == "l0":
+        builder.error("threat.norm", "expected linf, l2 or l1 for training, got l0")
+        return
     if loss is None or threat is None or attack is None or loss.objective is None:
         return
     try:

@@ -138,6 +138,7 @@ class Trainer:
         self.device = torch.device(device) if device else default_device()
         self.data, self.loss, self.methods, self.seed = data, loss, tuple(methods), seed
         self.threat = replace(threat or ThreatModel(), bounds=data.bounds)
+        self.threat.require_convex("threat.norm")
         factory = attack or functools.partial(PGD, steps=10)
         self.attack = training_attack(factory, self.threat, loss.objective) if loss.objective else None
         self.schedule = schedule or Piecewise()

@@ -10,17 +10,24 @@ from torch import Tensor
 
 from atoll.attacks.examples import EXAMPLES, Example
 from atoll.attacks.measure import AttackResult
-from atoll.errors import DataError
+from atoll.certify.measure import CertifyResult
+from atoll.errors import DataError, InputError
 from atoll.report.blocks import Block, Gallery, Paragraphs, Plot, Row, Section, TableCell, Tile, Title
-from atoll.report.compare import Comparison, compare, notes
-from atoll.report.figures import dots
+from atoll.report.compare import Comparison, compare, notes, side_by_side
+from atoll.report.figures import PERCENT, Trace, band, chart, curve, dots
 from atoll.report.images import encode_image, read_images
 from atoll.report.run_summary import RunSummary
-from atoll.report.text import SPACE, accuracy, estimate, plain
-from atoll.stats import Accuracy
+from atoll.report.text import SPACE, accuracy, digits, estimate, plain
+from atoll.stats import Accuracy, percent
+from atoll.threat import ThreatModel
 
 ORDER, KINDS = 20, ("attack",)
 NAMED = ("attacks", "norm", "eps")
+EXTRAS = ("adbd", "power", "curve", "corruptions")  # settings that ask for one more number about the same question
+# Settings that clean accuracy does not depend on.
+ATTACK_SETTINGS = (
+    "attacks", "width", "budget", "escalate", "individual", "surrogate", *EXTRAS, "norm", "eps", "seed"
+)  # fmt: skip
 SUITES = {
     "standard": "AutoAttack", "plus": "AutoAttack (plus)", "rand": "AutoAttack (rand)", "fast": "Fast attack suite"
 }  # fmt: skip
@@ -32,21 +39,25 @@ def _describe(result: AttackResult) -> str:
     return f"{SUITES.get(name, name)} at {plain(settings.threat)}" if result.attacks else "No attack"
 
 
-def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
-    """AutoAttack first, because it is what people report; averages of weights last."""
-    pairs = compare(runs, AttackResult, _describe, named=NAMED, ignore=lambda result: ("adbd",), checkpoint=checkpoint)
+def _extras(result: AttackResult) -> tuple[str, ...]:
+    """Settings that add numbers and do not change the others; without attacks, eps is one of them."""
+    return EXTRAS if result.attacks else (*EXTRAS, "eps")
 
-    def rank(comparison: Comparison[AttackResult]) -> tuple[bool, bool, bool]:
+
+def comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
+    """AutoAttack first, because it is what people report, then more points; averages of weights last."""
+    pairs = compare(runs, AttackResult, _describe, named=NAMED, ignore=_extras, checkpoint=checkpoint)
+
+    def rank(comparison: Comparison[AttackResult]) -> tuple[bool, bool, bool, int]:
         settings, weights = comparison.first.settings, comparison.first.subject.origin.weights
-        return weights != "raw", not settings.cascade, settings.attacks == "fast"
+        return weights != "raw", not settings.cascade, settings.attacks == "fast", -comparison.first.points
 
     return sorted(pairs, key=rank)
 
 
 def clean_comparisons(runs: Sequence[RunSummary], checkpoint: str | None = None) -> list[Comparison[AttackResult]]:
     """Clean accuracy depends on the points and the weights, not on the attacks."""
-    attack = ("attacks", "width", "budget", "escalate", "individual", "surrogate", "adbd", "norm", "eps", "seed")
-    return compare(runs, AttackResult, lambda result: "", ignore=lambda result: attack, checkpoint=checkpoint)
+    return compare(runs, AttackResult, lambda result: "", ignore=lambda result: ATTACK_SETTINGS, checkpoint=checkpoint)
 
 
 def summary_rows(runs: Sequence[RunSummary], checkpoint: str) -> list[Row]:
@@ -77,8 +88,28 @@ def section(runs: Sequence[RunSummary]) -> Section:
     for place, comparison in enumerate(comparisons(runs)):
         series = {(run.name, run.number): _accuracies(result) for run, result in comparison.results}
         plot = Plot(f"attacks-{place}", "Accuracy under attack", dots(series))
-        blocks += [Title(comparison.title), plot, *comparison.table(_cells), *examples(comparison, perturbations=True)]
+        table = side_by_side([(run, _cells(run, result)) for run, result in comparison.results])
+        blocks += [Title(comparison.title), plot, *curves(comparison, place), *table]
+        blocks += examples(comparison, perturbations=True)
     return Section("attacks", "Attacks", [*notes(runs, "attacks"), *blocks])
+
+
+def curves(comparison: Comparison[AttackResult], place: int = 0) -> list[Block]:
+    """Accuracy against eps of all runs over the same axes; nothing if no run has a curve."""
+    traces: list[Trace] = []
+    for run, result in comparison.results:
+        if result.curve is None or not result.curve.eps:
+            continue
+        points = [(eps, 100 * each.value) for eps, each in zip(result.curve.eps, result.curve.accuracy, strict=False)]
+        # Between two eps, accuracy is at most that at the smaller one.
+        traces += band(points, [each.interval for each in result.curve.accuracy], run.number)
+        traces.append(curve(run.name, points, run.number, shape="hv", unit=" %"))
+    if not traces:
+        return []
+    axis = f"eps ({plain(comparison.first.settings.norm)})"
+    figure = chart(traces, axis, "accuracy in %", {"range": PERCENT}, height=400)
+    note = "An upper bound at every eps, from the closest adversarial inputs of all attacks. Bands are 95 % intervals."
+    return [Plot(f"curve-{place}", "Accuracy against eps", figure, note)]
 
 
 def _accuracies(result: AttackResult) -> dict[str, Accuracy]:
@@ -86,7 +117,7 @@ def _accuracies(result: AttackResult) -> dict[str, Accuracy]:
     return {"clean": result.clean, **attacks, **({"worst case": result.robust} if len(attacks) > 1 else {})}
 
 
-def _cells(result: AttackResult) -> dict[str, str | TableCell]:
+def _cells(run: RunSummary, result: AttackResult) -> dict[str, str | TableCell]:
     cells: dict[str, str | TableCell] = {"clean accuracy": accuracy(result.clean)}
     for attack in result.attacks:
         broken = f"broke {attack.broken:,} of {attack.attacked:,} points"
@@ -97,9 +128,44 @@ def _cells(result: AttackResult) -> dict[str, str | TableCell]:
         cells |= {"at most": _robust(result), "estimate": accuracy(result.estimate, sample)}
     elif result.attacks:
         cells["worst case"] = _robust(result)
+    if (verified := verified_accuracy(run, result)) is not None:
+        cells["range of robust accuracy"] = _bracket(verified, result)
+    if result.power is not None:
+        share, random = result.power.share, result.power.random
+        planted = f"found {share.correct:,} of {share.total:,} planted adversarial inputs"
+        baseline = f"random points found {random.correct:,} of {random.total:,}"
+        cells["power of the attacks"] = accuracy(share, planted, baseline, f"readout: {plain(result.power.layer)}")
     if result.adbd is not None:
         cells["ADBD: mean distance to the decision boundary"] = estimate(result.adbd)
+    if result.curve is not None:
+        names = ", ".join(plain(attack.name) for attack in result.curve.attacks)
+        if result.at_eps is not None:
+            cells["worst case on the curve"] = accuracy(result.at_eps, "at most", f"at this eps; {names}")
+        cells["median distance to the decision boundary"] = TableCell(digits(result.curve.median), f"at most; {names}")
     return cells
+
+
+def _bracket(verified: Accuracy, result: AttackResult) -> TableCell:
+    """The true robust accuracy is between these numbers."""
+    text = f"between {percent(verified)} % (verified) and {percent(result.robust)} % (attacked)"
+    return TableCell(text, "" if result.estimate is None else f"estimate: {percent(result.estimate)} %")
+
+
+def verified_accuracy(run: RunSummary, attacked: AttackResult) -> Accuracy | None:
+    """Accuracy that is proven for the same weights, points and threat, if there is a proof."""
+    if not attacked.attacks or attacked.settings.norm != "l2":
+        return None
+    try:
+        radius = ThreatModel("l2", attacked.settings.eps or "").radius
+    except (InputError, OverflowError):  # anybody may have written it
+        return None
+    for result in run.current(CertifyResult):
+        same = (result.inputs, result.points, result.subject.digest, result.settings.split)
+        if same == (attacked.inputs, attacked.points, attacked.subject.digest, attacked.settings.split):
+            for row in result.verified:
+                if row.eps == radius and not result.is_probabilistic:
+                    return row.accuracy
+    return None
 
 
 def examples(comparison: Comparison[AttackResult], *, perturbations: bool = False) -> list[Block]:
