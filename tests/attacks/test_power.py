@@ -1,5 +1,7 @@
 """The power of attacks: planted adversarial inputs exist, healthy attacks find them, and defects show."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -58,12 +60,12 @@ def network(before=None, after=None, middle=None, hidden=64):
     return nn.Sequential(*(step for step in steps if step is not None)).eval()
 
 
-def points(count=20):
+def points(count=12):
     x = torch.rand(count, 1, 8, 8)
     return MemorySplit(x, torch.zeros(count).long())
 
 
-def power(model, attacks, count=20, **options):
+def power(model, attacks, count=12, **options):
     attacks = attacks if isinstance(attacks, dict) else {"attack": attacks}
     return measure_power(model, points(count), attacks, points=count, **options)
 
@@ -72,9 +74,10 @@ def power(model, attacks, count=20, **options):
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=lambda threat: f"{threat.norm} {threat.bounds}")
-@pytest.mark.parametrize("model", [network(), network(nn.Softmax(1)), MLP((1, 8, 8), 4), CentroidNet((1, 8, 8), 3)])
-def test_the_witness_is_an_adversarial_input(model, threat):
-    x = torch.rand(3, 1, 8, 8)
+@pytest.mark.parametrize("make", [network, partial(network, after=nn.Softmax(1)), MLP, CentroidNet])
+def test_the_witness_is_an_adversarial_input(make, threat):
+    model = make((1, 8, 8), 4) if make in (MLP, CentroidNet) else make()
+    x = torch.rand(2, 1, 8, 8)
     x[0] = x[0].round()  # at the bounds
     _, layer = find_layer(model.eval(), x)
     for place, row in enumerate(x[:, None]):
@@ -150,8 +153,8 @@ def test_a_linear_model_has_no_secrets(threat):
     """The optimum over the ball is at least as good as the witness, and a good attack on a linear model reaches it."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, 5))
     result = power(model, APGD(threat))
-    assert result.share.correct == result.share.total >= 10
-    assert result.random.correct + result.share.total == result.random.total == 20
+    assert result.share.correct == result.share.total >= 6
+    assert result.random.correct + result.share.total == result.random.total == 12
     assert not [*diagnose_power(result)]
 
 
@@ -162,7 +165,7 @@ def test_healthy_networks(attack):
         nn.Linear(64, 5),
     )  # fmt: skip
     result = power(net, attack)
-    assert result.share.total >= 15
+    assert result.share.total >= 9
     assert result.share.correct >= result.share.total - 1
 
 
@@ -189,7 +192,7 @@ DEFECTS = {
 def test_defects_show(name):
     make, attack = DEFECTS[name]
     result = power(make(), attack)
-    assert result.share.total >= 10
+    assert result.share.total >= 6
     assert result.share.value < 0.7
     (warning,) = diagnose_power(result)
     assert warning.kind == "low power"
@@ -204,10 +207,10 @@ def test_winners_take_all_is_harder_than_relu():
 
 
 def test_an_attack_without_gradients_restores_power():
-    model, attacks = DEFECTS["rounded inputs"][0](), {"CE": CE, "Square": Square(LINF, queries=1000)}
+    model, attacks = DEFECTS["rounded inputs"][0](), {"CE": CE, "Square": Square(LINF, queries=300, horizon=None)}
     with torch.random.fork_rng():
-        white_box = power(model, CE)
-    assert power(model, attacks).share.value > white_box.share.value + 0.2
+        white_box = power(model, CE, count=6)
+    assert power(model, attacks, count=6).share.value > white_box.share.value + 0.2
 
 
 def test_models_without_gradients_are_refused():
