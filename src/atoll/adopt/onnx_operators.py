@@ -18,7 +18,7 @@ import inspect
 import math
 import operator as python
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ from atoll.errors import InputError
 MAX_ELEMENTS = 2**31  # of a tensor that an operator creates: 8 GiB in float32
 MAX_KNOWN = 4096  # numbers of a constant that sizes may be computed from
 _SYMBOLS = (torch.SymInt, torch.SymFloat)
-_ROUND = {torch.float16: np.float16, torch.float32: np.float32}
+_ROUND: dict[torch.dtype, Any] = {torch.float16: np.float16, torch.float32: np.float32}
 
 # The data types of ONNX by their numbers in files.
 DTYPES = {
@@ -73,7 +73,7 @@ class Numbers:
 
 def _convert(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, _SYMBOLS):
-        return torch.sym_float(value) if dtype.is_floating_point else torch.sym_int(value)
+        return (torch.sym_float if dtype.is_floating_point else torch.sym_int)(value)  # type: ignore[no-untyped-call]
     if dtype == torch.bool:
         return bool(value)
     if not dtype.is_floating_point:
@@ -371,7 +371,8 @@ def _range(start: Numbers, limit: Numbers, delta: Numbers, *, stash_type: int = 
     _check_size([count])
     if count <= MAX_KNOWN:
         return Numbers([bounds[0] + i * bounds[2] for i in range(count)], start.dtype)
-    return bounds[0] + bounds[2] * torch.arange(count, dtype=start.dtype, device=context.device)
+    steps: Tensor = torch.arange(count, dtype=start.dtype, device=context.device) * bounds[2]
+    return torch.add(steps, bounds[0])
 
 
 @operator("EyeLike")
@@ -385,7 +386,7 @@ def _one_hot(indices: Tensor, depth: Numbers, values: Tensor, *, axis: int = -1,
     size = depth.item()
     _check_size([*indices.shape, size])
     classes = torch.arange(size, device=context.device)
-    hot = (torch.remainder(indices, size).long().unsqueeze(-1) == classes).movedim(-1, axis)
+    hot = (_wrap(indices, size).unsqueeze(-1) == classes).movedim(-1, axis)
     return torch.where(hot, values[1], values[0])
 
 
@@ -836,6 +837,7 @@ def _batch_normalization(
     training_mode: int = 0,
 ) -> Tensor:
     _expect(not training_mode, "batch normalization in training mode depends on the batch")
+    mean, var = (t.detach() if t.requires_grad else t for t in (mean, var))  # shared with a parameter
     return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
 
 
@@ -918,8 +920,8 @@ def _attention(
     joined = query.dim() == 3  # (batch, tokens, heads times width)
     if joined:
         _expect(bool(q_num_heads and kv_num_heads), "the number of heads is missing")
-        query = query.unflatten(2, (q_num_heads, -1)).transpose(1, 2)  # type: ignore[arg-type]
-        key, value = (t.unflatten(2, (kv_num_heads, -1)).transpose(1, 2) for t in (key, value))  # type: ignore[arg-type]
+        query = _split_axis(query, 2, q_num_heads or 1, -1).transpose(1, 2)
+        key, value = (_split_axis(t, 2, kv_num_heads or 1, -1).transpose(1, 2) for t in (key, value))
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
@@ -1138,17 +1140,23 @@ def _trilu(x: Tensor, k: Numbers | None = None, *, upper: int = 1) -> Tensor:
     return x.triu(diagonal) if upper else x.tril(diagonal)
 
 
+def _split_axis(x: Tensor, axis: int, *sizes: int) -> Tensor:
+    return x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
+
+
 @operator("DepthToSpace")
 def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     if mode == "CRD":
         return F.pixel_shuffle(x, blocksize)
-    x = x.unflatten(1, (blocksize, blocksize, -1)).permute(0, 3, 4, 1, 5, 2)
+    x = _split_axis(x, 1, blocksize, blocksize, -1).permute(0, 3, 4, 1, 5, 2)
     return x.flatten(4).flatten(2, 3)
 
 
 @operator("SpaceToDepth")
-def _space_to_depth(x: Tensor, *, blocksize: int) -> Tensor:
-    x = x.unflatten(3, (-1, blocksize)).unflatten(2, (-1, blocksize))
+def _space_to_depth(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    if mode == "CRD":
+        return F.pixel_unshuffle(x, blocksize)
+    x = _split_axis(_split_axis(x, 3, -1, blocksize), 2, -1, blocksize)
     return x.permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
 
 
@@ -1279,10 +1287,14 @@ def _resize(
     else:
         _expect(scales is not None and len(scales.ints()) == len(old), "expected one scale per axis")
         factors = [float(scale) for scale in scales.ints()]  # type: ignore[union-attr]
-        new_sizes = [
-            size if scale == 1.0 else math.floor(size * scale) for size, scale in zip(old, factors, strict=True)
-        ]
+        pairs = list(zip(old, factors, strict=True))
+        new_sizes = [size if scale == 1.0 else math.floor(size * scale) for size, scale in pairs]
+        is_whole = all(scale == 1.0 or (size * scale).is_integer() for size, scale in pairs)
+        is_clear = is_whole or coordinate_transformation_mode != "align_corners"
+        _expect(is_clear, "align_corners is supported only for whole sizes")  # ONNX and ONNX Runtime disagree on others
     for axis, size, factor in zip(chosen, new_sizes, factors, strict=True):
+        if axis == 0 and context.fixed_batch and context.varies[0]:
+            continue
         if factor != 1.0 or (isinstance(size, int) and isinstance(x.shape[axis], int) and size != x.shape[axis]):
             _check_size([*(n for i, n in enumerate(x.shape) if i != axis), size])
             places = _coordinates(coordinate_transformation_mode, x.shape[axis], size, factor)
@@ -1301,7 +1313,7 @@ def _upsample(
     context: Context,
 ) -> Tensor:
     factors = scales_input if scales_input is not None else Numbers(scales, torch.float32)
-    newer = Context(11, context.device)
+    newer = replace(context, opset=11)
     return _resize(
         x, None, factors, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor", context=newer
     )
@@ -1355,7 +1367,7 @@ def _taps(
 def _cubic(t: np.ndarray, a: float) -> np.ndarray:
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
-    return np.where(t <= 1, near, far)
+    return np.asarray(np.where(t <= 1, near, far))
 
 
 def _interpolate(x: Tensor, axis: int, taps: list[tuple[np.ndarray, np.ndarray | None]], context: Context) -> Tensor:
@@ -1384,14 +1396,14 @@ def _quantize_linear(
     precision: int = 0,
     saturate: int = 1,
 ) -> Tensor:
-    """Round to integers.  The gradient is zero, as that of rounding."""
+    """Round to integers, which stay floating-point numbers so that the gradient exists; it is zero."""
     _expect(not block_size, "quantization in blocks is not supported")
     dtype = zero_point.dtype if zero_point is not None else _dtype(output_dtype or 2)
     limits = torch.iinfo(dtype)
     values = torch.round(x / _per_axis(scale, x, axis))
     if zero_point is not None:
         values = values + _per_axis(zero_point, x, axis).to(x.dtype)
-    return values.clamp(limits.min, limits.max).to(dtype)
+    return values.clamp(limits.min, limits.max)
 
 
 @operator("DequantizeLinear")
