@@ -133,7 +133,7 @@ def test_quick_answers_do_without_torch():
 MISTAKES = [  # what is typed, the exit code, and what the answer says
     ([], 2, "usage: atoll COMMAND [options]"),
     (["trian"], 2, "atoll: unknown command 'trian'; did you mean train?"),
-    (["zzz"], 2, "atoll: unknown command 'zzz'; expected one of attack, certify"),
+    (["zzz"], 2, "atoll: unknown command 'zzz'; expected one of adopt, attack, certify"),
     (["help", "atack"], 2, "atoll: unknown command 'atack'; did you mean attack?"),
     (["--foo", "train", "digits-at"], 2, "expected a command before --foo, as in `atoll train --foo`"),
     (["train"], 1, "expected a recipe, as in `atoll train digits-at`, or a run to resume"),

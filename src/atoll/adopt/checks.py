@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.adopt.preprocess import Adapted, Conventions
+from atoll.adopt.preprocess import Adapted, Channels, Conventions
 from atoll.attacks.diagnostics import diagnose_model
 from atoll.attacks.pgd import PGD
-from atoll.data.base import Data, Split, to_float
+from atoll.data.base import Data, to_float
 from atoll.errors import InputError
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
@@ -53,7 +53,7 @@ def check_model(model: Adapted, data: Data, points: int = POINTS) -> tuple[Accur
         points: number of test points, spread over the test set because files are often sorted by class.
     """
     split = data.split("test")
-    index = torch.linspace(0, len(split) - 1, min(points, len(split))).round().long().unique()
+    index = torch.arange(min(points, len(split))) * len(split) // min(points, len(split))
     x, y = to_float(split.fetch(index)), split.labels[index]
     logits = _logits(model, x)
     outputs = logits.shape[1]
@@ -122,16 +122,16 @@ def _diagnosis(model: Adapted, x: Tensor, y: Tensor) -> Iterator[Finding]:
 
 def _alternatives(conventions: Conventions, channels: int) -> Iterator[tuple[str, str, Conventions]]:
     """Other conventions that people use, with what is wrong and the option."""
-    plain = {"mean": (0.0,), "std": (1.0,)}
-    yield "range", "--range 0,255", dataclasses.replace(conventions, range=(0.0, 255.0), **plain)
-    yield "range", "--range -1,1", dataclasses.replace(conventions, range=(-1.0, 1.0), **plain)
-    yield "mean", "--mean 0 --std 1", dataclasses.replace(conventions, range=(0.0, 1.0), **plain)
+    plain = dataclasses.replace(conventions, range=(0.0, 1.0), mean=(0.0,), std=(1.0,))
+    yield "range", "--range 0,255", dataclasses.replace(plain, range=(0.0, 255.0))
+    yield "range", "--range -1,1", dataclasses.replace(plain, range=(-1.0, 1.0))
+    yield "mean", "--mean 0 --std 1", plain
     if channels == 3:
         for mean, std in (IMAGENET, CIFAR):
             option = f"--mean {','.join(map(str, mean))} --std {','.join(map(str, std))}"
-            yield "mean", option, dataclasses.replace(conventions, range=(0.0, 1.0), mean=mean, std=std)
-        other = "rgb" if conventions.channels == "bgr" else "bgr"
-        yield "channels", f"--channels {other}", dataclasses.replace(conventions, channels=other)  # type: ignore[arg-type]
+            yield "mean", option, dataclasses.replace(plain, mean=mean, std=std)
+        other: Channels = "rgb" if conventions.channels == "bgr" else "bgr"
+        yield "channels", f"--channels {other}", dataclasses.replace(conventions, channels=other)
 
 
 def _conventions(model: Adapted, x: Tensor, y: Tensor, correct: Tensor) -> Iterator[Finding]:
@@ -179,24 +179,3 @@ def _chance(accuracy: Accuracy, classes: int) -> Iterator[Finding]:
 
     if binomtest(accuracy.correct, accuracy.total, 1 / classes, alternative="greater").pvalue > 0.01:
         yield Finding("chance", f"accuracy is {100 * accuracy.value:.1f} %, not better than guessing")
-
-
-def check_data(data: Data) -> Iterator[Finding]:
-    """Missing classes, and images that occur more than once."""
-    train, test = data.split("train"), data.split("test")
-    for name, split in (("training", train), ("test", test)):
-        absent = [data.classes[k] for k in range(data.num_classes) if not (split.labels == k).any()]
-        if absent:
-            yield Finding("missing class", f"the {name} set has no images of {', '.join(absent[:5])}")
-    digests = {name: _digests(split) for name, split in (("train", train), ("test", test))}
-    repeated = len(digests["test"]) - len(set(digests["test"]))
-    if repeated:
-        yield Finding("duplicates", f"{repeated} of {len(test)} test images occur more than once")
-    leaked = sum(digest in set(digests["train"]) for digest in digests["test"])
-    if leaked:
-        yield Finding("leak", f"{leaked} of {len(test)} test images are also in the training set")
-
-
-def _digests(split: Split) -> list[bytes]:
-    parts = torch.split(torch.arange(len(split)), 256)
-    return [image.numpy().tobytes() for part in parts for image in split.fetch(part)]

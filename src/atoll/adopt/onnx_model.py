@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atoll.adopt.onnx_operators import DTYPES, KNOWN, MAX_KNOWN, OPERATORS, Context, Numbers, Operator, Value
+from atoll.adopt.onnx_operators import DTYPES, KNOWN, MAX_KNOWN, OPERATORS, NodeContext, Numbers, Operator, Value
 from atoll.errors import InputError
 from atoll.export.model import expect_onnx
 from atoll.graph.stored import register_tensor
@@ -25,7 +25,9 @@ from atoll.graph.stored import register_tensor
 OLDEST_OPSET = 9
 MAX_BYTES = 2**33  # of all tensors together
 MAX_NODES = 100_000
+MAX_ATTEMPTS = 1000  # to find the axes of the batch size
 _DOMAINS = ("", "ai.onnx")
+_ATTRIBUTES = (1, 2, 3, 4, 6, 7)  # types: number, string, tensor, list of numbers
 _CLOSE = 1e-3  # difference between batch sizes, in parts of the largest value
 _STATISTICS = {"BatchNormalization": (3, 4), "QuantizeLinear": (1,), "DequantizeLinear": (1,)}  # inputs, not weights
 
@@ -64,6 +66,8 @@ def read_onnx(path: Path | str, *, output: str | None = None) -> OnnxModel:
             _free_batch(model, graph.fixed_batch)
     except InputError as error:
         raise InputError(f"cannot read {path.name}: {error}") from error.__cause__
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise InputError(f"cannot read {path.name}: it is damaged ({type(error).__name__})") from error
     return model
 
 
@@ -150,9 +154,7 @@ class OnnxModel(nn.Module):
             self.run(node, values, x)
             for name in node.expired:
                 values.pop(name, None)
-        result = values[self.output_name]
-        assert isinstance(result, Tensor)  # it depends on the input
-        return result
+        return _as_tensor(values[self.output_name])
 
     def start(self, x: Tensor) -> dict[str, Value]:
         """Return the values before the first node: the input."""
@@ -160,7 +162,7 @@ class OnnxModel(nn.Module):
 
     def run(self, node: Node, values: dict[str, Value], x: Tensor) -> None:
         """Compute the outputs of a node and add them to the values."""
-        context = Context(
+        context = NodeContext(
             self._opset, x.device, len(node.outputs), node.varies, self.fixed_batch, x.shape[0], node.batch_axis
         )
         try:
@@ -242,7 +244,8 @@ def _prefixes(path: str) -> list[str]:
 def _free_batch(model: OnnxModel, size: int) -> None:
     """Find the axes of constant shapes that contain the batch size, and check that rows do not influence each other.
 
-    Two batches are computed alone and together.  Every Reshape must return the two results, one after the other.
+    Two batches are computed alone and together.  Every Reshape must contain the results of both.  If several of its
+    axes are possible, the first one with which the rest of the file works is chosen.
     """
     refusal = f"the file has a fixed batch size of {size}"
     if model.input_shape is None or None in model.input_shape:
@@ -250,53 +253,87 @@ def _free_batch(model: OnnxModel, size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     shape = [2, size, *(n or 0 for n in model.input_shape)]
     first, second = torch.rand(shape, generator=generator, dtype=torch.float64).to(model.input_dtype)
-    runs = [(x, model.start(x)) for x in (first, second / 2, torch.cat([first, second / 2]))]
-    *parts, (x, joint) = runs
-    for node in model.nodes:
-        for part, values in parts:
-            model.run(node, values, part)
+    model(first)  # raises an error if the file is not valid
+    inputs = [first, second / 2, torch.cat([first, second / 2])]
+    runs = [model.start(x) for x in inputs]
+    choices: list[tuple[int, list[dict[str, Value]], list[int | None]]] = []  # for which there are other axes
+    axes: list[int | None] = []  # to try for the next Reshape
+    position = attempts = 0
+    while True:
         try:
-            if node.operator == "Reshape" and node.varies[0]:
-                _find_batch_axis(model, node, [values for _, values in parts], joint, x)
-            else:
-                model.run(node, joint, x)
+            for node in model.nodes[position:]:
+                if node.operator == "Reshape" and node.varies[0]:
+                    axes = axes or _batch_axes(model, node, inputs, runs)
+                    node.batch_axis, *others = axes
+                    axes = []
+                    if others:
+                        choices.append((position, [dict(values) for values in runs], others))
+                for x, values in zip(inputs, runs, strict=True):
+                    model.run(node, values, x)
+                    for name in node.expired:
+                        values.pop(name, None)
+                position += 1
+            logits = [_as_tensor(values[model.output_name]) for values in runs]
+            if logits[2].shape[0] != 2 * size or not _is_close(logits[2], torch.cat(logits[:2]), 1.0):
+                raise InputError("its outputs depend on the other inputs of a batch")
+            return
         except InputError as error:
-            raise InputError(f"{refusal}: {error}") from error
-        for name in node.expired:
-            for _, values in runs:
-                values.pop(name, None)
-    logits, *expected = (values[model.output_name] for _, values in (runs[2], *parts))
-    if not _is_close(logits, expected, 0, 1.0):
-        raise InputError(f"{refusal}: its outputs depend on the other inputs of a batch")
+            attempts += 1
+            if not choices or attempts > MAX_ATTEMPTS:
+                raise InputError(f"{refusal}: {error}") from error
+            position, runs, axes = choices.pop()
 
 
-def _find_batch_axis(
-    model: OnnxModel, node: Node, parts: list[dict[str, Value]], joint: dict[str, Value], x: Tensor
-) -> None:
+def _batch_axes(model: OnnxModel, node: Node, inputs: list[Tensor], runs: list[dict[str, Value]]) -> list[int | None]:
+    """Return the axes of a Reshape that may contain the batch size, the likely ones first; None for no constant."""
     name = node.outputs[0]
-    results = [values[name] for values in parts]
-    rank = results[0].dim() if isinstance(results[0], Tensor) else 0
-    for axis in (None, *range(rank)):
-        node.batch_axis = axis
+    node.batch_axis = None
+    for x, values in zip(inputs[:2], runs, strict=False):
+        model.run(node, values, x)
+    parts = [_as_tensor(values[name]) for values in runs[:2]]
+    options: list[tuple[bool, bool, int, int | None]] = []
+    for choice in (None, *range(parts[0].dim())):
+        node.batch_axis = choice
         try:
-            model.run(node, joint, x)
+            model.run(node, runs[2], inputs[2])
         except InputError:
             continue
-        if any(_is_close(joint[name], results, dim, 0.99) for dim in (range(rank) if axis is None else [axis])):
-            return
-    raise InputError(f"no axis of a shape contains it (node {node.name!r}, {node.operator})")
+        joint = _as_tensor(runs[2][name])
+        for axis, length in enumerate(parts[0].shape):
+            blocks = _blocks(joint, parts, axis)
+            if blocks:
+                options.append((length != len(inputs[0]), blocks > 1, len(options), choice))
+    if not options:
+        raise InputError(f"no axis of a shape contains it (node {node.name!r}, {node.operator})")
+    return list(dict.fromkeys(choice for *_, choice in sorted(options, key=lambda option: option[:3])))
 
 
-def _is_close(joint: Value, parts: Sequence[Value], axis: int, share: float) -> bool:
-    """Whether a share of the values are those of the parts, one after the other along an axis."""
-    assert isinstance(joint, Tensor)
-    expected = torch.cat([part for part in parts if isinstance(part, Tensor)], axis)
-    if expected.shape != joint.shape:
-        return False
-    joint, expected = joint.double(), expected.double()
+def _blocks(joint: Tensor, parts: list[Tensor], axis: int) -> int:
+    """Return into how many blocks an axis is divided so that blocks of the two parts alternate; 0 if they do not."""
+    sizes = list(parts[0].shape)
+    length = sizes[axis]
+    if list(joint.shape) != [*sizes[:axis], 2 * length, *sizes[axis + 1 :]]:
+        return 0
+    for count in range(1, length + 1):
+        if length % count == 0:
+            divided = [*sizes[:axis], count, length // count, *sizes[axis + 1 :]]
+            blocks = [part.reshape(divided) for part in parts]
+            if _is_close(joint, torch.cat(blocks, axis + 1).flatten(axis, axis + 1), 0.99):
+                return count
+    return 0
+
+
+def _is_close(values: Tensor, expected: Tensor, share: float) -> bool:
+    """Whether at least a share of the values are those expected."""
+    values, expected = values.double(), expected.double()
     scale = max(expected.nan_to_num(0, 0, 0).abs().max().item(), 1e-30)
-    equal = torch.isclose(joint, expected, rtol=0, atol=_CLOSE * scale, equal_nan=True)
+    equal = torch.isclose(values, expected, rtol=0, atol=_CLOSE * scale, equal_nan=True)
     return equal.double().mean().item() >= share
+
+
+def _as_tensor(value: Value) -> Tensor:
+    assert isinstance(value, Tensor)  # a value that depends on the input
+    return value
 
 
 # --- reading
@@ -312,6 +349,8 @@ class _Reader:
         self.graph = self.model.graph
         self.tensors = {tensor.name: tensor for tensor in self.graph.initializer}
         self.initializers = set(self.tensors)
+        if len(self.tensors) < len(self.graph.initializer):
+            raise InputError("two of its tensors have the same name")
         self.protos = []
         for proto in self.graph.node:
             if proto.op_type == "Constant" and proto.domain in _DOMAINS and len(proto.output) == 1:
@@ -370,7 +409,7 @@ class _Reader:
             raise InputError(f"no output is floating-point ({names}); expected logits")
         if len(choice) != 1:
             raise InputError(f"it has {len(outputs)} outputs ({names}); choose one by its name")
-        return choice[0]
+        return str(choice[0])
 
     def _live(self, input_name: str, output_name: str) -> list[Any]:
         """Return the nodes that the output depends on, after checking their order."""
@@ -534,15 +573,16 @@ def _attributes(proto: Any, entry: Operator, opset: int) -> dict[str, Any]:
         schema = {}  # an operator of ONNX Runtime, or newer than the opset
     values = {}
     for attribute in proto.attribute:
-        if attribute.name not in entry.attributes or attribute.ref_attr_name:
+        if attribute.name not in entry.attributes or attribute.ref_attr_name or attribute.type not in _ATTRIBUTES:
             raise InputError(f"the attribute {attribute.name!r} of {place} is not supported")
-        if attribute.name in schema and attribute.type != schema[attribute.name].type.value:
+        if attribute.name in schema and attribute.type != int(cast(Any, schema[attribute.name].type).value):
             raise InputError(f"the attribute {attribute.name!r} of {place} has the wrong type")
         value = onnx.helper.get_attribute_value(attribute)
         if isinstance(value, bytes):
             value = value.decode(errors="replace")
         elif isinstance(value, onnx.TensorProto):
-            _tensor_bytes(value)
+            if _tensor_bytes(value) > MAX_KNOWN:
+                raise InputError(f"the attribute {attribute.name!r} of {place} is too large")
             value = Numbers(_read_tensor(value, None).tolist(), DTYPES[value.data_type])
         values[attribute.name] = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
     missing = [name for name, about in schema.items() if about.required and name not in values]
@@ -558,15 +598,14 @@ def _constant(proto: Any) -> Any:
     """Return the value of a Constant node."""
     import onnx
 
-    (attribute,) = proto.attribute if len(proto.attribute) == 1 else (onnx.AttributeProto(),)
-    name, value = proto.output[0], onnx.helper.get_attribute_value(attribute) if attribute.name else None
-    if attribute.name == "value" and isinstance(value, onnx.TensorProto):
-        return value
-    plain = {"value_float": 1, "value_floats": 1, "value_int": 7, "value_ints": 7}.get(attribute.name)
-    if plain is None:
-        raise InputError(f"the constant {name!r} is not supported")
-    values = list(value) if attribute.name.endswith("s") else [value]
-    return onnx.helper.make_tensor(name, plain, [len(values)] if attribute.name.endswith("s") else [], values)
+    attribute = proto.attribute[0] if len(proto.attribute) == 1 else onnx.AttributeProto()
+    if attribute.name == "value" and attribute.type == onnx.AttributeProto.TENSOR:
+        return attribute.t
+    dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    if attribute.name not in dtypes or attribute.type not in _ATTRIBUTES:
+        raise InputError(f"the constant {proto.output[0]!r} is not supported")
+    value = onnx.helper.get_attribute_value(attribute)
+    return onnx.numpy_helper.from_array(np.array(value, dtype=dtypes[attribute.name]), proto.output[0])
 
 
 def _tensor_bytes(tensor: Any) -> int:
@@ -576,7 +615,7 @@ def _tensor_bytes(tensor: Any) -> int:
     dtype = DTYPES.get(tensor.data_type)
     if dtype is None or any(size < 0 for size in tensor.dims):
         raise InputError(f"the shape or data type of the tensor {tensor.name!r} is not supported")
-    count = math.prod(tensor.dims)
+    count = int(math.prod(tensor.dims))
     size = count * dtype.itemsize
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return size
@@ -623,7 +662,7 @@ def _external_data(tensor: Any, folder: Path, size: int) -> bytes:
             )
         with path.open("rb") as file:
             file.seek(offset)
-            content = file.read(size)
+            content: bytes = file.read(size)
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise

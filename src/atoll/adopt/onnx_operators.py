@@ -8,7 +8,7 @@ ONNX operator, and its keyword parameters are the attributes with their defaults
 - ``Operand``: a scalar constant as a Python number, everything else as a tensor.
 - ``Value``: as it is.
 
-A parameter ``context`` gets the `Context`.  Attributes that a function does not list are refused.  Computations with
+A parameter ``context`` gets the `NodeContext`.  Attributes that a function does not list are refused.  Computations with
 sizes have a second, smaller table (`known`), because tensors would turn the batch size into a constant.
 """
 
@@ -18,7 +18,7 @@ import inspect
 import math
 import operator as python
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ from atoll.errors import InputError
 MAX_ELEMENTS = 2**31  # of a tensor that an operator creates: 8 GiB in float32
 MAX_KNOWN = 4096  # numbers of a constant that sizes may be computed from
 _SYMBOLS = (torch.SymInt, torch.SymFloat)
-_ROUND = {torch.float16: np.float16, torch.float32: np.float32}
+_ROUND: dict[torch.dtype, Any] = {torch.float16: np.float16, torch.float32: np.float32}
 
 # The data types of ONNX by their numbers in files.
 DTYPES = {
@@ -73,7 +73,7 @@ class Numbers:
 
 def _convert(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, _SYMBOLS):
-        return torch.sym_float(value) if dtype.is_floating_point else torch.sym_int(value)
+        return (torch.sym_float if dtype.is_floating_point else torch.sym_int)(value)  # type: ignore[no-untyped-call]
     if dtype == torch.bool:
         return bool(value)
     if not dtype.is_floating_point:
@@ -88,7 +88,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Context:
+class NodeContext:
     """Where an operator is executed.
 
     Args:
@@ -293,7 +293,7 @@ def _known_transpose(x: Numbers, *, perm: list[int] | None = None) -> Numbers:
 
 
 @known("Expand")
-def _known_expand(x: Numbers, shape: Numbers, *, context: Context) -> Value:
+def _known_expand(x: Numbers, shape: Numbers, *, context: NodeContext) -> Value:
     if shape.is_symbolic:
         return x.tensor(context.device).expand(_expand_sizes(x.array.shape, shape.ints()))
     _check_size(shape.ints())
@@ -308,7 +308,7 @@ def _known_split(
     axis: int = 0,
     split: list[int] | None = None,
     num_outputs: int | None = None,
-    context: Context,
+    context: NodeContext,
 ) -> tuple[Numbers, ...]:
     sizes = _split_sizes(x.array.shape[axis], _ints(split_input, split), num_outputs or context.outputs)
     return tuple(Numbers(part, x.dtype) for part in np.split(x.array, np.cumsum(sizes)[:-1], axis))
@@ -353,7 +353,7 @@ def _size(x: Value) -> Numbers:
 
 
 @operator("ConstantOfShape")
-def _constant_of_shape(shape: Numbers, *, value: Numbers | None = None, context: Context) -> Value:
+def _constant_of_shape(shape: Numbers, *, value: Numbers | None = None, context: NodeContext) -> Value:
     value = value or Numbers(0.0, torch.float32)
     sizes = shape.ints()
     _check_size(sizes)
@@ -363,7 +363,7 @@ def _constant_of_shape(shape: Numbers, *, value: Numbers | None = None, context:
 
 
 @operator("Range")
-def _range(start: Numbers, limit: Numbers, delta: Numbers, *, stash_type: int = 1, context: Context) -> Value:
+def _range(start: Numbers, limit: Numbers, delta: Numbers, *, stash_type: int = 1, context: NodeContext) -> Value:
     bounds = [start.item(), limit.item(), delta.item()]
     if any(isinstance(bound, _SYMBOLS) for bound in bounds):
         return torch.arange(*bounds, dtype=start.dtype, device=context.device)
@@ -371,21 +371,22 @@ def _range(start: Numbers, limit: Numbers, delta: Numbers, *, stash_type: int = 
     _check_size([count])
     if count <= MAX_KNOWN:
         return Numbers([bounds[0] + i * bounds[2] for i in range(count)], start.dtype)
-    return bounds[0] + bounds[2] * torch.arange(count, dtype=start.dtype, device=context.device)
+    steps: Tensor = torch.arange(count, dtype=start.dtype, device=context.device) * bounds[2]
+    return torch.add(steps, bounds[0])
 
 
 @operator("EyeLike")
-def _eye_like(x: Tensor, *, dtype: int | None = None, k: int = 0, context: Context) -> Tensor:
+def _eye_like(x: Tensor, *, dtype: int | None = None, k: int = 0, context: NodeContext) -> Tensor:
     ones = torch.ones(*x.shape, dtype=x.dtype if dtype is None else _dtype(dtype), device=context.device)
     return ones.triu(k).tril(k)
 
 
 @operator("OneHot")
-def _one_hot(indices: Tensor, depth: Numbers, values: Tensor, *, axis: int = -1, context: Context) -> Tensor:
+def _one_hot(indices: Tensor, depth: Numbers, values: Tensor, *, axis: int = -1, context: NodeContext) -> Tensor:
     size = depth.item()
     _check_size([*indices.shape, size])
     classes = torch.arange(size, device=context.device)
-    hot = (torch.remainder(indices, size).long().unsqueeze(-1) == classes).movedim(-1, axis)
+    hot = (_wrap(indices, size).unsqueeze(-1) == classes).movedim(-1, axis)
     return torch.where(hot, values[1], values[0])
 
 
@@ -561,16 +562,16 @@ def _shrink(x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
 
 
 @operator("Softmax")
-def _softmax(x: Tensor, *, axis: int | None = None, context: Context) -> Tensor:
+def _softmax(x: Tensor, *, axis: int | None = None, context: NodeContext) -> Tensor:
     return _along_axis(lambda values, dim: values.softmax(dim), x, axis, context)
 
 
 @operator("LogSoftmax")
-def _log_softmax(x: Tensor, *, axis: int | None = None, context: Context) -> Tensor:
+def _log_softmax(x: Tensor, *, axis: int | None = None, context: NodeContext) -> Tensor:
     return _along_axis(lambda values, dim: values.log_softmax(dim), x, axis, context)
 
 
-def _along_axis(function: Callable[[Tensor, int], Tensor], x: Tensor, axis: int | None, context: Context) -> Tensor:
+def _along_axis(function: Callable[[Tensor, int], Tensor], x: Tensor, axis: int | None, context: NodeContext) -> Tensor:
     if context.opset >= 13:
         return function(x, -1 if axis is None else axis)
     axis = 1 if axis is None else axis % x.dim()  # older operators normalize over all axes from this one on
@@ -787,7 +788,7 @@ def _average_pool(
     kernel_shape: list[int],
     pads: list[int] | None = None,
     strides: list[int] | None = None,
-    context: Context,
+    context: NodeContext,
 ) -> Tensor:
     window = _Window.of(x, kernel_shape, strides, dilations, pads, auto_pad)
     if window.fits_pooling() and set(window.dilations) == {1}:
@@ -836,6 +837,7 @@ def _batch_normalization(
     training_mode: int = 0,
 ) -> Tensor:
     _expect(not training_mode, "batch normalization in training mode depends on the batch")
+    mean, var = (t.detach() if t.requires_grad else t for t in (mean, var))  # shared with a parameter
     return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
 
 
@@ -853,7 +855,7 @@ def _group_normalization(
     epsilon: float = 1e-5,
     num_groups: int,
     stash_type: int = 1,
-    context: Context,
+    context: NodeContext,
 ) -> Tensor:
     if context.opset < 21:  # one number per group
         scale, bias = (t.repeat_interleave(x.shape[1] // num_groups) for t in (scale, bias))
@@ -913,13 +915,13 @@ def _attention(
     qk_matmul_output_mode: int = 0,
     scale: float | None = None,
     softmax_precision: int | None = None,
-    context: Context,
+    context: NodeContext,
 ) -> Tensor:
     joined = query.dim() == 3  # (batch, tokens, heads times width)
     if joined:
         _expect(bool(q_num_heads and kv_num_heads), "the number of heads is missing")
-        query = query.unflatten(2, (q_num_heads, -1)).transpose(1, 2)  # type: ignore[arg-type]
-        key, value = (t.unflatten(2, (kv_num_heads, -1)).transpose(1, 2) for t in (key, value))  # type: ignore[arg-type]
+        query = _split_axis(query, 2, q_num_heads or 1, -1).transpose(1, 2)
+        key, value = (_split_axis(t, 2, kv_num_heads or 1, -1).transpose(1, 2) for t in (key, value))
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
@@ -951,7 +953,7 @@ def _reshape(
     *,
     allowzero: int = 0,
     shape: list[int] | None = None,
-    context: Context,
+    context: NodeContext,
 ) -> Tensor:
     values = shape_input if shape_input is not None else Numbers(shape, torch.int64)
     sizes = _reshape_sizes(x.shape, values, allowzero)
@@ -992,7 +994,7 @@ def _unsqueeze(x: Tensor, axes_input: Numbers | None = None, *, axes: list[int] 
 
 
 @operator("Concat")
-def _concat(*xs: Tensor, axis: int, context: Context) -> Tensor:
+def _concat(*xs: Tensor, axis: int, context: NodeContext) -> Tensor:
     if context.fixed_batch and axis % xs[0].dim() and any(context.varies):
         pairs = zip(xs, context.varies, strict=True)
         xs = tuple(x if varies else x[:1].expand(context.batch, *x.shape[1:]) for x, varies in pairs)
@@ -1007,7 +1009,7 @@ def _split(
     axis: int = 0,
     split: list[int] | None = None,
     num_outputs: int | None = None,
-    context: Context,
+    context: NodeContext,
 ) -> tuple[Tensor, ...]:
     sizes = _split_sizes(x.shape[axis], _ints(split_input, split), num_outputs or context.outputs)
     return torch.split(x, sizes, axis)
@@ -1031,7 +1033,7 @@ def _slice(
     starts: list[int] | None = None,
     ends: list[int] | None = None,
     axes: list[int] | None = None,
-    context: Context,
+    context: NodeContext,
 ) -> Tensor:
     for axis, start, end, step in _slices(
         _ints(starts_input, starts), _ints(ends_input, ends), _ints(axes_input, axes), _ints(steps, None)
@@ -1060,12 +1062,12 @@ def _slice_range(size: int, start: int, end: int, step: int) -> list[int]:
     return list(range(min(max(start, max(low, 0)), high), min(max(end, low), high), step))
 
 
-def _select(x: Tensor, axis: int, indices: Sequence[int], context: Context) -> Tensor:
+def _select(x: Tensor, axis: int, indices: Sequence[int], context: NodeContext) -> Tensor:
     return x.index_select(axis, torch.tensor(list(indices), dtype=torch.int64, device=context.device))
 
 
 @operator("Gather")
-def _gather(x: Tensor, indices: Value, *, axis: int = 0, context: Context) -> Tensor:
+def _gather(x: Tensor, indices: Value, *, axis: int = 0, context: NodeContext) -> Tensor:
     if isinstance(indices, Numbers) and indices.array.ndim == 0 and not indices.is_symbolic:
         return x.select(axis, indices.item())
     index = indices.tensor(context.device) if isinstance(indices, Numbers) else indices
@@ -1087,7 +1089,7 @@ def _gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
 
 
 @operator("GatherND")
-def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0, context: Context) -> Tensor:
+def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0, context: NodeContext) -> Tensor:
     depth, sizes = indices.shape[-1], indices.shape[:batch_dims]
     leading = []
     for axis, size in enumerate(sizes):
@@ -1110,7 +1112,7 @@ def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str =
 
 
 @operator("Expand")
-def _expand(x: Tensor, shape: Numbers, *, context: Context) -> Tensor:
+def _expand(x: Tensor, shape: Numbers, *, context: NodeContext) -> Tensor:
     sizes = shape.ints()
     if context.fixed_batch and context.varies[0] and len(sizes) == x.dim() and sizes[0] == context.fixed_batch:
         sizes = [1, *sizes[1:]]  # the input has its own batch size
@@ -1138,17 +1140,23 @@ def _trilu(x: Tensor, k: Numbers | None = None, *, upper: int = 1) -> Tensor:
     return x.triu(diagonal) if upper else x.tril(diagonal)
 
 
+def _split_axis(x: Tensor, axis: int, *sizes: int) -> Tensor:
+    return x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
+
+
 @operator("DepthToSpace")
 def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     if mode == "CRD":
         return F.pixel_shuffle(x, blocksize)
-    x = x.unflatten(1, (blocksize, blocksize, -1)).permute(0, 3, 4, 1, 5, 2)
+    x = _split_axis(x, 1, blocksize, blocksize, -1).permute(0, 3, 4, 1, 5, 2)
     return x.flatten(4).flatten(2, 3)
 
 
 @operator("SpaceToDepth")
-def _space_to_depth(x: Tensor, *, blocksize: int) -> Tensor:
-    x = x.unflatten(3, (-1, blocksize)).unflatten(2, (-1, blocksize))
+def _space_to_depth(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    if mode == "CRD":
+        return F.pixel_unshuffle(x, blocksize)
+    x = _split_axis(_split_axis(x, 3, -1, blocksize), 2, -1, blocksize)
     return x.permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
 
 
@@ -1162,7 +1170,7 @@ def _pad(
     mode: str = "constant",
     pads: list[int] | None = None,
     value: float = 0.0,
-    context: Context,
+    context: NodeContext,
 ) -> Tensor:
     amounts = _ints(pads_input, pads) or []
     chosen = [axis % x.dim() for axis in axes.ints()] if axes else list(range(x.dim()))
@@ -1262,7 +1270,7 @@ def _resize(
     keep_aspect_ratio_policy: str = "stretch",
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
-    context: Context,
+    context: NodeContext,
 ) -> Tensor:
     if context.opset < 11:
         return _upsample(x, roi, mode=mode, context=context)  # the second input has the scales
@@ -1279,10 +1287,14 @@ def _resize(
     else:
         _expect(scales is not None and len(scales.ints()) == len(old), "expected one scale per axis")
         factors = [float(scale) for scale in scales.ints()]  # type: ignore[union-attr]
-        new_sizes = [
-            size if scale == 1.0 else math.floor(size * scale) for size, scale in zip(old, factors, strict=True)
-        ]
+        pairs = list(zip(old, factors, strict=True))
+        new_sizes = [size if scale == 1.0 else math.floor(size * scale) for size, scale in pairs]
+        is_whole = all(scale == 1.0 or (size * scale).is_integer() for size, scale in pairs)
+        is_clear = is_whole or coordinate_transformation_mode != "align_corners"
+        _expect(is_clear, "align_corners is supported only for whole sizes")  # ONNX and ONNX Runtime disagree on others
     for axis, size, factor in zip(chosen, new_sizes, factors, strict=True):
+        if axis == 0 and context.fixed_batch and context.varies[0]:
+            continue
         if factor != 1.0 or (isinstance(size, int) and isinstance(x.shape[axis], int) and size != x.shape[axis]):
             _check_size([*(n for i, n in enumerate(x.shape) if i != axis), size])
             places = _coordinates(coordinate_transformation_mode, x.shape[axis], size, factor)
@@ -1298,10 +1310,10 @@ def _upsample(
     *,
     mode: str = "nearest",
     scales: list[float] | None = None,
-    context: Context,
+    context: NodeContext,
 ) -> Tensor:
     factors = scales_input if scales_input is not None else Numbers(scales, torch.float32)
-    newer = Context(11, context.device)
+    newer = replace(context, opset=11)
     return _resize(
         x, None, factors, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor", context=newer
     )
@@ -1355,10 +1367,12 @@ def _taps(
 def _cubic(t: np.ndarray, a: float) -> np.ndarray:
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
-    return np.where(t <= 1, near, far)
+    return np.asarray(np.where(t <= 1, near, far))
 
 
-def _interpolate(x: Tensor, axis: int, taps: list[tuple[np.ndarray, np.ndarray | None]], context: Context) -> Tensor:
+def _interpolate(
+    x: Tensor, axis: int, taps: list[tuple[np.ndarray, np.ndarray | None]], context: NodeContext
+) -> Tensor:
     parts = []
     for places, weights in taps:
         part = _select(x, axis, places.astype(np.int64).tolist(), context)
@@ -1384,14 +1398,14 @@ def _quantize_linear(
     precision: int = 0,
     saturate: int = 1,
 ) -> Tensor:
-    """Round to integers.  The gradient is zero, as that of rounding."""
+    """Round to integers, which stay floating-point numbers so that the gradient exists; it is zero."""
     _expect(not block_size, "quantization in blocks is not supported")
     dtype = zero_point.dtype if zero_point is not None else _dtype(output_dtype or 2)
     limits = torch.iinfo(dtype)
     values = torch.round(x / _per_axis(scale, x, axis))
     if zero_point is not None:
         values = values + _per_axis(zero_point, x, axis).to(x.dtype)
-    return values.clamp(limits.min, limits.max).to(dtype)
+    return values.clamp(limits.min, limits.max)
 
 
 @operator("DequantizeLinear")

@@ -156,7 +156,7 @@ def _load_folder(path: Path) -> Source:
         load_state(module, read_state(weights), str(weights))
         return Source(module, "huggingface", files)
     try:
-        from transformers import AutoModelForImageClassification
+        from transformers import AutoModelForImageClassification  # type: ignore[import-not-found]
     except ImportError:
         raise InputError(f"model: {path} needs the package transformers; pip install transformers") from None
     try:

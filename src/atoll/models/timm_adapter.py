@@ -78,7 +78,7 @@ class Timm(Classifier):
             raise InputError(f"{name}: has {shape[1]} features, but its classifier expects {head.in_features}")
 
 
-_LIBRARIES: list[torch.library.Library] = []  # an operator exists as long as the library that defined it
+_LIBRARIES: list[Any] = []  # an operator exists as long as the library that defined it
 
 
 def import_timm() -> Any:
@@ -93,7 +93,7 @@ def import_timm() -> Any:
         except RuntimeError as error:
             if "torchvision::nms" not in str(error):
                 raise
-            library = torch.library.Library("torchvision", "DEF")
+            library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
             for name in ("nms", "qnms"):
                 library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
             _LIBRARIES.append(library)
