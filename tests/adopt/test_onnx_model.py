@@ -22,8 +22,9 @@ from atoll.errors import InputError
 from atoll.export import export_model
 from atoll.graph import capture
 from atoll.graph.stored import StoredGraph, store_graph
+from atoll.models.timm_adapter import import_timm
 from models.cases import MODELS
-from models.timm_support import HAS_TIMM, real_timm
+from models.timm_support import HAS_TIMM
 
 HAS_EXPORTER = importlib.util.find_spec("onnxscript") is not None  # the default exporter of PyTorch needs it
 needs_exporter = pytest.mark.skipif(not HAS_EXPORTER, reason="onnxscript is not installed")
@@ -159,7 +160,7 @@ def test_every_model_family(case, dynamo, fixed, tmp_path):
 )
 def test_timm_networks(name, dynamo, tmp_path):
     options = {"img_size": 64} if "vit" in name else {}
-    net, x = real_timm().create_model(name, num_classes=7, **options).eval(), torch.rand(3, 3, 64, 64)
+    net, x = import_timm().create_model(name, num_classes=7, **options).eval(), torch.rand(3, 3, 64, 64)
     export(net, x[:1], tmp_path / "net.onnx", dynamo=dynamo, fixed=True)
     model = read_onnx(tmp_path / "net.onnx")
     assert_close(model(x), net(x))

@@ -6,10 +6,10 @@ ONNX operator, and its keyword parameters are the attributes with their defaults
 - ``Tensor``: as a tensor.
 - ``Numbers``: as numbers that do not depend on the values of the input, such as the shape of a Reshape.
 - ``Operand``: a scalar constant as a Python number, everything else as a tensor.
-- ``Value``: as it is.
+- ``Value``: unchanged.
 
-A parameter ``context`` gets the `NodeContext`.  Attributes that a function does not list are refused.  Computations with
-sizes have a second, smaller table (`known`), because tensors would turn the batch size into a constant.
+A parameter ``context`` gets the `NodeContext`.  Attributes that a function does not list are refused.  Computations
+with sizes have a second, smaller table (`known`), because tensors would turn the batch size into a constant.
 """
 
 from __future__ import annotations
