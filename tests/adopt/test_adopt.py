@@ -65,6 +65,9 @@ def test_code_with_weights(files, net, capsys, weights):
     assert torch.equal(run.model()(x), net(x))
     assert main(["attack", "runs/mine", "--attacks", "PGD-5", "--points", "20"]) == 0
     assert main(["report", "runs/mine", "-o", "report.html"]) == 0
+    assert main(["export", "runs/mine", "-o", "model.onnx"]) == 0
+    assert main(["adopt", "model.onnx", "--data", "Digits", "--out", "runs/onnx", "--eps", "0.1"]) == 0
+    torch.testing.assert_close(open_run("runs/onnx").model()(x), net(x))
     assert json.loads((files / "runs/mine/adopted.json").read_text())["files"].keys() == {"net.py", weights}
     capsys.readouterr()
     assert main(words) == 1
