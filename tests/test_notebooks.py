@@ -10,7 +10,6 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 SMALLER = "EPOCHS, IMAGES, POINTS = 1, 128, 10"  # instead of the parameters that readers see
-QUICK = ("bring-your-own-model",)  # the others take as long: most of it to start a kernel and import PyTorch
 
 
 def read(path):
@@ -19,10 +18,8 @@ def read(path):
     return notebook, parameters
 
 
-CASES = [pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow) for path in NOTEBOOKS]
-
-
-@pytest.mark.parametrize("path", CASES)
+@pytest.mark.slow  # most of the time goes to starting a kernel and importing PyTorch
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path, tmp_path):
     notebook, parameters = read(path)
     parameters.source += f"\n{SMALLER}"

@@ -179,6 +179,7 @@ def test_a_large_net_has_no_dense_hessian():
         hessian(EmpiricalRisk(net, Standard(), torch.rand(2, 200), torch.tensor([0, 1])))
 
 
+@pytest.mark.slow  # tests/training/test_distributed.py sums gradients over two processes
 def test_two_processes_give_what_one_gives(tmp_path):
     one, path = two_processes.measure(), tmp_path / "two.safetensors"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
