@@ -43,10 +43,10 @@ demo: setup  ## train a standard, a robust and a certified classifier on Fashion
 	$(BIN)/atoll train fashion-standard --out runs/demo/standard
 	$(BIN)/atoll train fashion-robust --out runs/demo/robust
 	$(BIN)/atoll train fashion-certified --out runs/demo/certified
-	$(BIN)/atoll attack $(DEMO) --attacks fast --budget 0.05 --norm l2 --eps 1.0
+	$(BIN)/atoll attack $(DEMO) --attacks fast --budget 0.03 --norm l2 --eps 1.0
 	$(BIN)/atoll certify runs/demo/certified --eps 0.5,1.0 --check 100
 	$(BIN)/atoll curvature $(DEMO) --loss AT --norm l2 --eps 1.0 --points 256 --landscape weights
-	$(BIN)/atoll explain $(DEMO) --methods SM,IG,BIG --points 20
+	$(BIN)/atoll explain $(DEMO) --methods SM,IG,BIG --points 10
 	$(BIN)/atoll report $(DEMO) -o runs/demo/report.html --title "Three ways to train a classifier of clothes"
 
 # tests/test_site.py also builds the site and opens it in a browser.  Do not add --quiet: it would hide warnings from --strict.
