@@ -15,7 +15,7 @@ from atoll.adopt.preprocess import Adapted, Conventions
 from atoll.adopt.sources import load_source, load_state, read_state
 from atoll.cli import main
 from atoll.data import Digits
-from atoll.errors import CaptureError, InputError
+from atoll.errors import AtollError, CaptureError
 from atoll.runs.run import open_run
 
 NET = """
@@ -74,6 +74,18 @@ def test_code_with_weights(files, net, capsys, weights):
     assert "already exists" in capsys.readouterr().err
     assert main(["train", "--resume", "--out", "runs/mine"]) == 1
     assert "an adopted model has no recipe" in capsys.readouterr().err
+
+
+def test_a_program_of_torch_export(files, net, capsys):
+    torch.export.save(
+        torch.export.export(net, (torch.rand(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim("n")},)), "net.pt2"
+    )
+    words = ["adopt", "net.pt2", "--data", "Digits", "--out", "runs/program"]
+    assert main(words) == 1
+    assert "use --trust" in capsys.readouterr().err
+    assert main([*words, "--trust"]) == 0
+    x, _ = Digits().tensors("test", 20)
+    assert torch.equal(open_run("runs/program").model()(x), net(x))
 
 
 class Wrapped(nn.Module):
@@ -144,7 +156,7 @@ def test_hostile_and_wrong_files_are_refused(files):
         "the model fails on images of shape": lambda: adopt(nn.Conv2d(3, 8, 3), "Digits", out="x"),
     }
     for message, call in cases.items():
-        with pytest.raises(InputError, match=message) as error:
+        with pytest.raises(AtollError, match=message) as error:
             call()
         assert "\n" not in str(error.value)
     assert not (files / "ran").exists()

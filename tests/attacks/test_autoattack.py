@@ -515,7 +515,7 @@ def test_scripts_for_the_original_run(name, tmp_path, monkeypatch, capsys):
         written = [line for line in lines if not line.startswith("setting parameters")]
         assert Path(log).read_text().splitlines() == written
     if "args" in names:
-        assert torch.equal(torch.load("aa_custom_10_eps_0.08000.pth")["adv_complete"], x_adv)
+        assert torch.equal(torch.load("aa_custom_10_eps_0.08000.pth", weights_only=True)["adv_complete"], x_adv)
     if "state_path" in names:
         assert [line for line in lines if " state " in line] == [
             "Created state in aa_state.json",

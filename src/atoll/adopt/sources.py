@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pickle
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from atoll.errors import InputError
 from atoll.files import sha256
 from atoll.models.timm_adapter import import_timm
 from atoll.registry import load_file as load_python
+from atoll.training.checkpoint import load_weights
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "0.", "1.")  # of wrappers: DataParallel, compile, RobustBench
 INNER = ("state_dict", "model_state_dict", "model", "net", "ema", "last")  # entries of checkpoints with the weights
@@ -121,9 +123,12 @@ def _load_program(path: Path, trust: bool) -> nn.Module:
     if not trust:
         raise InputError(f"model: loading {path} can execute code from the file; use --trust if you trust it")
     try:
-        return torch.export.load(path).module()
+        module = torch.export.load(path).module()
     except Exception as error:  # the loader's own errors have no common type
         raise InputError(f"model: {path} is not a program of torch.export: {_line(error)}") from None
+    for name in ("train", "eval"):  # a program has only the mode in which it was exported, and refuses these calls
+        setattr(module, name, types.MethodType(lambda self, mode=True: self, module))
+    return module
 
 
 class _Logits(nn.Module):
@@ -202,21 +207,8 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor], source: str) -> N
     """
     own = module.state_dict()
     best = min(_candidates(state), key=lambda names: len(own.keys() ^ names.keys()))
-    missing = sorted(name for name in own.keys() - best.keys() if not name.endswith("num_batches_tracked"))
-    unexpected = sorted(best.keys() - own.keys())
-    shapes = [
-        f"{name} {tuple(best[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in sorted(own.keys() & best.keys())
-        if best[name].shape != own[name].shape
-    ]
-    faults = [
-        f"{what}: {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-        for what, names in (("missing", missing), ("unexpected", unexpected), ("different shapes", shapes))
-        if names
-    ]
-    if faults:
-        raise InputError(f"weights: {source} does not fit the model ({'; '.join(faults)})")
-    module.load_state_dict(best, strict=False)
+    counters = {name: value for name, value in own.items() if name.endswith("num_batches_tracked")}
+    load_weights(module, counters | best, source)  # older files have no counters, and evaluation does not use them
 
 
 def _candidates(state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
