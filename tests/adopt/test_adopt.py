@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from atoll.adopt.adopt import adopt
+from atoll.adopt.checks import _alternatives
 from atoll.adopt.preprocess import Adapted, Conventions
 from atoll.adopt.sources import load_source, load_state, read_state
-from atoll.cli import main
+from atoll.cli import main, parse
 from atoll.data import Digits
 from atoll.errors import AtollError, CaptureError
 from atoll.runs.run import open_run
@@ -86,6 +87,12 @@ def test_a_program_of_torch_export(files, net, capsys):
     assert main([*words, "--trust"]) == 0
     x, _ = Digits().tensors("test", 20)
     assert torch.equal(open_run("runs/program").model()(x), net(x))
+
+
+def test_suggested_options_can_be_typed():
+    for _, option, conventions in _alternatives(Conventions(), 3):
+        options = parse(["adopt", "net.py:build", "--data", "Digits", "--out", "run", *option.split()])
+        assert Conventions(**{name: getattr(options, name) for name in vars(conventions)}) == conventions
 
 
 class Wrapped(nn.Module):

@@ -124,11 +124,11 @@ def _alternatives(conventions: Conventions, channels: int) -> Iterator[tuple[str
     """Other conventions that people use, with what is wrong and the option."""
     plain = dataclasses.replace(conventions, range=(0.0, 1.0), mean=(0.0,), std=(1.0,))
     yield "range", "--range 0,255", dataclasses.replace(plain, range=(0.0, 255.0))
-    yield "range", "--range -1,1", dataclasses.replace(plain, range=(-1.0, 1.0))
-    yield "mean", "--mean 0 --std 1", plain
+    yield "range", "--range=-1,1", dataclasses.replace(plain, range=(-1.0, 1.0))
+    yield "mean", "--range 0,1 --mean 0 --std 1", plain
     if channels == 3:
         for mean, std in (IMAGENET, CIFAR):
-            option = f"--mean {','.join(map(str, mean))} --std {','.join(map(str, std))}"
+            option = f"--range 0,1 --mean {','.join(map(str, mean))} --std {','.join(map(str, std))}"
             yield "mean", option, dataclasses.replace(plain, mean=mean, std=std)
         other: Channels = "rgb" if conventions.channels == "bgr" else "bgr"
         yield "channels", f"--channels {other}", dataclasses.replace(conventions, channels=other)

@@ -63,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", type=Path, metavar="FILE", help="state dict, for models from code and timm")
     parser.add_argument("--mean", type=numbers, default=(0.0,), help="mean of each channel, after scaling to --range")
     parser.add_argument("--std", type=numbers, default=(1.0,), help="standard deviation of each channel")
-    parser.add_argument("--range", type=pair, default=(0.0, 1.0), help="lowest and highest input, such as 0,255")
+    parser.add_argument("--range", type=pair, default=(0.0, 1.0), help="lowest and highest input: 0,255 or =-1,1")
     parser.add_argument("--channels", choices=("rgb", "bgr"), default="rgb", help="order of the color channels")
     parser.add_argument(
         "--outputs", choices=("logits", "probabilities"), default="logits", help="what the model returns"
