@@ -28,6 +28,7 @@ from atoll.data import (
     FashionMNIST,
     FashionMNISTSmall,
     FewerClasses,
+    ImageCsv,
     ImageFolder,
     Npz,
     OxfordPets,
@@ -172,6 +173,14 @@ def fake_folder(folder: Path) -> Path:
     return folder
 
 
+def fake_csv(folder: Path) -> Path:
+    """The images of a fake folder in a CSV file: paths, labels and splits."""
+    files = sorted(fake_folder(folder).rglob("*.PNG"))
+    rows = [f"{path.relative_to(folder)},{path.parts[-2]},{path.parts[-3]}" for path in files]
+    (folder / "photos.csv").write_text("\n".join(["path,label,split", *rows, ""]))
+    return folder / "photos.csv"
+
+
 def voc(*objects: tuple[str, tuple[int, int, int, int]], size: tuple[int, int] | None = None) -> bytes:
     """A Pascal-VOC file."""
     tags = ("xmin", "ymin", "xmax", "ymax")
@@ -255,6 +264,7 @@ DATASETS = {
     "tiny": Case(_on_disk(fake_tiny), (3, 64, 64), 3, (30, 6)),
     "tiny-folder": Case(_on_disk(lambda f: fake_tiny(f, packed=False)), (3, 64, 64), 3, (30, 6)),
     "folder": Case(lambda f, **o: ImageFolder(root=fake_folder(f), resize=16, size=12, **o), (3, 12, 12), 2, (20, 6)),
+    "csv": Case(lambda f, **o: ImageCsv(path=fake_csv(f), resize=16, size=12, **o), (3, 12, 12), 2, (20, 6)),
     "pets": Case(_on_disk(lambda f: partial(fake_pets(f), resize=16, size=12)), (3, 12, 12), 3, (24, 9)),
     "npz": Case(lambda f, **o: Npz(path=fake_npz(f / "x.npz"), **o), (3, 12, 10), 4, (60, 20)),
 }

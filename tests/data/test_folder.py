@@ -183,7 +183,7 @@ class TestInspect:
         with pytest.raises(DataError) as caught:
             folder(root).inspect()
         first, *faults = str(caught.value).split("\n  ")
-        assert "3 of 30 images cannot be read; repair or delete them and try again:" in first
+        assert "3 of 30 images cannot be read; repair or remove them and try again:" in first
         assert [fault.partition(":")[0] for fault in sorted(faults)] == [
             "cup/IMG_0001.jpg", "fork/IMG_0002.jpg", "plate/IMG_0000.jpg",
         ]  # fmt: skip

@@ -21,6 +21,7 @@ from atoll.data.cifar import CIFAR10, CIFAR100
 from atoll.data.fashion_mnist_small import FashionMNISTSmall
 from atoll.data.fewer_classes import FewerClasses
 from atoll.data.folder import ImageFolder
+from atoll.data.image_csv import ImageCsv
 from atoll.data.mix import cutmix, cutmix_boxes, mixup
 from atoll.data.mnist import KMNIST, MNIST, FashionMNIST
 from atoll.data.npz import Npz
@@ -33,7 +34,7 @@ from atoll.data.toy import Digits, TwoMoons
 __all__ = [
     "CIFAR10", "CIFAR100", "KMNIST", "MNIST", "SVHN", "Augmentation", "Batch", "Brightness", "ClutteredCanvas",
     "ConcatSplit", "Cutout", "Data", "Digits", "Elastic", "FashionMNIST", "FashionMNISTSmall", "FewerClasses",
-    "HorizontalFlip", "ImageFolder", "MemorySplit", "Npz", "OxfordPets", "RandAugment", "RandomAffine", "RandomCrop",
-    "Split", "Splits", "SubSplit", "TinyImageNet", "TwoMoons", "batches", "boxes_of", "cutmix", "cutmix_boxes",
-    "in_order", "mixup", "shuffled", "to_float", "unpack",
+    "HorizontalFlip", "ImageCsv", "ImageFolder", "MemorySplit", "Npz", "OxfordPets", "RandAugment", "RandomAffine",
+    "RandomCrop", "Split", "Splits", "SubSplit", "TinyImageNet", "TwoMoons", "batches", "boxes_of", "cutmix",
+    "cutmix_boxes", "in_order", "mixup", "shuffled", "to_float", "unpack",
 ]  # fmt: skip

@@ -240,6 +240,11 @@ class Data(ABC):
         return constructor_call(self, validation="validation_share")
 
     @property
+    def _source(self) -> str:
+        """Where the data comes from, for messages."""
+        return str(self.root or type(self).__name__)
+
+    @property
     def folders(self) -> tuple[Path, ...]:
         """Folders that are searched for the files; downloads go to the first."""
         return folders(type(self).__name__.lower(), self.root)
@@ -364,7 +369,7 @@ class Data(ABC):
         parts = {"training": self._splits.train, "test": self._splits.test}
         for name, split in parts.items():
             inspection.points[name], inspection.digests[name] = len(split), inspect_split(split, inspection)
-        fingerprint = inspection.fingerprint(str(self.root or type(self).__name__))
+        fingerprint = inspection.fingerprint(self._source)
         if self._more is not None:  # after the data set itself, whose image format it must match
             inspection.points["extra"], inspection.digests["extra"] = (
                 len(self._more),

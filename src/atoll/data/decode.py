@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zipfile
 import zlib
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from atoll.errors import DataError
@@ -22,10 +25,13 @@ from atoll.errors import DataError
 # Errors that Pillow raises on damaged files, depending on the format.
 _BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
+SUFFIXES = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"})
 """Files in folders that count as images."""
 
+_MOST_PIXELS = 2**27  # of a resized image
 _ORIENTATION = 0x0112  # EXIF tag that says how to rotate the photo
+_BITS, _PHOTOMETRIC = 258, 262  # TIFF tags: bits per channel, and 0 if white is stored as 0
+_RAW_BITS = re.compile(r";(\d+)")  # in Pillow's names of pixel layouts, such as L;4 and RGB;16B
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -87,23 +93,55 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to 8-bit RGB, with transparent pixels on white and 16 bits scaled to 8."""
+def _to_rgb(image: Image.Image, bits: int, inverted: bool) -> Image.Image:
+    """Convert any mode to 8-bit RGB, with transparent pixels on white and 16 bits scaled to 8.
+
+    Args:
+        image: the decoded image.
+        bits: bits per channel in the file.
+        inverted: whether 16-bit values are stored with white as 0.
+    """
+    transparent = image.info.get("transparency")  # Pillow keeps the gray level or color that the file contains
     if image.mode.startswith("I") or image.mode == "F":  # Pillow would clip to 255 instead of scaling
         pixels = np.asarray(image)
-        if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
-            raise ValueError("expected 8 or 16 bits per channel, got 32")
-        return Image.fromarray((pixels / 257).round().astype(np.uint8)).convert("RGB")
-    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
+        if bits != 16 or pixels.dtype.kind == "f" or pixels.min() < 0:
+            raise ValueError(f"expected 8 or 16 bits per channel, got {bits}")
+        if transparent is not None:
+            pixels = np.where(pixels == transparent, 65535, pixels)
+        levels = (pixels / 257).round().astype(np.uint8)
+        return Image.fromarray(255 - levels if inverted else levels).convert("RGB")
+    if isinstance(transparent, int) and image.mode == "L" and bits < 8:
+        image.info["transparency"] = transparent * 255 // (2**bits - 1)
+    elif isinstance(transparent, tuple) and max(transparent) > 255:
+        image.info["transparency"] = tuple(value >> 8 for value in transparent)  # as Pillow does with the pixels
+    if transparent is not None or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         for mode in ("RGBA",) if image.mode != "La" else ("LA", "RGBA"):
             image = image.convert(mode)
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image.convert("RGB")
 
 
+def _stored_bits(image: Image.Image) -> int:
+    """Bits per channel in a file that was opened but not decoded."""
+    if isinstance(image, TiffImageFile):
+        return int(max(image.tag_v2.get(_BITS, (1,))))
+    layout = str(image.tile[0].args) if isinstance(image, ImageFile) and image.tile else image.mode
+    if bits := _RAW_BITS.search(layout):
+        return int(bits[1])
+    wide = 16 if image.format == "PPM" else 32
+    return {"1": 1, "I;16": 16, "I": wide, "F": 32}.get(image.mode, 8)
+
+
 def _unreadable(source: str, error: Exception) -> DataError:
+    if isinstance(error, OSError) and error.strerror:
+        return DataError(f"{source}: {system_reason(error)}")
     reason = "" if isinstance(error, UnidentifiedImageError) else f": {error}"  # it only repeats the name of the file
     return DataError(f"{source}: not a valid image file{reason}")
+
+
+def system_reason(error: OSError) -> str:
+    """Why the operating system cannot read a file."""
+    return "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
 
 
 def decode(
@@ -122,11 +160,15 @@ def decode(
     """
     try:
         with _open(file) as opened:
-            image = _to_rgb(_upright(opened))
+            bits = _stored_bits(opened)
+            inverted = isinstance(opened, TiffImageFile) and opened.tag_v2.get(_PHOTOMETRIC) == 0
+            image = _to_rgb(_upright(opened), bits, inverted)
     except _BROKEN as error:
         raise _unreadable(source, error) from None
     to = frame(*image.size, resize, size)
     if resize is not None:
+        if to.width * to.height > _MOST_PIXELS:  # a very narrow image
+            raise DataError(f"{source}: resized to {to.width} x {to.height} pixels, which is too large")
         image = image.resize((to.width, to.height), Image.Resampling.BILINEAR)
     if size is not None:
         image = image.crop((to.left, to.top, to.left + size, to.top + size))

@@ -92,7 +92,7 @@ class Inspection:
         if self.faults:
             raise DataError(
                 f"{name}: {len(self.faults):,} of {len(self.files) + len(self.faults):,} images cannot be read;"
-                f" repair or delete them and try again:\n  " + first_few(self.faults, MAX_FAULTS, "\n  ")
+                f" repair or remove them and try again:\n  " + first_few(self.faults, MAX_FAULTS, "\n  ")
             )
         return Fingerprint(self.points, self.digests, self.files)
 

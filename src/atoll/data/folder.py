@@ -1,9 +1,11 @@
-"""Folders of images, one per class, as in ImageNet."""
+"""Image files: splits that decode them when they are fetched, and folders with one subfolder per class."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import stat
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from atoll.data.base import DATA, Data, Splits
-from atoll.data.decode import SUFFIXES, decode, image_files
+from atoll.data.decode import SUFFIXES, decode, image_files, system_reason
 from atoll.data.fingerprint import FileRecord, Inspection
 from atoll.data.voc import VocFolder
 from atoll.errors import DataError, InputError, check_range
@@ -36,6 +38,7 @@ class FolderSplit:
     size: int  # side of the center crop
     annotations: VocFolder | None = None
     root: Path | None = None  # base of the relative paths in fingerprints
+    lines: tuple[int, ...] | None = None  # where the files are listed, for messages
     cache: Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -61,17 +64,20 @@ class FolderSplit:
 
         def read(row: int) -> FileRecord | str:
             path, name = Path(self.files[row]), names[row]
+            source = name if self.lines is None else f"line {self.lines[row]}, {name}"
             try:
                 status = path.stat()
+                if not stat.S_ISREG(status.st_mode):  # reading a pipe would never end
+                    return f"{source}: not a file"
                 known = inspection.known.get(name)
                 if images is None and known and (known.size, known.changed) == (status.st_size, status.st_mtime_ns):
                     return known
                 content = path.read_bytes()
-                image = decode(io.BytesIO(content), name, resize=self.resize, size=self.size)
+                image = decode(io.BytesIO(content), source, resize=self.resize, size=self.size)
             except OSError as error:
-                return f"{name}: {error.strerror or error}"
+                return f"{source}: {system_reason(error)}"
             except DataError as error:
-                return f"{name}: empty file" if not content else str(error)
+                return f"{source}: empty file" if not content else str(error)
             if images is not None:
                 images[row] = image
             return FileRecord(status.st_size, status.st_mtime_ns, hashlib.sha256(content).hexdigest()[:16])
@@ -89,7 +95,9 @@ class FolderSplit:
         return digest.hexdigest()[:32]
 
     def _name(self, file: str) -> str:
-        return file if self.root is None else Path(file).relative_to(self.root).as_posix()
+        path = Path(file)
+        inside = self.root is not None and path.is_relative_to(self.root)
+        return path.relative_to(self.root).as_posix() if inside and self.root is not None else file
 
     @cached_property
     def boxes(self) -> Tensor | None:
@@ -105,12 +113,53 @@ def check_sizes(resize: int, size: int) -> None:
         raise InputError(f"size: expected 1 to {resize} pixels (the value of resize), got {size}")
 
 
+def choose_rows(names: Sequence[str], share: float) -> list[int]:
+    """Return which files of a class are in the test set: those whose names have the smallest hashes.
+
+    >>> choose_rows(["a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg"], 0.4)
+    [0, 4]
+    """
+    count = min(max(round(share * len(names)), 1), len(names) - 1)
+    order = sorted(range(len(names)), key=lambda row: hashlib.sha256(names[row].encode()).digest())
+    return sorted(order[:count])
+
+
+class ImageFiles(Data):
+    """Base class of data sets of photos, which are converted to RGB, resized and cropped.
+
+    Args:
+        resize: length of the shorter side after resizing.
+        size: side of the center crop.
+        test_share: share of each class in the test set if the photos are not divided into training and test photos.
+        options: options of all data sets.
+    """
+
+    resize: int
+
+    def __init__(self, *, resize: int = 256, size: int = 224, test_share: float = 0.2, **options: Any) -> None:
+        super().__init__(**options)
+        check_sizes(resize, size)
+        check_range("(0, 1)", test_share=test_share)
+        self.resize, self.size, self.test_share = resize, size, test_share
+
+    def read_image(self, file: Path, shape: tuple[int, ...], *, fit: bool = False) -> Tensor:
+        return decode(file, str(file), resize=self.resize, size=self.size)
+
+    def _split_note(self, reason: str) -> str:
+        """How the photos were divided."""
+        test, total = len(self._splits.test), len(self._splits.train) + len(self._splits.test)
+        return (
+            f"{reason}, so {test:,} of {total:,} images ({self.test_share:.0%} of each class, chosen by file name) are"
+            " the test set"
+        )
+
+
 def _subfolders(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
 
 
 @DATA.register()
-class ImageFolder(Data):
+class ImageFolder(ImageFiles):
     """One folder of images per class: ``root/CLASS/*.jpg``, or ``root/train/CLASS`` and ``root/val/CLASS``.
 
     With ``train`` and ``val`` (or ``test``), as in ImageNet (J. Deng et al., 2009), ``val`` is the test set.  Otherwise
@@ -141,8 +190,6 @@ class ImageFolder(Data):
     (('cat', 'dog'), (3, 8, 8))
     """
 
-    resize: int
-
     def __init__(
         self,
         *,
@@ -153,10 +200,7 @@ class ImageFolder(Data):
         test_share: float = 0.2,
         **options: Any,
     ) -> None:
-        super().__init__(root=root, **options)
-        check_sizes(resize, size)
-        check_range("(0, 1)", test_share=test_share)
-        self.resize, self.size, self.test_share = resize, size, test_share
+        super().__init__(root=root, resize=resize, size=size, test_share=test_share, **options)
         self.boxes = Path(boxes).expanduser() if boxes is not None else None
 
     @cached_property
@@ -188,16 +232,7 @@ class ImageFolder(Data):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if self._parts is not None:
-            return ()
-        test, total = len(self._splits.test), len(self._splits.train) + len(self._splits.test)
-        return (
-            f"{self.root} has no train and val folders, so {test:,} of {total:,} images"
-            f" ({self.test_share:.0%} of each class, chosen by file name) are the test set",
-        )
-
-    def read_image(self, file: Path, shape: tuple[int, ...], *, fit: bool = False) -> Tensor:
-        return decode(file, str(file), resize=self.resize, size=self.size)
+        return () if self._parts is not None else (self._split_note(f"{self.root} has no train and val folders"),)
 
     def load(self) -> Splits:
         if self._parts is not None:
@@ -216,16 +251,11 @@ class ImageFolder(Data):
         return images
 
     def _test_files(self, files: list[str]) -> list[str]:
-        """Return the test files of a class: those whose names have the smallest hashes."""
+        """Return the test files of a class."""
         if len(files) < 2:
             raise DataError(f"{Path(files[0]).parent}: expected at least 2 images of each class, got 1")
-        root = self.root or Path()
-
-        def order(file: str) -> bytes:
-            return hashlib.sha256(Path(file).relative_to(root).as_posix().encode()).digest()
-
-        count = min(max(round(self.test_share * len(files)), 1), len(files) - 1)
-        return sorted(sorted(files, key=order)[:count])
+        names = [Path(file).relative_to(self.root or Path()).as_posix() for file in files]
+        return [files[row] for row in choose_rows(names, self.test_share)]
 
     def _split(self, classes: list[list[str]], folder: Path) -> FolderSplit:
         """Return a split of the files of each class; annotations are relative to ``folder``."""
