@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
 from atoll.adopt.adopt import adopt
-from atoll.adopt.checks import _alternatives
-from atoll.adopt.preprocess import Adapted, Conventions
-from atoll.adopt.sources import load_source, load_state, read_state
-from atoll.cli import main, parse
+from atoll.adopt.sources import load_source
+from atoll.adopt.weights import load_state, read_state
+from atoll.cli import main
 from atoll.data import Digits
 from atoll.errors import AtollError, CaptureError
+from atoll.models.adapted import Adapted, Conventions
 from atoll.runs.run import open_run
 
 NET = """
@@ -89,12 +91,6 @@ def test_a_program_of_torch_export(files, net, capsys):
     assert torch.equal(open_run("runs/program").model()(x), net(x))
 
 
-def test_suggested_options_can_be_typed():
-    for _, option, conventions in _alternatives(Conventions(), 3):
-        options = parse(["adopt", "net.py:build", "--data", "Digits", "--out", "run", *option.split()])
-        assert Conventions(**{name: getattr(options, name) for name in vars(conventions)}) == conventions
-
-
 class Wrapped(nn.Module):
     def __init__(self, net, before=lambda x: x, after=lambda z: z):
         super().__init__()
@@ -114,15 +110,18 @@ DEFECTS = {
     "batch": (lambda net: Wrapped(net, before=lambda x: x - x.mean(0)), "batch-dependent", None),
     "constant": (lambda net: Wrapped(net, after=lambda z: z + 100 * torch.eye(10)[3]), "constant", None),
     "ReLU": (lambda net: Wrapped(net, after=torch.relu), "ReLU", None),
-    "no gradient": (lambda net: Wrapped(net, before=lambda x: (8 * x).round() / 8), "zero gradients", None),
+    "rounding": (lambda net: Wrapped(net, before=lambda x: (8 * x).round() / 8), "rounding", None),
+    "training mode": (lambda net: nn.Sequential(nn.Dropout(0.2), net).train(), "training mode", None),
+    "dropout": (lambda net: Wrapped(net, before=nn.functional.dropout), "dropout", None),
 }  # fmt: skip
+REFUSED = ("random", "dropout")  # no functions
 
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_defects_are_named_with_the_option_that_fixes_them(net, name, tmp_path):
     build, kind, fix = DEFECTS[name]
     model = build(net)
-    if name == "random":  # not a function
+    if name in REFUSED:
         with pytest.raises(CaptureError, match=f"{kind}: "):
             adopt(model, "Digits", out=tmp_path / "run")
         return
@@ -132,6 +131,64 @@ def test_defects_are_named_with_the_option_that_fixes_them(net, name, tmp_path):
         fixed = adopt(model, "Digits", out=tmp_path / "fixed", conventions=Conventions(**fix))
         assert fixed.accuracy.value > 0.9
         assert fixed.findings == ()
+
+
+def photos(root, count=20):
+    """Digits of two classes as image files, in one folder per class."""
+    x, y = Digits().test.fetch(torch.arange(100)), Digits().test.labels[:100]
+    for label in (0, 1):
+        (root / f"digit {label}").mkdir(parents=True)
+        for number, image in enumerate(x[y == label][: count // 2]):
+            Image.fromarray(image[0].numpy()).save(root / f"digit {label}" / f"{number}.png")
+    return root
+
+
+COLOR = """
+from torch import nn
+
+def build(size=8):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * (size - 2) ** 2, 2))
+"""
+
+
+@pytest.mark.parametrize("source", ["folder", "csv"])
+def test_photos(files, capsys, source):
+    """Ten photos per class are enough; all that cannot be read are listed before the model runs."""
+    root = photos(files / "photos")
+    (files / "color.py").write_text(COLOR)
+    rows = [f"{path.relative_to(files)},{path.parent.name}" for path in sorted(root.rglob("*.png"))]
+    (files / "photos.csv").write_text("\n".join(["path,label", *rows]))
+    data = "photos" if source == "folder" else "photos.csv"
+    words = ["adopt", "color.py:build", "--data", data, "--out", "run", "data.resize=8", "data.size=8"]
+    assert main([*words, "model.size=32"]) == 1
+    sentence = "it accepts images of 32 x 32 pixels; use data.size=32 data.resize=37"
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert main(words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "16 training and 4 test images, all readable" in printed
+    assert "so 4 of 20 images (20% of each class, chosen by file name) are the test set" in printed
+    assert open_run("run").recipe["data"]["init_args"]["validation"] == 0
+    assert main(["attack", "run", "--attacks", "FGSM"]) == 0
+    (root / "digit 0" / "3.png").write_bytes(b"")
+    (root / "digit 1" / "4.png").write_bytes((root / "digit 1" / "5.png").read_bytes()[:80])
+    capsys.readouterr()
+    assert main([*words[:5], "again", *words[6:]]) == 1
+    error = capsys.readouterr().err
+    assert "2 of 20 images cannot be read; repair or remove them and try again:" in " ".join(error.split())
+    assert "digit 0/3.png: empty file" in error
+    assert "digit 1/4.png: not a valid image file" in error
+    assert not (files / "again").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions(net, tmp_path, dtype):
+    """The images stay in float32."""
+    model = copy.deepcopy(net).to(dtype)
+    adoption = adopt(model, "Digits", out=tmp_path / "run", threat={"norm": "linf", "eps": 0.1})
+    assert adoption.findings == ()
+    x, _ = Digits().tensors("test", 20)
+    assert torch.equal(adoption.run.model()(x), model(x.to(dtype)).float())
+    assert adoption.run.attack("PGD-3", points=20).robust.value < 0.9
 
 
 class Evil:

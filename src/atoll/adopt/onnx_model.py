@@ -16,18 +16,24 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from atoll.adopt.onnx_operators import DTYPES, KNOWN, MAX_KNOWN, OPERATORS, NodeContext, Numbers, Operator, Value
 from atoll.errors import InputError
 from atoll.export.model import expect_onnx
+from atoll.graph.capture import silent_torch
 from atoll.graph.stored import register_tensor
 
 OLDEST_OPSET = 9
 MAX_BYTES = 2**33  # of all tensors together
 MAX_NODES = 100_000
+MAX_RESULT = 2**30  # bytes of any value for one input, or for a batch of a fixed size
 MAX_ATTEMPTS = 1000  # to find the axes of the batch size
 _DOMAINS = ("", "ai.onnx")
 _ATTRIBUTES = (1, 2, 3, 4, 6, 7)  # types: number, string, tensor, list of numbers
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)  # not decided without values
 _CLOSE = 1e-3  # difference between batch sizes, in parts of the largest value
 _STATISTICS = {"BatchNormalization": (3, 4), "QuantizeLinear": (1,), "DequantizeLinear": (1,)}  # inputs, not weights
 
@@ -62,10 +68,10 @@ def read_onnx(path: Path | str, *, output: str | None = None) -> OnnxModel:
     try:
         graph = _Reader(path, output).read()
         model = OnnxModel(graph)
-        if graph.fixed_batch is not None:
-            _free_batch(model, graph.fixed_batch)
+        _try(model)
     except InputError as error:
-        raise InputError(f"cannot read {path.name}: {error}") from error.__cause__
+        text = "".join(letter if letter.isprintable() else "?" for letter in str(error))
+        raise InputError(f"cannot read {path.name}: {text}") from error.__cause__
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise InputError(f"cannot read {path.name}: it is damaged ({type(error).__name__})") from error
     return model
@@ -237,22 +243,71 @@ def _prefixes(path: str) -> list[str]:
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
-# --- any batch size
+# --- the first run
 
 
 @torch.no_grad()
-def _free_batch(model: OnnxModel, size: int) -> None:
+def _try(model: OnnxModel) -> None:
+    """Run the model once, if the shape of its input is known, and make it accept any batch size."""
+    shape = None if model.input_shape is None else tuple(size for size in model.input_shape if size is not None)
+    if model.input_shape is None or shape is None or len(shape) < len(model.input_shape):
+        if model.fixed_batch is not None:
+            raise InputError(f"the file has a fixed batch size of {model.fixed_batch} and an input of unknown shape")
+        return
+    check_memory(model, shape)
+    if model.fixed_batch is not None:
+        _free_batch(model, model.fixed_batch, shape)
+    else:
+        model(torch.zeros(1, *shape, dtype=model.input_dtype))
+
+
+class _LargestResult(TorchDispatchMode):
+    """Records the size of the largest result of an operation."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = function(*args, **(kwargs or {}))
+        for result in tree_leaves(results):
+            if isinstance(result, Tensor):
+                self.bytes = max(self.bytes, result.numel() * result.element_size())
+        return results
+
+
+def check_memory(model: OnnxModel, shape: tuple[int, ...]) -> None:
+    """Raise an InputError if the model needs too much memory for one input, without allocating it.
+
+    Args:
+        model: from `read_onnx`, which checks files that state the shape of their input.
+        shape: shape of one input, without the batch.
+    """
+    largest, batch = _LargestResult(), model.fixed_batch or 1
+    failure = None
+    with torch.no_grad(), silent_torch(), FakeTensorMode(allow_non_fake_inputs=True), largest:
+        try:
+            model(torch.zeros(batch, *shape, dtype=model.input_dtype))
+        except InputError as error:
+            failure = error
+    if largest.bytes > MAX_RESULT:
+        raise InputError(f"it computes a value of {largest.bytes:,} bytes for an input of shape {[batch, *shape]}")
+    if failure is not None and not isinstance(failure.__cause__, _NEEDS_VALUES):
+        raise failure
+
+
+# --- any batch size
+
+
+def _free_batch(model: OnnxModel, size: int, shape: tuple[int, ...]) -> None:
     """Find the axes of constant shapes that contain the batch size, and check that rows do not influence each other.
 
     Two batches are computed alone and together.  Every Reshape must contain the results of both.  If several of its
     axes are possible, the first one with which the rest of the file works is chosen.
     """
     refusal = f"the file has a fixed batch size of {size}"
-    if model.input_shape is None or None in model.input_shape:
-        raise InputError(f"{refusal} and an input of unknown shape")
     generator = torch.Generator().manual_seed(0)
-    shape = [2, size, *(n or 0 for n in model.input_shape)]
-    first, second = torch.rand(shape, generator=generator, dtype=torch.float64).to(model.input_dtype)
+    first, second = torch.rand(2, size, *shape, generator=generator, dtype=torch.float64).to(model.input_dtype)
     model(first)  # raises an error if the file is not valid
     inputs = [first, second / 2, torch.cat([first, second / 2])]
     runs = [model.start(x) for x in inputs]
@@ -347,6 +402,8 @@ class _Reader:
         self.model = _inline_functions(_parse(path))
         self.opset = _opset(self.model)
         self.graph = self.model.graph
+        if max(len(self.graph.node), len(self.graph.initializer)) > MAX_NODES:
+            raise InputError(f"it has more than {MAX_NODES:,} nodes or tensors")
         self.tensors = {tensor.name: tensor for tensor in self.graph.initializer}
         self.initializers = set(self.tensors)
         if len(self.tensors) < len(self.graph.initializer):
@@ -499,7 +556,7 @@ def _parse(path: Path) -> Any:
 
     try:
         if not path.is_file():
-            raise InputError("there is no such file")
+            raise InputError("it is not a file" if path.exists() else "there is no such file")
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"it is larger than {MAX_BYTES:,} bytes")
         model = onnx.ModelProto.FromString(path.read_bytes())

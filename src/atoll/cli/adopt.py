@@ -5,8 +5,9 @@ MODEL is an ONNX file, a function or class that builds a module (net.py:build, p
 can execute code when it is loaded and needs --trust). KEY=VALUE sets an argument of the data set (data.size=224) or of
 the function (model.depth=3).
 
-The adopted model is a function of images in [0, 1]. The options say what the original expects. Atoll first measures
-clean accuracy on up to 500 test images, and reports what looks wrong with the option that would fix it.
+The adopted model is a function of images in [0, 1]. The options say what the original expects. Atoll first reads all
+images, and lists those that cannot be read. Then it measures clean accuracy on up to 500 test images, checks data and
+model, and reports what looks wrong with the option that would fix it.
 
 The run contains the graph of the model as data and its weights as safetensors. Opening it needs neither the original
 file nor its code.
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from atoll.adopt.adopt import adopt
-from atoll.adopt.preprocess import Conventions
 from atoll.cli.answers import print_json
 from atoll.cli.output import print_lines
 from atoll.config import parse_yaml, to_plain
@@ -56,14 +56,13 @@ def pair(text: str) -> tuple[float, float]:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the model")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="argument of the data set or the model")
-    parser.add_argument(
-        "--data", required=True, metavar="DATA", help="data set: a name, a folder of classes, or an .npz file"
-    )
+    text = "data set: a name, a folder of classes, a .csv file of paths and labels, or an .npz file"
+    parser.add_argument("--data", required=True, metavar="DATA", help=text)
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="folder of the run")
     parser.add_argument("--weights", type=Path, metavar="FILE", help="state dict, for models from code and timm")
-    parser.add_argument("--mean", type=numbers, default=(0.0,), help="mean of each channel, after scaling to --range")
-    parser.add_argument("--std", type=numbers, default=(1.0,), help="standard deviation of each channel")
-    parser.add_argument("--range", type=pair, default=(0.0, 1.0), help="lowest and highest input: 0,255 or =-1,1")
+    parser.add_argument("--mean", type=numbers, help="mean of each channel, after scaling to --range")
+    parser.add_argument("--std", type=numbers, help="standard deviation of each channel")
+    parser.add_argument("--range", type=pair, help="lowest and highest input: 0,255 or =-1,1")
     parser.add_argument("--channels", choices=("rgb", "bgr"), default="rgb", help="order of the color channels")
     parser.add_argument(
         "--outputs", choices=("logits", "probabilities"), default="logits", help="what the model returns"
@@ -83,11 +82,12 @@ def run(options: argparse.Namespace) -> None:
             raise InputError(f"expected data.KEY=VALUE or model.KEY=VALUE, got {override!r}")
         sections[section][name] = parse_yaml(value, override)
     names = ("mean", "std", "range", "channels", "outputs", "labels")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
     adoption = adopt(
         options.model,
         options.data,
         out=options.out,
-        conventions=Conventions(**{name: getattr(options, name) for name in names}),
+        conventions=given,
         weights=options.weights,
         model_arguments=sections["model"],
         data_arguments=sections["data"],
@@ -96,8 +96,11 @@ def run(options: argparse.Namespace) -> None:
     )
     if options.json:
         findings = to_plain(list(adoption.findings))
-        print_json("adopt", {"run": str(options.out), "clean": adoption.accuracy.to_json(), "findings": findings})
+        answer = {"run": str(options.out), "clean": adoption.accuracy.to_json(), "findings": findings}
+        print_json("adopt", {**answer, "notes": list(adoption.notes)})
         return
+    images = adoption.images
+    print_lines(f"{images['training']:,} training and {images['test']:,} test images, all readable", *adoption.notes)
     value, interval = percent_interval(adoption.accuracy)
     print_lines(f"clean accuracy on {adoption.accuracy.total} test images: {value} % (95 %: {interval})")
     print_lines(*map(str, adoption.findings), style="yellow")

@@ -272,21 +272,31 @@ def _zeros(size: Any, *_: Any, dtype: torch.dtype | None = None, device: Any = N
 
 
 @contextlib.contextmanager
-def _export_settings() -> Iterator[None]:
-    """Silence torch.export, and trace nn.TransformerEncoderLayer as separate operations."""
+def silent_torch() -> Iterator[None]:
+    """Silence the warnings and messages of operations on traced tensors."""
     known = logging.root.manager.loggerDict.values()  # includes placeholders, which are not loggers
     loggers = [x for x in known if isinstance(x, logging.Logger) and x.name.startswith("torch.") and not x.disabled]
-    sink, fast = io.StringIO(), torch.backends.mha.get_fastpath_enabled()
+    sink = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
         warnings.simplefilter("ignore")
         try:
             for logger in loggers:  # torch.export ignores logging.disable
                 logger.disabled = True
-            torch.backends.mha.set_fastpath_enabled(False)
             yield
         finally:
             for logger in loggers:
                 logger.disabled = False
+
+
+@contextlib.contextmanager
+def _export_settings() -> Iterator[None]:
+    """Silence torch.export, and trace nn.TransformerEncoderLayer as separate operations."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with silent_torch():
+        try:
+            torch.backends.mha.set_fastpath_enabled(False)
+            yield
+        finally:
             torch.backends.mha.set_fastpath_enabled(fast)
 
 

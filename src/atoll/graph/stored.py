@@ -168,13 +168,18 @@ class StoredGraph(nn.Module):
         super().__init__()
         try:
             reader = _Reader(data, output)
-            self._places = [self._add(name, data["tensors"][name]) for name in reader.tensors]
+            places = {path: self._add(path, data["tensors"][path]) for path in reader.tensors}
         except (TypeError, KeyError, ValueError, IndexError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the stored graph is damaged: {type(error).__name__}: {error}") from None
         self._program = [reader.program]  # in a list, because it is not a submodule: it has no tensors of its own
+        self._places = {reader.tensors[path].name: places[path] for path in reader.order}
 
     def forward(self, x: Tensor) -> Tensor:
-        value: Tensor = self._program[0].forward(x, *(getattr(owner, name) for owner, name in self._places))
+        tensors = {
+            argument: getattr(self, name) if owner is self else owner(name)
+            for argument, (owner, name) in self._places.items()
+        }
+        value: Tensor = self._program[0].forward(x, **tensors)
         return value
 
     def _add(self, path: str, about: Mapping[str, Any]) -> tuple[nn.Module, str]:
@@ -186,6 +191,17 @@ class StoredGraph(nn.Module):
             raise CheckpointError(f"the stored graph has a tensor with more than {MAX_ELEMENTS:,} elements")
         zeros = torch.zeros(size, dtype=_DTYPES[about["dtype"]])
         return register_tensor(self, path, nn.Parameter(zeros) if about["kind"] == "parameter" else zeros)
+
+
+class TensorGroup(nn.Module):
+    """The tensors of a module of the original model.
+
+    A stored graph calls the groups in the order in which it uses their tensors, so that hooks see the layers run.
+    """
+
+    def forward(self, name: str) -> Tensor:
+        tensor: Tensor = getattr(self, name)
+        return tensor
 
 
 def register_tensor(root: nn.Module, path: str, tensor: Tensor) -> tuple[nn.Module, str]:
@@ -200,7 +216,7 @@ def register_tensor(root: nn.Module, path: str, tensor: Tensor) -> tuple[nn.Modu
     *parents, name = path.split(".")
     for parent in parents:
         if parent not in owner._modules:
-            owner.add_module(parent, nn.Module())
+            owner.add_module(parent, TensorGroup())
         owner = owner.get_submodule(parent)
     if isinstance(tensor, nn.Parameter):
         owner.register_parameter(name, tensor)
@@ -237,6 +253,9 @@ class _Reader:
             if not node.users:
                 graph.erase_node(node)
                 del self.tensors[path]
+        position = {node: place for place, node in enumerate(graph.nodes)}
+        first_use = {path: min(position[user] for user in node.users) for path, node in self.tensors.items()}
+        self.order = sorted(first_use, key=first_use.__getitem__)
         self.program = fx.GraphModule({}, graph)
 
     def value(self, value: Any, depth: int = 0) -> Any:

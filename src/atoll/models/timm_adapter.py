@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -54,11 +55,10 @@ class Timm(Classifier):
     ) -> None:
         channels, *_ = expect_image(input_shape, type(self).__name__)
         super().__init__(input_shape, num_classes, bounds=bounds)
-        net = _create(name, pretrained, in_chans=channels, num_classes=num_classes, **(options or {}))
+        net = create_timm(name, pretrained=pretrained, in_chans=channels, num_classes=num_classes, **(options or {}))
         self.head = _take_classifier(net, name)
         self.body = TimmBody(net)
-        config = net.default_cfg
-        self.normalize = Normalize(*(_per_channel(config[key], channels) for key in ("mean", "std")))
+        self.normalize = Normalize(*timm_normalization(net, channels))
         self._probe(name)
 
     def _probe(self, name: str) -> None:
@@ -81,15 +81,15 @@ class Timm(Classifier):
 _LIBRARIES: list[Any] = []  # an operator exists as long as the library that defined it
 
 
-def import_timm() -> Any:
-    """Import timm; raises an InputError if that fails.
+def import_torchvision() -> None:
+    """Import torchvision, if it is installed, so that libraries that import it work.
 
-    timm imports torchvision, which fails if its operators are not built for the installed torch, as there is no
-    torchvision for a torch without CUDA.  No classifier of timm calls them, so it is enough to declare them.
+    torchvision fails if its operators are not built for the installed torch, as there is no torchvision for a torch
+    without CUDA.  No classifier of timm or transformers calls them, so it is enough to declare them.
     """
-    try:
+    with contextlib.suppress(ImportError):
         try:
-            import timm
+            import torchvision
         except RuntimeError as error:
             if "torchvision::nms" not in str(error):
                 raise
@@ -97,25 +97,51 @@ def import_timm() -> Any:
             for name in ("nms", "qnms"):
                 library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
             _LIBRARIES.append(library)
-            for name in [name for name in sys.modules if name.partition(".")[0] in ("timm", "torchvision")]:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
                 del sys.modules[name]  # only half imported
-            import timm
+            import torchvision  # noqa: F401
+
+
+def import_timm() -> Any:
+    """Import timm; raises an InputError if that fails."""
+    try:
+        import_torchvision()
+        import timm
     except (ImportError, RuntimeError) as error:
         raise InputError(f"timm cannot be imported ({error}); run pip install atoll[timm]") from error
     return timm
 
 
-def _create(name: str, pretrained: bool, **options: Any) -> Any:
-    """Create the timm model; raises an InputError if that fails."""
+OWN_FILES = ("cache_dir", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")  # arguments that name files
+
+
+def create_timm(name: str, **options: Any) -> nn.Module:
+    """Create a model of timm from its own list; raises an InputError if that fails.
+
+    Names of other places, such as ``hf-hub:`` and ``local-dir:``, and options that name files are refused.
+    """
     timm = import_timm()
+    if ":" in name or "/" in name:
+        raise InputError(f"name: {name!r} is not a name of timm's own models; to load a folder, use atoll adopt FOLDER")
     if not timm.is_model(name):
         close = timm.list_models(f"*{name.partition('.')[0]}*")[:5]
         hint = f"; did you mean one of {', '.join(close)}?" if close else ""
         raise InputError(f"name: timm has no model {name!r}{hint}")
+    if refused := [option for option in OWN_FILES if options.get(option) is not None]:
+        raise InputError(f"{name}: the option {refused[0]} is not supported; load weights from a file instead")
     try:
-        return timm.create_model(name, pretrained=pretrained, **options)
-    except (RuntimeError, TypeError) as error:  # no such pretrained tag, or no such option
-        raise InputError(f"{name}: {error}") from error
+        net: nn.Module = timm.create_model(name, **options)
+    except Exception as error:  # no such pretrained tag, no such option, or options that do not fit
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"{name}: {line}") from error
+    return net
+
+
+def timm_normalization(net: Any, channels: int) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of a model of timm; the averages if the number of channels differs."""
+    config = net.default_cfg
+    mean, std = (_per_channel(config[key], channels) for key in ("mean", "std"))
+    return mean, std
 
 
 def _take_classifier(net: Any, name: str) -> nn.Linear:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from torch import nn
 
@@ -34,6 +35,7 @@ def store_run(
     *,
     sections: Mapping[str, Any],
     origin: Mapping[str, Any],
+    record: DataRecord | None = None,
 ) -> Run:
     """Write a model from elsewhere as a run, so that every command works on it.
 
@@ -43,10 +45,11 @@ def store_run(
         out: folder of the run, which must not exist or be empty.
         sections: sections of the recipe: at least ``data``, and ``threat`` if it is not the default.
         origin: where the model comes from: plain data, stored in ``adopted.json``.
+        record: of the data, if it was already read.
     """
     folder = Path(out)
     check_empty(folder)
-    graph, tensors = store_graph(module, data.shape)
+    graph, tensors = store_graph(module, data.shape, torch.float32)  # the type of the images, not of the weights
     tree = {
         **DEFAULTS,
         "model": {"class_path": f"{StoredClassifier.__module__}.{StoredClassifier.__name__}", "init_args": {}},
@@ -59,7 +62,7 @@ def store_run(
         "bounds": list(data.bounds) if data.bounds else None,
         "graph": graph,
     }
-    record = DataRecord.of(data)
+    record = record or DataRecord.of(data)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         Checkpoints(folder / "checkpoints").save(0, Checkpoint(classifier_state(graph, tensors), about=about))
