@@ -53,6 +53,7 @@ MEASUREMENTS = Registry(
         "atoll.certify.measure",
         "atoll.curvature.measure",
         "atoll.explain.measure",
+        "atoll.health.measure",
         "atoll.studies.cell",
     ),
 )

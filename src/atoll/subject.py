@@ -11,6 +11,7 @@ from torch import nn
 from atoll.data.base import Data
 from atoll.graph import Digest, function_digest
 from atoll.losses.base import Loss
+from atoll.models.adapted import Conventions
 from atoll.threat import ThreatModel
 
 
@@ -63,6 +64,7 @@ class Subject:
         loss: the training loss, if known.
         origin: where the model comes from.
         trust: whether measurements may import classes from outside Atoll.
+        conventions: how a model from elsewhere was adapted; None for models of Atoll.
         digests: cache of digests by weights file, shared by the subjects of a run because capturing takes a second.
     """
 
@@ -72,6 +74,7 @@ class Subject:
     loss: Loss | None = None
     origin: Origin = field(default_factory=Origin)
     trust: bool = False
+    conventions: Conventions | None = None
     digests: dict[str, Digest] = field(default_factory=dict, repr=False)
 
     @property

@@ -23,6 +23,10 @@ NOISE = 1e-3  # passes that differ by more than this share of the range of the l
 MANY = 0.1  # warn if the gradient vanishes at more than this share of the points
 MASKED = 0.002  # share of points that a black-box attack may break after the white-box ones without a warning ...
 CHANCE = 2  # ... or at least this number of points
+NO_GRADIENT = (
+    "model: expected logits with a gradient with respect to the inputs, got none (does the model detach or round?); use"
+    " Square or RayS, which need no gradients"
+)
 
 
 @dataclass(frozen=True)
@@ -123,10 +127,7 @@ def _classes(classes: int, attacks: Mapping[str, Attack]) -> Iterator[Evaluation
 def check_gradient(logits: Tensor) -> None:
     """Raise an InputError if logits that were computed with gradients enabled do not depend on the inputs."""
     if not logits.requires_grad:
-        raise InputError(
-            "model: expected logits with a gradient with respect to the inputs, got none (does the model detach or"
-            " round?); use Square or RayS, which need no gradients"
-        )
+        raise InputError(NO_GRADIENT)
 
 
 def _gradients(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Attack]) -> Iterator[EvaluationWarning]:
@@ -138,14 +139,18 @@ def _gradients(model: nn.Module, x: Tensor, y: Tensor, attacks: Mapping[str, Att
         logits = model(candidates)
         check_gradient(logits)
         objectives = [margin(logits, y).sum(), F.cross_entropy(logits, y, reduction="sum")]
-        gradients = [torch.autograd.grad(value, candidates, retain_graph=True)[0] for value in objectives]
+        gradients = [
+            torch.autograd.grad(value, candidates, retain_graph=True, allow_unused=True)[0] for value in objectives
+        ]
+    if any(gradient is None for gradient in gradients):  # the logits depend on the weights, but not on the inputs
+        raise InputError(NO_GRADIENT)
     flat, saturated = ((g.flatten(1).abs().amax(1) == 0).double().mean().item() for g in gradients)
     if flat > MANY:
         message = f"the gradient is zero at {100 * flat:.0f} % of the points (is the model quantized?), so gradient"
         yield EvaluationWarning("zero gradients", f"{message} attacks fail there; rely on Square and RayS")
     elif saturated > MANY:
         message = f"the gradient of cross-entropy is zero at {100 * saturated:.0f} % of the points (saturated softmax);"
-        yield EvaluationWarning("zero gradients", f"{message} trust only attacks on margins (DLR)")
+        yield EvaluationWarning("saturated", f"{message} trust only attacks on margins (DLR)")
 
 
 def diagnose_results(

@@ -37,7 +37,7 @@ from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.certify.norms import BUDGET
 from atoll.certify.proof_file import ProofFile, write_proof
 from atoll.certify.propagation import LayerBound
-from atoll.config import build_part
+from atoll.config import build_part, from_plain
 from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float
 from atoll.display import Displayed, TextTable
@@ -47,9 +47,11 @@ from atoll.explain.measure import ExplainResult, ExplainSettings
 from atoll.export import Exported, Metadata, export_model
 from atoll.graph import Digest
 from atoll.graph.classifier import StoredClassifier
+from atoll.health import HealthResult, HealthSettings
 from atoll.losses.base import Loss
 from atoll.measure import MEASUREMENTS, OnProgress, Result, Settings, load_result, measure, select
 from atoll.models import Classifier
+from atoll.models.adapted import Conventions
 from atoll.progress import show_progress
 from atoll.registry import closest
 from atoll.runs import legacy
@@ -156,6 +158,17 @@ class Run(Displayed):
         loss: Loss = build_part(Loss, self.recipe["loss"], "loss", trust=self.trust)
         return loss
 
+    @cached_property
+    def conventions(self) -> Conventions | None:
+        """How an adopted model was adapted; None if Atoll trained the model."""
+        path = self.folder / "adopted.json"
+        if not path.exists():
+            return None
+        try:
+            return from_plain(Conventions, json.loads(path.read_text())["conventions"])
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, ResultError):
+            raise CheckpointError(f"{path} is damaged; adopt the model again") from None
+
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     @property
@@ -243,7 +256,9 @@ class Run(Displayed):
             file=saved.files.get("model" if weights == "raw" else weights, ""),
         )
         model = model_from(saved, str(path), weights=weights, trust=self.trust)
-        return Subject(model, self.data, self.threat, self.loss, origin, self.trust, self._digests)
+        return Subject(
+            model, self.data, self.threat, self.loss, origin, self.trust, self.conventions, digests=self._digests
+        )
 
     def measure(
         self,
@@ -312,6 +327,14 @@ class Run(Displayed):
         """Measure attributions and their faithfulness; see ``ExplainSettings``, and ``measure`` for other arguments."""
         question = ExplainSettings(**settings)
         result: ExplainResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
+        return result
+
+    def health(
+        self, *, checkpoint: Which = "best", weights: str = "raw", progress: bool = False, **settings: Any
+    ) -> HealthResult:
+        """Check data and model for defects; see ``HealthSettings``, and ``measure`` for other arguments."""
+        question = HealthSettings(**settings)
+        result: HealthResult = self.measure(question, checkpoint=checkpoint, weights=weights, progress=progress)
         return result
 
     def predict(
