@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.training.checkpoint import Checkpoints
-from support import children, run_command, script_environment, wait_for
+from support import METHODS, children, on_two_processes, run_command, script_environment, wait_for
 from training import two_processes
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -34,12 +34,10 @@ sys.exit(code)
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """The same script on one process and on two."""
+    """The same on one process and on two."""
     folder = tmp_path_factory.mktemp("processes")
     two_processes.main(folder / "one")
-    command = [*TORCHRUN, two_processes.__file__, str(folder / "two")]
-    done = subprocess.run(command, env=script_environment(), capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    on_two_processes(lambda: two_processes.main(folder / "two"), folder)
     return load_file(folder / "one"), load_file(folder / "two")
 
 
@@ -54,11 +52,10 @@ def test_two_half_batches_give_the_gradient_of_the_whole_batch(results):
 
 def test_two_processes_train_to_the_same_weights(results):
     one, two = results
-    for name in one:
-        if name.startswith("trained"):
-            torch.testing.assert_close(
-                two[name], one[name], rtol=1e-6, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
-            )
+    names = [name for name in one if name.startswith("trained")]
+    assert {name.split("/")[1] for name in names} == METHODS.keys()
+    for name in names:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-6, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_all_processes_end_the_run_if_one_diverges(results):

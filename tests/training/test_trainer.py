@@ -206,6 +206,30 @@ def test_an_epoch_is_recorded_once_even_if_the_kill_comes_between_its_record_and
     assert epochs == [1, 2, 3]
 
 
+@pytest.mark.parametrize("method", ["swa", "measure-wci"])
+def test_a_run_of_no_epochs_is_evaluated_once(tmp_path, method):
+    class KillOnRecord(Observer):
+        def record(self, record):
+            raise KilledError
+
+    def watched(*more):
+        observers = [JsonLines(tmp_path / "metrics.jsonl"), *more]
+        return tiny_trainer(folder=tmp_path, methods=[method], epochs=0, observers=observers)
+
+    with pytest.raises(KilledError):
+        watched(KillOnRecord()).fit()
+    initial = weights(tiny_trainer(methods=[method]).model)
+    for _ in range(2):  # resumed, and once more when it is finished
+        trainer = watched()
+        trainer.fit(resume=True)
+        assert_identical(weights(trainer.model), initial)
+        index = json.loads((tmp_path / "index.json").read_text())
+        assert (index["finished"], index["last"], index["best"]["raw"]) == (True, 0, 0)
+        (record,) = read_records(tmp_path / "metrics.jsonl")
+        accuracy = trainer.validate(trainer.data.validation, trainer.settings.validation_steps)
+        assert record["validation_robust"] == accuracy["robust"].value
+
+
 def test_same_seed_same_run_and_other_seed_other_run():
     runs = []
     for seed in (0, 0, 1):
@@ -502,7 +526,7 @@ def test_extra_methods_in_a_checkpoint_are_noticed(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"epochs": 0}, "epochs: expected at least 1, got 0"),
+        ({"epochs": -1}, "epochs: expected at least 0, got -1"),
         ({"batch_size": 1000}, "batch_size: expected 1 to 80"),
         (
             {"batch_size": 15, "accumulate": 2},

@@ -1,6 +1,5 @@
-"""Run by torchrun from test_distributed.py: one step and one short run for every loss, results written by rank 0."""
+"""What test_distributed.py runs on two processes: one step for every loss and a short run for every method."""
 
-import sys
 from pathlib import Path
 
 import torch
@@ -64,7 +63,3 @@ def main(out: Path) -> None:
         if rank() == 0:
             save_file(results, out)
     assert not gloo_threads()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

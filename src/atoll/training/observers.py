@@ -68,10 +68,11 @@ class JsonLines(Observer):
     def _stays(record: Record, trainer: Trainer) -> bool:
         """Whether to keep a record on resume, because the run will not write it again.
 
-        A checkpoint at the last step of an epoch is older than the record of the epoch.
+        A checkpoint at the last step of an epoch is older than the record of the epoch.  Runs of 0 epochs are evaluated
+        again.
         """
         if record["kind"] == "epoch":
-            return bool(record["epoch"] <= trainer.epoch)
+            return bool(0 < record["epoch"] <= trainer.epoch)
         return bool(record["kind"] == "step" and record["step"] <= trainer.step)
 
     def record(self, record: Record) -> None:

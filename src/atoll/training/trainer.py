@@ -51,7 +51,7 @@ class TrainerSettings:
     """Epochs, batch size, precision, validation and checkpoints of a training run.
 
     Args:
-        epochs: number of passes over the training set.
+        epochs: number of passes over the training set; 0 only evaluates the initial or pretrained weights.
         batch_size: total batch size of a step, over all processes and accumulated parts.
         accumulate: number of parts into which each process splits its batch, to save memory.  Gradients are the same,
             except that batch norm uses statistics of the parts.
@@ -89,9 +89,9 @@ class TrainerSettings:
     sync_batch_norm: bool = True
 
     def __post_init__(self) -> None:
-        positive = ("epochs", "batch_size", "accumulate", "evaluate_every", "keep", "log_every", "power_iterations")
+        positive = ("batch_size", "accumulate", "evaluate_every", "keep", "log_every", "power_iterations")
         check_range("[1, inf)", **{name: getattr(self, name) for name in positive})
-        at_least_0 = ("validation_steps", "test_steps", "workers", "checkpoint_minutes")
+        at_least_0 = ("epochs", "validation_steps", "test_steps", "workers", "checkpoint_minutes")
         check_range("[0, inf)", **{name: getattr(self, name) for name in at_least_0})
         check_range("(0, inf)", clip_norm=self.clip_norm)
 
@@ -194,6 +194,8 @@ class Trainer:
             try:
                 if not self.step:
                     self._save()  # so that the run can resume from the very first step
+                if not self.settings.epochs:
+                    self._conclude(self._validation_metrics())
                 while self.epoch < self.settings.epochs and not self.finished:
                     for batch in self._rest_of_epoch():
                         torch.manual_seed(key(self.seed, "dropout", self.step, rank()))
@@ -278,14 +280,24 @@ class Trainer:
         metrics = {f"train_{name}": value for name, value in self.sums.means().items()}
         self.sums = RunningMeans()
         metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        split = self.data.split(self.settings.select_on)
-        if len(split) and (self.epoch % self.settings.evaluate_every == 0 or self.epoch == self.settings.epochs):
-            for weights in self.weight_sets:
-                with self.using(weights):
-                    accuracy = self.validate(split, self.settings.validation_steps)
-                metrics |= {self._metric(name, weights): a.value for name, a in accuracy.items()}
+        if self.epoch % self.settings.evaluate_every == 0 or self.epoch == self.settings.epochs:
+            metrics |= self._validation_metrics()
         for method in self.methods:
             method.after_epoch(self, metrics)
+        self._conclude(metrics)
+
+    def _validation_metrics(self) -> dict[str, float]:
+        """Return the accuracies on the split that selects the best checkpoint, for all sets of weights."""
+        metrics: dict[str, float] = {}
+        split = self.data.split(self.settings.select_on)
+        for weights in self.weight_sets if len(split) else ():
+            with self.using(weights):
+                accuracy = self.validate(split, self.settings.validation_steps)
+            metrics |= {self._metric(name, weights): a.value for name, a in accuracy.items()}
+        return metrics
+
+    def _conclude(self, metrics: Mapping[str, float]) -> None:
+        """Update the best checkpoint, record the metrics of an epoch, and save."""
         for weights, best in self.best.items():
             score = metrics.get(self._metric(self._selected, weights))
             if score is not None and score > best.score:
