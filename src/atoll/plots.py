@@ -202,6 +202,7 @@ def heat_map(image: Tensor, values: Tensor, *, percentile: float = 99.0) -> Tens
 
 
 def _image(axis: Any, image: Tensor) -> None:
+    axis.set(xticks=[], yticks=[])  # the layout would measure their labels, although they are not shown
     axis.set_axis_off()
     axis.imshow(image.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
 

@@ -11,7 +11,9 @@ from atoll.report import write_report
 from report_cases import poisoned
 
 # Curvature last: the landscape keeps a machine without a GPU busy.
-TABS = ("training", "attacks", "corruptions", "certificates", "explanation", "recipe", "reproduce", "curvature")
+TABS = (
+    "training", "attacks", "corruptions", "certificates", "explanation", "recipe", "evidence", "reproduce", "curvature",
+)  # fmt: skip
 KEYS = (
     ("ArrowRight", "attacks"), ("End", "reproduce"), ("ArrowRight", "training"), ("ArrowLeft", "reproduce"),
     ("Home", "training"),
@@ -183,13 +185,13 @@ SIZES = """() => [...document.querySelectorAll("body *")]
 
 def test_a_phone_shows_everything_in_legible_letters(browser, pair):
     visit = Visit(browser, pair, **PHONE)
-    page = visit.page
+    page, widths = visit.page, []
     for tab in TABS:
         visit.open(tab)
         assert page.evaluate("document.documentElement.scrollWidth") == 390, tab
-        widths = page.eval_on_selector_all(f"#{tab} .main-svg", "all => all.map(p => p.clientWidth)")
-        assert all(100 < width <= 390 for width in widths)
+        widths += page.eval_on_selector_all(f"#{tab} .main-svg", "all => all.map(p => p.clientWidth)")
         assert [size for size in page.evaluate(SIZES) if size[0] < 14] == []
+    assert 100 < min(widths) <= max(widths) <= 390
     # Two runs are side by side without scrolling, below the name of the row.
     table = page.locator("#summary table").first
     name, *cells = (box.bounding_box() for box in table.locator("tbody tr").nth(1).locator("th, td").all())

@@ -256,7 +256,7 @@ class ForeignResult(Result):
 
 
 def of_run(run, cls, settings, **fields):
-    like = run.current(AttackResult)[0]
+    like = next(result for result in run.current(AttackResult) if result.settings.points == 40)  # best, not averaged
     return cls(subject=like.subject, inputs="", points=360, settings=settings, **fields)
 
 

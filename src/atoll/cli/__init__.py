@@ -32,6 +32,8 @@ VERBS = {
     "export": Verb("RUN -o FILE [options]", "write a model to an ONNX file"),
     "predict": Verb("RUN IMAGE [IMAGE ...] [options]", "classify image files"),
     "adopt": Verb("MODEL --data DATA --out RUN [options]", "turn a model from elsewhere into a run"),
+    "health": Verb("RUN [RUN ...] [options]", "check data and model for defects"),
+    "audit": Verb("RUN [options]", "measure everything in a given time and write one page"),
     "curvature": Verb("RUN [RUN ...] [options]", "measure how flat the loss is, layer by layer"),
     "explain": Verb("RUN [RUN ...] [IMAGE ...] [options]", "compute attributions and measure how faithful they are"),
     "study": Verb("[NAME] [KEY=VALUE ...] [options]", "reproduce a table or figure of a paper"),
@@ -40,7 +42,7 @@ VERBS = {
 }
 
 # Commands that store their progress; `train` says itself how to resume.
-RESUMABLE = ("attack", "certify", "curvature", "explain", "study")
+RESUMABLE = ("attack", "certify", "curvature", "explain", "study", "audit")
 
 HELP = f"""\
 usage: atoll COMMAND [options]

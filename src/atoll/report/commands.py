@@ -10,7 +10,7 @@ from typing import Any
 
 from atoll.measure import Result
 
-VERBS = ("attack", "certify", "curvature", "explain")  # measurements with a command of their own
+VERBS = ("attack", "certify", "curvature", "explain", "health")  # measurements with a command of their own
 
 
 def command(verb: str, run: Path, *flags: str) -> str:

@@ -18,6 +18,7 @@ from atoll.certify.measure import CertifyResult
 from atoll.curvature.measure import CurvatureResult
 from atoll.errors import AtollError, CheckpointError, DataError, InputError
 from atoll.explain.measure import ExplainResult
+from atoll.health import HealthResult
 from atoll.measure import Result
 from atoll.report.blocks import Callout, Missing
 from atoll.report.commands import VERBS, command, resume
@@ -213,6 +214,9 @@ def _read_results(summary: RunSummary) -> None:
             for warning in result.warnings:
                 message = f"{plain(warning.message)} ({plain(result.settings.threat)})"
                 summary.add_warning("attacks", plain(warning.kind), message)
+        elif isinstance(result, HealthResult):
+            for finding in result.findings:
+                summary.add_warning("health", plain(finding.kind), plain(str(finding).partition(": ")[2]))
     _read_interrupted(summary)
 
 
