@@ -56,7 +56,7 @@ docs: setup  ## build the documentation in site/; broken links and missing modul
 test: setup browser lint  ## run lint, the type checker and all tests except the slow ones
 	$(PYTEST) -m "not slow"
 
-test-slow: setup  ## run the slow tests: training runs and kill loops that take minutes
+test-slow: setup browser  ## run the slow tests: training runs and kill loops that take minutes
 	$(PYTEST) -m slow
 
 lint: setup  ## run ruff, mypy and import-linter

@@ -6,14 +6,18 @@ import importlib
 import os
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor, nn
+from torch._ops import OperatorBase
 from torch.export import ExportedProgram
 
 from atoll.graph import function
@@ -25,6 +29,8 @@ settings.register_profile("atoll", deadline=None, derandomize=True, max_examples
 settings.load_profile("atoll")
 
 SOURCES = [Path(__file__).parent / folder for folder in ("src", "papers/src")]
+SAVE_FIGURE = Figure.savefig
+Kernel = Callable[..., object]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,6 +49,27 @@ def _known_operations() -> Iterator[None]:
             collect = getattr(importlib.import_module(module), "_collect_all_valid_cia_ops", None)
             if collect is not None:  # a private function, which another version may not have
                 patch.setattr(f"{module}._collect_all_valid_cia_ops", functools.cache(collect))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_kernels() -> Iterator[None]:
+    """Register kernels without type hints: torch.export evaluates those of 11,000 functions for each model."""
+    py_impl, keys = OperatorBase.py_impl, torch._C.DispatchKey
+
+    def register(self: OperatorBase, key: object) -> Callable[[Kernel], Kernel]:
+        if not isinstance(key, keys) or key == keys.Python or key in self.py_kernels:
+            return py_impl(self, key)
+
+        def add(kernel: Kernel) -> Kernel:
+            self.py_kernels[key] = kernel
+            self._dispatch_cache.clear()
+            return kernel
+
+        return add
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OperatorBase, "py_impl", register)
         yield
 
 
@@ -88,6 +115,16 @@ def pytest_collect_file(file_path: Path) -> None:
             and file_path.stem not in ("__init__", "__main__")
         ):
             importlib.import_module(".".join(file_path.relative_to(root).with_suffix("").parts))
+
+
+def save_blank(figure: Figure, file: Path | str | IO[bytes], **options: object) -> None:
+    Image.new("L", (8, 8)).save(file, "png")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Drawing a figure takes longer than most measurements."""
+    Figure.savefig = SAVE_FIGURE if item.get_closest_marker("pictures") else save_blank
 
 
 def pytest_collection_finish() -> None:

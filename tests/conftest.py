@@ -7,6 +7,8 @@ import pytest
 import torch
 from playwright.sync_api import sync_playwright
 
+from atoll.attacks import APGD, FAB, Square
+from atoll.attacks.suites import SUITES
 from atoll.cli import main
 from atoll.runs.train import train
 from support import SMALL
@@ -37,6 +39,17 @@ def gloro_run(tmp_path_factory):
     """A run that was trained to certify its predictions, for tests that only look at it or add to it."""
     words = ("model.widths=[8,16]", "model.hidden=32", "trainer.epochs=12", "trainer.test_steps=0")
     return train("digits-gloro", *words, out=tmp_path_factory.mktemp("runs") / "gloro")
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """``standard`` with a few iterations."""
+    plan = {
+        "APGD-CE": lambda threat: APGD(threat, steps=3),
+        "FAB-T": lambda threat: FAB(threat, steps=3, targets=9),
+        "Square": lambda threat: Square(threat, queries=20),
+    }
+    monkeypatch.setitem(SUITES, "standard", lambda threat: {name: build(threat) for name, build in plan.items()})
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import atoll
 from atoll.attacks import PGD
@@ -178,12 +182,44 @@ def run_command(*words: str, processes: int = 1, check: bool = False, cwd: Path 
         text=True,
         cwd=cwd,
         timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        env=script_environment() | environment,
         check=False,
     )
     if check:
         assert result.returncode == 0, result.stderr
     return result
+
+
+def fork(task: Callable[[], object], errors: Path, **environment: str) -> BaseProcess:
+    """Start a task in a process of its own that need not import PyTorch, because it is a copy of this one.
+
+    What the task returns is the exit code.  Its standard error is written to the file ``errors``.
+    """
+
+    def run() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.update(environment)
+        with open(os.devnull, "w") as sys.stdout, errors.open("w") as sys.stderr:
+            sys.exit(task())
+
+    process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
+    process.start()
+    return process
+
+
+def on_two_processes(task: Callable[[], object], folder: Path) -> None:
+    """Run a task on two processes that can join each other as if torchrun had started them."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    errors = [folder / f"errors-{rank}" for rank in range(2)]
+    processes = [
+        fork(task, path, WORLD_SIZE="2", RANK=str(rank), LOCAL_RANK=str(rank), **meeting)
+        for rank, path in enumerate(errors)
+    ]
+    for process in processes:
+        process.join(240)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0, 0], "".join(path.read_text() for path in errors)
 
 
 def script_environment() -> dict[str, str]:

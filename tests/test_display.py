@@ -18,6 +18,7 @@ from atoll.data import MemorySplit
 from atoll.display import TextTable
 from atoll.explain.measure import ExplainResult, ExplainSettings, MethodResult
 from atoll.export import Exported
+from atoll.health import Finding, HealthResult, HealthSettings
 from atoll.measure import MEASUREMENTS, Result
 from atoll.models import MLP
 from atoll.runs.run import Run, open_run
@@ -49,6 +50,16 @@ RESULTS = {
         ),
         ["1,200 test points, linf 8/255", "clean 98.00 93.0-99.4", "PGD-20 40.00 30.9-49.8 58 of 98 3,960 1.2",
          "worst case 40.00", "ADBD", "gradients: " + HOSTILE],
+    ),
+    "health": (
+        HealthResult(
+            **COMMON,
+            settings=HealthSettings(),
+            clean=Accuracy(98, 100),
+            findings=(Finding("softmax", HOSTILE, "--outputs probabilities"),),
+            compared={"test": 100, "training": 1000},
+        ),
+        ["clean accuracy, % 98.00", "findings 1", f"softmax: {HOSTILE}; use --outputs probabilities"],
     ),
     "certify": (
         CertifyResult(

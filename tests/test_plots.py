@@ -59,6 +59,7 @@ def test_boxes_lie_around_their_pixels() -> None:
     assert drawn[0][0].get_bbox().extents.tolist() == [2.5, 1.5, 7.5, 9.5]
 
 
+@pytest.mark.pictures
 def test_names_are_not_mathematics() -> None:
     names = ["$\\frac{", "a very long name of a class that would run into the row below"]
     figure = plot_attributions(X, {"SM $_": MAPS["SM"]}, BOXES, names)

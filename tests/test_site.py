@@ -42,6 +42,7 @@ def address(tmp_path_factory):
         server.shutdown()
 
 
+@pytest.mark.slow  # `make docs` builds the site as well, and tests/test_documents.py checks code, commands and links
 def test_the_site_works(address, browser):  # one test, so that the site is built once
     messages, requests = [], []
     for scheme, background in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(30, 33, 41)")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,13 +13,21 @@ from atoll.errors import AtollError
 from atoll_papers.cost import added, peak_memory, ratio, seconds
 
 SIZE = 100_000_000
-sleep = functools.partial(functools.partial, time.sleep)
 
 
-def test_seconds() -> None:
-    assert 0.02 <= seconds(sleep(0.02)) < 1
-    assert ratio(sleep(0.06), sleep(0.02), 5) == pytest.approx(3, rel=0.4)
-    assert added(sleep(0.06), sleep(0.02), 5) == pytest.approx(0.04, rel=0.4)
+def test_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that stands still while nothing waits."""
+    now = 0.0
+
+    def wait(duration: float) -> None:
+        nonlocal now
+        now += duration
+
+    monkeypatch.setattr("atoll_papers.cost.time", SimpleNamespace(perf_counter=lambda: now))
+    six, two = (functools.partial(wait, duration) for duration in (6.0, 2.0))
+    assert seconds(two) == 2
+    assert ratio(six, two, 5) == 3
+    assert added(six, two, 5) == 4
 
 
 def test_memory() -> None:

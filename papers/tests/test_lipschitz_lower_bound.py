@@ -46,8 +46,7 @@ def test_linear_models_are_exact(inputs):
     assert (local.values <= truth[top].amax(1) * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("activation", ["relu", "minmax"])
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize(("activation", "seed"), [("relu", 0), ("minmax", 2)])
 def test_close_to_a_grid_search_in_the_plane(seed, activation):
     """Between pairs of points a difference of logits cannot be steeper than its gradient at some point."""
     model = net(seed, activation=activation)
@@ -102,7 +101,7 @@ def test_lower_is_below_upper(seed, activation, eps):
     "build",
     [
         lambda: SmallConvNet((1, 8, 8), 3, widths=(4, 4), hidden=8, batch_norm=True),
-        lambda: LiResNet((1, 8, 8), 3, depth=1, width=4, features=8),
+        pytest.param(lambda: LiResNet((1, 8, 8), 3, depth=1, width=4, features=8), marks=pytest.mark.slow),
     ],
 )
 def test_bounds_of_convolutional_networks(build):

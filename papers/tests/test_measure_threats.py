@@ -61,7 +61,12 @@ class Epochs(Observer):
             self.certifiers.append({"runner_up_switching": runner_up(model, 3), **radius})
 
 
-@pytest.mark.parametrize("loss", ["standard", *CERTIFIED])
+QUICK = ("standard", "gloro-trades")  # without a certifier and with one
+
+
+@pytest.mark.parametrize(
+    "loss", [loss if loss in QUICK else pytest.param(loss, marks=pytest.mark.slow) for loss in ("standard", *CERTIFIED)]
+)
 def test_training_records_it_without_changing(loss, monkeypatch):
     monkeypatch.setitem(support.METHODS, "measure-threats", lambda: MeasureThreats(points=20))
     epochs = Epochs()

@@ -5,10 +5,14 @@ import pytest
 
 from atoll.curvature import EmpiricalRisk
 from atoll_papers.moments import moments
-from curvature.cases import CASES, Twice, dense, make_risk, truth
+from curvature.cases import CASES, RELU, Twice, dense, make_risk, truth
+
+QUICK = [(model, "trades") for model in RELU]  # the transformer takes longest; losses change only the logits' part
 
 
-@pytest.mark.parametrize(("model", "loss"), CASES)
+@pytest.mark.parametrize(
+    ("model", "loss"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in QUICK)]
+)
 def test_sum_and_spread_are_those_of_all_eigenvalues(model, loss):
     p, matrix = make_risk(model, loss), truth(model, loss).numpy()
     result, start = moments(p), 0

@@ -84,12 +84,12 @@ def test_is_at_least_as_good_as_foolbox(name, edges):
     model, x = NETS[name](), images(16, edges)
     y = model(x).argmax(1)
     # Foolbox's own first constant, 1e-3, would spend most of the few steps on finding nothing.
-    attack = foolbox.attacks.L2CarliniWagnerAttack(steps=80, binary_search_steps=5, initial_const=0.1)
+    attack = foolbox.attacks.L2CarliniWagnerAttack(steps=50, binary_search_steps=5, initial_const=0.1)
     with torch.enable_grad():
         theirs = attack.run(
             foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu"), x, foolbox.criteria.Misclassification(y)
         )
-    ours = CarliniWagner(MINIMUM, minimum_norm=True, steps=80, binary_search_steps=5)(model, x, y)
+    ours = CarliniWagner(MINIMUM, minimum_norm=True, steps=50, binary_search_steps=5)(model, x, y)
     # Foolbox leaves black images where it has result nothing.
     success = (model(theirs).argmax(1) != y) & theirs.flatten(1).any(1)
     assert success.any()

@@ -2,11 +2,7 @@
 
 import itertools
 import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +13,12 @@ from atoll.attacks import APGD, FAB, PGD, Square
 from atoll.attacks.evaluate import MISCLASSIFIED, ROBUST, automatic_batch_size, evaluate
 from atoll.attacks.iterative import IterativeAttack
 from atoll.data import MemorySplit
+from atoll.distributed import is_main, process_group
 from atoll.errors import CheckpointError, InputError
 from atoll.models import SmallConvNet
 from atoll.threat import ThreatModel
 from attack_cases import THREAT, images, quick
+from support import on_two_processes
 
 
 def same(a, b):
@@ -118,10 +116,18 @@ def test_resumes_bit_identically_after_kills_at_random_moments(tmp_path, seed):
 def test_two_processes_give_the_same_as_one(tmp_path):
     model, split = images()
     one = evaluate(model, split, quick(), cascade=True, batch_size=8, keep=True)
-    here = Path(__file__).parent
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([*command, str(here / "two_processes.py"), str(tmp_path)], env=environment, check=True, timeout=200)
+
+    def share():
+        with process_group():
+            result = evaluate(model, split, quick(), cascade=True, batch_size=8, folder=tmp_path / "evaluation")
+            in_memory = evaluate(model, split, quick(), cascade=True, batch_size=8, keep=True)
+        if is_main():
+            counts = torch.tensor([[a.attacked, a.broken, a.forward, a.backward] for a in result.attacks])
+            tensors = {"broken_by": result.broken_by, "adversarial": result.adversarial, "counts": counts}
+            tensors["distance"] = result.distance
+            save_file({**tensors, "in_memory": in_memory.adversarial}, tmp_path / "evaluation.safetensors")
+
+    on_two_processes(share, tmp_path)
     two = load_file(tmp_path / "evaluation.safetensors")
     assert torch.equal(two["broken_by"], one.broken_by)
     torch.testing.assert_close(two["adversarial"], one.adversarial, rtol=1e-9, atol=1e-9)

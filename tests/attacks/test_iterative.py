@@ -154,15 +154,15 @@ def test_finds_what_a_fine_grid_finds(norm):
 def test_a_point_does_not_depend_on_its_batch(name, norm):
     """Batches of any size, filled up as points leave, give every point the same candidate and the same outcome."""
     model, x, y = plane()
-    model, x, y = model.double(), x[:16].double(), y[:16]
+    model, x, y = model.double(), x[:8].double(), y[:8]
     attack = ATTACKS[name][0](ThreatModel(norm, 1 if norm == "l0" else 0.07), steps=8)
-    result, success = run(attack, model, x, y, 16)
-    for batch_size in (1, 5):
+    result, success = run(attack, model, x, y, 8)
+    for batch_size in (1, 3):
         other, outcome = run(attack, model, x, y, batch_size)
         torch.testing.assert_close(other, result, rtol=1e-9, atol=1e-9)
         assert torch.equal(outcome, success)
     assert torch.equal(success, model(result).argmax(1) != y)
-    assert 0 < int(success.sum()) < 16  # else this shows nothing
+    assert 0 < int(success.sum()) < 8  # else this shows nothing
 
 
 shapes = st.sampled_from([(1,), (2,), (5,), (1, 1, 1), (1, 1, 2), (2, 2, 1), (1, 3, 3), (3, 4, 7), (1, 11, 11)])

@@ -371,7 +371,7 @@ def test_a_surrogate_counts(trained, tmp_path):
 # --- power ------------------------------------------------------------------------------------------------------------
 
 
-def test_suites_measure_their_power_at_points_that_they_did_not_break():
+def test_suites_measure_their_power_at_points_that_they_did_not_break(short):
     result = measure(subject(), AttackSettings(attacks="fast", points=24, power=5))
     assert result.power.random.total + result.power.failed == min(5, result.robust.correct)
     assert result.power.share.correct == result.power.share.total > 0  # the model is linear

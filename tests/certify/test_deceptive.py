@@ -233,7 +233,7 @@ HISTORY = [
     Case("subclass of Centroids", "any", other_head),
     Case("other convolution in LinearResidual", "any", swapped_residual, (1, 8, 8)),
     Case("standard deviation 255", "certified", lambda: contrast(255.0)),
-    Case("standard deviation 1/255", "certified", lambda: contrast(1 / 255)),
+    Case("standard deviation 1/255", "certified", lambda: contrast(1 / 255), slow=True),
     Case("standard deviation 0", "any", lambda: contrast(0.0)),
     Case("parametrization with cancellation", "any", lambda: cancelled(1e8)),
     Case("parametrization with some cancellation", "certified", lambda: cancelled(1e6)),
@@ -241,9 +241,9 @@ HISTORY = [
     Case("gradual underflow", "any", lambda: dense(1e-38, 1e38)),
     Case("float64 underflow", "any", lambda: dense(5e-324, 1e300, 1e24, dtype=torch.float64)),
     between("softplus with beta -1", "any", nn.Softplus(-1.0)),
-    between("softplus with threshold 1", "any", nn.Softplus(1.0, 1.0)),
+    between("softplus with threshold 1", "any", nn.Softplus(1.0, 1.0), slow=True),
     between("softplus with threshold -5", "any", nn.Softplus(1.0, -5.0)),
-    between("softplus with beta 0.01 and threshold 2", "any", nn.Softplus(0.01, 2.0)),
+    between("softplus with beta 0.01 and threshold 2", "any", nn.Softplus(0.01, 2.0), slow=True),
     Case("float64 weights of 1e155", "any", lambda: dense(1e155, dtype=torch.float64)),
     Case("float64 weights of 1e308", "any", lambda: dense(1e308, dtype=torch.float64)),
     Case("a weight of NaN", "refused", lambda: with_weight(float("nan"))),
@@ -252,10 +252,10 @@ HISTORY = [
     Case("old spectral norm", "certified", lambda: parametrized(nn.utils.spectral_norm)),
     Case("spectral norm", "certified", lambda: parametrized(parametrizations.spectral_norm)),
     Case("weight norm", "certified", lambda: parametrized(parametrizations.weight_norm)),
-    Case("old weight norm", "certified", lambda: parametrized(torch.nn.utils.weight_norm)),
+    Case("old weight norm", "certified", lambda: parametrized(torch.nn.utils.weight_norm), slow=True),
     Case("orthogonal", "certified", lambda: parametrized(parametrizations.orthogonal)),
     between("autocast region", "refused", autocast_region),
-    Case("half weights", "refused", lambda: scaled_rows(1.0).half()),
+    Case("half weights", "refused", lambda: scaled_rows(1.0).half(), slow=True),
     Case("bfloat16 weights", "refused", lambda: scaled_rows(1.0).bfloat16()),
     Case("float64 head", "any", mixed_precision),
     Case("tensor that is no buffer", "certified", lambda: Amplifier(torch.tensor(30.0))),
@@ -281,23 +281,23 @@ def without_statistics() -> nn.Module:
 
 MIXTURES = [
     between("mean of the batch", "refused", lambda z: z - z.mean(0)),
-    between("sum of the batch", "refused", lambda z: z + z.sum(0, keepdim=True)),
+    between("sum of the batch", "refused", lambda z: z + z.sum(0, keepdim=True), slow=True),
     between("standard deviation of the batch", "refused", lambda z: z / z.std(0, correction=0), slow=True),
     between("flip of the batch", "refused", lambda z: z.flip(0)),
-    between("roll of the batch", "refused", lambda z: z.roll(3, 0)),
+    between("roll of the batch", "refused", lambda z: z.roll(3, 0), slow=True),
     between("roll of all", "refused", lambda z: z.roll(1)),
-    between("cumsum of the batch", "refused", lambda z: z.cumsum(0)),
-    between("sort of the batch", "refused", lambda z: z.sort(0).values),
-    between("maximum of the batch", "refused", lambda z: z.max(0).values + z),
+    between("cumsum of the batch", "refused", lambda z: z.cumsum(0), slow=True),
+    between("sort of the batch", "refused", lambda z: z.sort(0).values, slow=True),
+    between("maximum of the batch", "refused", lambda z: z.max(0).values + z, slow=True),
     between("amax of the batch", "refused", lambda z: z.amax((0, 1)) + z, slow=True),
     between("Gram matrix", "refused", lambda z: z @ (z.T @ z)),
-    between("first row", "refused", lambda z: z[:1].expand_as(z)),
+    between("first row", "refused", lambda z: z[:1].expand_as(z), slow=True),
     between("first row in a sum", "refused", lambda z: z + z[0], slow=True),
     between("order of rows", "refused", lambda z: torch.cat([z[1:], z[:1]]), slow=True),
     between("index of rows", "refused", lambda z: z[torch.zeros(len(z), dtype=torch.long)]),
-    between("fixed rows", "refused", lambda z: z[[1, 0]]),
+    between("fixed rows", "refused", lambda z: z[[1, 0]], slow=True),
     between("batch and channels merged", "refused", lambda z: z.flatten().view(4, -1).T.contiguous()),
-    between("batch and channels merged and rolled", "refused", lambda z: z.flatten().roll(1).view_as(z)),
+    between("batch and channels merged and rolled", "refused", lambda z: z.flatten().roll(1).view_as(z), slow=True),
     between("transposed batch", "refused", lambda z: z.T.reshape(z.shape), slow=True),
     between("gather of rows", "refused", lambda z: z.gather(0, z.argmax(0, keepdim=True).expand_as(z)), slow=True),
     between("softmax of the batch", "refused", lambda z: z.softmax(0), slow=True),
@@ -339,33 +339,33 @@ def branch(z: Tensor) -> Tensor:
 WITHOUT_CONSTANT: list[tuple[str, Function, bool]] = [
     ("round", torch.round, False),
     ("round to decimals", lambda z: z.round(decimals=2), True),
-    ("sign", torch.sign, False),
-    ("floor", torch.floor, False),
+    ("sign", torch.sign, True),
+    ("floor", torch.floor, True),
     ("ceil", torch.ceil, True),
     ("trunc", torch.trunc, True),
     ("frac", torch.frac, True),
-    ("remainder", lambda z: z % 1, False),
+    ("remainder", lambda z: z % 1, True),
     ("fmod", lambda z: torch.fmod(z, 1), True),
     ("floor division", lambda z: z // 0.5, True),
-    ("argmax", lambda z: F.one_hot(z.argmax(1), 4).float(), False),
+    ("argmax", lambda z: F.one_hot(z.argmax(1), 4).float(), True),
     ("comparison", lambda z: (z > 0).float(), False),
     ("jump", nn.Threshold(0.5, -1.0), False),
-    ("hardshrink", F.hardshrink, False),
+    ("hardshrink", F.hardshrink, True),
     ("heaviside", lambda z: torch.heaviside(z, torch.zeros(())), True),
     ("isnan", lambda z: z + z.isnan(), True),
     ("sort indices", lambda z: z.sort(1).indices.float(), True),
     ("bucketize", lambda z: torch.bucketize(z, torch.arange(3.0)).float(), True),
     ("product", lambda z: z * z.flip(1), False),
-    ("square", lambda z: z**2, False),
+    ("square", lambda z: z**2, True),
     ("matrix product", lambda z: (z[:, None] @ z[..., None]).flatten(1), True),
     ("prod", lambda z: z.prod(1, keepdim=True), True),
     ("division", lambda z: z / (z.flip(1).abs() + 0.1), False),
-    ("reciprocal", lambda z: 1 / z, False),
+    ("reciprocal", lambda z: 1 / z, True),
     ("cube", lambda z: z**3, True),
     ("square root", lambda z: z.abs().sqrt(), False),
     ("root", lambda z: z.abs() ** 0.5, True),
-    ("exp", torch.exp, False),
-    ("log", lambda z: (z.abs() + 1e-9).log(), False),
+    ("exp", torch.exp, True),
+    ("log", lambda z: (z.abs() + 1e-9).log(), True),
     ("tan", torch.tan, True),
     ("sinh", torch.sinh, True),
     ("atan2", lambda z: torch.atan2(z, z.flip(1)), True),
@@ -442,16 +442,16 @@ HEADS = [
     between("no path to the input", "any", torch.zeros_like),
 ]
 
-# --- (x) to (z): linear operations and pooling
+# --- (x) to (z): linear operations and pooling; tests/certify/test_lipschitz.py compares most of them with Jacobians
 
 OPERATIONS: list[tuple[str, Function, bool]] = [
-    ("max pooling that overlaps", lambda z: F.max_pool2d(z, 3, 1), False),
+    ("max pooling that overlaps", lambda z: F.max_pool2d(z, 3, 1), True),
     ("max pooling with padding", lambda z: F.max_pool2d(z, 3, 1, 1), True),
     ("max pooling with dilation", lambda z: F.max_pool2d(z, 2, 1, dilation=2), True),
     ("max pooling with ceil_mode", lambda z: F.max_pool2d(z, 3, 2, ceil_mode=True), True),
-    ("average pooling that overlaps", lambda z: F.avg_pool2d(z, 3, 1), False),
+    ("average pooling that overlaps", lambda z: F.avg_pool2d(z, 3, 1), True),
     ("average pooling with padding", lambda z: F.avg_pool2d(z, 3, 1, 1), True),
-    ("average pooling without the padding", lambda z: F.avg_pool2d(z, 3, 1, 1, count_include_pad=False), False),
+    ("average pooling without the padding", lambda z: F.avg_pool2d(z, 3, 1, 1, count_include_pad=False), True),
     ("average pooling with ceil_mode", lambda z: F.avg_pool2d(z, 3, 2, ceil_mode=True), True),
     ("average pooling with all", lambda z: F.avg_pool2d(z, 3, 2, 1, ceil_mode=True, count_include_pad=False), True),
     ("average pooling by 1", lambda z: F.avg_pool2d(z, 3, 1, divisor_override=1), False),
@@ -463,40 +463,40 @@ OPERATIONS: list[tuple[str, Function, bool]] = [
     ("negative padding", lambda z: F.pad(z, (-1, 2, 3, -2)), True),
     ("reflection", lambda z: F.pad(z, (3, 3, 3, 3), mode="reflect"), False),
     ("replication", lambda z: F.pad(z, (9, 9, 9, 9), mode="replicate"), False),
-    ("circular padding", lambda z: F.pad(z, (4, 4, 4, 4), mode="circular"), False),
-    ("concatenation with itself", lambda z: torch.cat([z, z, z], 1), False),
-    ("sum with itself", lambda z: z + z, False),
+    ("circular padding", lambda z: F.pad(z, (4, 4, 4, 4), mode="circular"), True),
+    ("concatenation with itself", lambda z: torch.cat([z, z, z], 1), True),
+    ("sum with itself", lambda z: z + z, True),
     ("difference with itself", lambda z: z - z, True),
     ("difference with its half", lambda z: z - 0.5 * z, True),
     ("expand", lambda z: z[:, None].expand(-1, 5, -1, -1, -1), False),
     ("expand that broadcasts in a sum", lambda z: z.sum(1, keepdim=True) + z, True),
     ("repeat", lambda z: z.repeat(1, 3, 1, 2), True),
     ("repeat_interleave", lambda z: z.repeat_interleave(5, 2), True),
-    ("repeated index", lambda z: z.index_select(2, torch.tensor([0, 0, 0, 0, 1])), False),
+    ("repeated index", lambda z: z.index_select(2, torch.tensor([0, 0, 0, 0, 1])), True),
     ("repeated index by brackets", lambda z: z[:, :, [0, 0, 0, 1], [1, 1, 1, 1]], True),
     ("gather", lambda z: z.gather(3, torch.zeros_like(z, dtype=torch.long)), True),
-    ("unfold", lambda z: z.unfold(2, 3, 1), False),
-    ("image to columns", lambda z: F.unfold(z, 3, padding=1), False),
+    ("unfold", lambda z: z.unfold(2, 3, 1), True),
+    ("image to columns", lambda z: F.unfold(z, 3, padding=1), True),
     ("columns to image", lambda z: F.fold(z.flatten(2).reshape(len(z), 8, 4), (3, 3), 2), True),
     ("flip", lambda z: z.flip(2) + z, True),
     ("transpose", lambda z: z.transpose(2, 3) + z, True),
     ("roll", lambda z: z.roll((1, 2), (2, 3)) + z, True),
     ("pixel shuffle", lambda z: F.pixel_shuffle(z.repeat(1, 2, 1, 1), 2), True),
-    ("nearest upsampling", lambda z: F.interpolate(z, scale_factor=3), False),
-    ("bilinear upsampling", lambda z: F.interpolate(z, size=(9, 5), mode="bilinear"), False),
+    ("nearest upsampling", lambda z: F.interpolate(z, scale_factor=3), True),
+    ("bilinear upsampling", lambda z: F.interpolate(z, size=(9, 5), mode="bilinear"), True),
     ("aligned upsampling", lambda z: F.interpolate(z, size=(9, 5), mode="bilinear", align_corners=True), True),
     ("bicubic upsampling", lambda z: F.interpolate(z, size=(9, 5), mode="bicubic"), True),
     ("area downsampling", lambda z: F.interpolate(z, size=(3, 3), mode="area"), True),
-    ("cumulative sum", lambda z: z.cumsum(3), False),
+    ("cumulative sum", lambda z: z.cumsum(3), True),
     ("sum over pixels", lambda z: z.sum((2, 3)), True),
     ("sum of parts of one", lambda z: z[:, :, :3] + z[:, :, 1:], True),
     ("writes of slices", lambda z: torch.stack([z[:, 0], 3 * z[:, 0]], 1), True),
     ("a sum that cancels", lambda z: (z + 1e8) - 1e8, False),
     ("a product that overflows", lambda z: (z * 1e30) * 1e-30, False),
     ("a product that underflows", lambda z: (z * 1e-42) * 1e42, False),
-    ("grouped convolution", lambda z: F.conv2d(z, 10 * torch.ones(2, 1, 3, 3), groups=2), False),
+    ("grouped convolution", lambda z: F.conv2d(z, 10 * torch.ones(2, 1, 3, 3), groups=2), True),
     ("dilated convolution", lambda z: F.conv2d(z, torch.ones(1, 2, 2, 2), dilation=3, padding=2), True),
-    ("transposed convolution", lambda z: F.conv_transpose2d(z, torch.ones(2, 1, 3, 3), stride=2), False),
+    ("transposed convolution", lambda z: F.conv_transpose2d(z, torch.ones(2, 1, 3, 3), stride=2), True),
     ("transposed grouped convolution", lambda z: F.conv_transpose2d(z, torch.ones(2, 2, 3, 3), groups=2), True),
     ("in-place writes", lambda z: z.clone().index_fill_(1, torch.tensor([0]), 2.0), True),
 ]
@@ -603,9 +603,16 @@ def proof_before(net: str) -> Proof | Refusal:
     return prove(seeded(NETS[net]), (4,))
 
 
-@pytest.mark.parametrize("when", ["before and after", "after"])
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("net", ["dense", "underflow", pytest.param("small", marks=pytest.mark.slow), "centroids"])
+@pytest.mark.parametrize(
+    ("net", "when"),
+    [
+        *((net, when) for net in ("dense", "underflow") for when in ("before and after", "after")),
+        pytest.param("centroids", "before and after", marks=pytest.mark.slow),
+        ("centroids", "after"),
+        *(pytest.param("small", when, marks=pytest.mark.slow) for when in ("before and after", "after")),
+    ],
+)
 def test_states_of_the_process(net, state, when):
     """Also if they change after the proof, certificates are about what the certified object computes."""
     module, proof = seeded(NETS[net]), proof_before(net)
@@ -717,10 +724,9 @@ def test_inputs_that_are_not_finite_have_no_certificate():
     x = torch.ones(4, 4)
     for row, value in enumerate((float("nan"), float("inf"), -float("inf"))):
         x[row, 2] = value
-    certificate = attempt(lambda: proof(x))
-    if not isinstance(certificate, Refusal):
-        assert (certificate.radius[:3] == 0).all()
-        assert certificate.radius[3] > 0
+    certificate = proof(x)
+    assert (certificate.radius[:3] == 0).all()
+    assert certificate.radius[3] > 0
 
 
 def test_inputs_of_another_precision():
@@ -730,11 +736,10 @@ def test_inputs_of_another_precision():
         net[0].weight.copy_(torch.eye(2))
         net[0].bias.zero_()
     proof = certifier_for(net, shape=(2,))
-    gap = torch.logspace(-9, -5, 200, dtype=torch.float64)
+    gap = torch.logspace(-9, -1, 200, dtype=torch.float64)  # rounding to float32 moves these inputs by up to 3e-5
     x = torch.stack([1000 + gap, torch.full_like(gap, 1000)], 1)
-    certificate = attempt(lambda: proof(x))
-    if isinstance(certificate, Refusal):
-        return
+    certificate = proof(x)
+    assert 20 < (certificate.radius > 0).sum() < 180
     for y in (x - INWARDS * (certificate.radius / 2**0.5)[:, None], x):
         other = net(y.float()).argmax(1) != certificate.prediction
         assert not (other & (certificate.radius > 0)).any()
@@ -773,8 +778,8 @@ class AllNaN(nn.Module):
 
 def test_smoothing_does_not_certify_nan():
     smoothed = Smoothed(AllNaN(), sigma=0.5, n0=10, n=200)
-    certificate = attempt(lambda: smoothed(torch.rand(2, 4)))
-    assert isinstance(certificate, Refusal) or (certificate.radius == 0).all()
+    certificate = smoothed(torch.rand(2, 4))
+    assert (certificate.radius == 0).all()
 
 
 def close_centroids(dtype: torch.dtype, offset: float) -> CentroidNet:
@@ -796,16 +801,15 @@ def test_radii_of_the_eta_layer_hold_with_rounding(eta, offset):
     """Inputs on the line between two centroids: global and local radius against the accepted ends of the classes."""
     net = close_centroids(torch.float32, offset)
     proof = certifier_for(net, eta=eta)
-    t = torch.linspace(-0.5, 1.5, 20001, dtype=torch.float64)
+    t = torch.linspace(-0.5, 1.5, 4001, dtype=torch.float64)
     x = (torch.stack([t, torch.zeros_like(t)], 1) + offset).float().unique(dim=0)
     accepted, prediction = proof.accepts(x), net(x).argmax(1)
     place = x[:, 0].double()
     ends = [place[accepted & (prediction == 0)], place[accepted & (prediction == 1)]]
-    if len(ends[0]) and len(ends[1]):
-        assert float(ends[1].min() - ends[0].max()) >= proof.global_radius
+    assert min(map(len, ends)) > 0
+    assert float(ends[1].min() - ends[0].max()) >= proof.global_radius
     for inside, other in ((ends[0], place[prediction == 1]), (ends[1], place[prediction == 0])):
-        if len(inside):
-            assert float((inside[:, None] - other).abs().min()) >= proof.local_radius
+        assert float((inside[:, None] - other).abs().min()) >= proof.local_radius
     certificate = proof(x)
     assert (certificate.radius[~accepted] == 0).all()
     assert_unbroken(proof, net, x[:: max(1, len(x) // 200)])

@@ -12,7 +12,7 @@ from certify.break_certificates import Refusal, attempt, find_breaks, in_double,
 from certify.random_graphs import random_centroid_net, random_net
 
 CHUNK = 10  # networks in one test
-FAST, SLOW = range(4), range(4, 400)
+FAST, SLOW = range(2), range(2, 400)
 ROUNDING = 1e-6  # of slopes that are computed in float64, relative
 
 

@@ -331,6 +331,7 @@ def copied(run, folder):
     return open_run(folder / "run")
 
 
+@pytest.mark.pictures
 def test_command_and_python_store_the_same_files(gloro_run, tmp_path, capsys):
     one, two = (copied(gloro_run, tmp_path / name) for name in ("command", "python"))
     options = ["--points", "20", "--check", "4", "--attacks", "PGD-2", "--eps", "0.2,0.5", "--reject", "noise"]

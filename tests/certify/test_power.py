@@ -27,7 +27,7 @@ def test_estimates_rise_to_the_proven_bound_and_stay_below_it(kind):
     proven = GloRo.proven(net).constants.lipschitz
     estimate = LipschitzEstimator(net, iterations=1)
     off = ~torch.eye(3, dtype=torch.bool)
-    ratios = [(estimate()[0].detach() / proven)[off] for _ in range(300)]
+    ratios = [(estimate()[0].detach() / proven)[off] for _ in range(150)]
     assert all((ratio <= 1).all() for ratio in ratios)
     assert ratios[0].max() < 0.9  # a certificate built on a few steps would be false
     assert ratios[-1].min() > 0.995
@@ -85,7 +85,7 @@ def test_models_without_constants_are_refused():
         LipschitzEstimator(model)
 
 
-@pytest.mark.parametrize("kind", ["preact", "shared", "parametrized", "tanh"])
+@pytest.mark.parametrize("kind", [pytest.param("preact", marks=pytest.mark.slow), "shared", "parametrized", "tanh"])
 def test_estimates_follow_the_graph(kind):
     """Residual blocks, shared and parametrized layers, and a head that is not linear: at most the proven constant."""
     with torch.random.fork_rng():

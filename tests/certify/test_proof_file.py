@@ -24,8 +24,13 @@ MODELS = {
 }
 
 
-# Without training, rounding in float32 leaves 4C3F no radius.
-CASES = [(name, p) for name in MODELS for p in (torch.float64, torch.float32) if (name, p) != ("4C3F", torch.float32)]
+QUICK = ("MLP with MinMax", "SmallConvNet", "LiResNet", "encoder")  # in float32; all are quick in float64
+CASES = [(name, torch.float64) for name in MODELS]
+CASES += [
+    pytest.param(name, torch.float32, marks=() if name in QUICK else pytest.mark.slow)
+    for name in MODELS
+    if name != "4C3F"  # without training, rounding in float32 leaves it no radius
+]
 
 
 @pytest.mark.parametrize(("name", "precision"), CASES)

@@ -53,7 +53,7 @@ def test_in_the_plane_it_finds_nearly_what_there_is(seed, stretch):
     assert sum(broken) >= 17
 
 
-@pytest.mark.parametrize("features", [3, 20, 100])
+@pytest.mark.parametrize("features", [3, pytest.param(20, marks=pytest.mark.slow), 100])
 def test_no_certificate_breaks_and_a_little_further_most_do(features):
     model, x = net(features, 0.15, features), points(7, 20, features)
     radius = NearestCentroid.proven(model, radii=[features**0.5])(x).radius

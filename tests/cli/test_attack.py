@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atoll.attacks import APGD, FAB, Square, suites
+from atoll.attacks.suites import minimal
 from atoll.cli import main
 from atoll.runs.run import open_run
 from support import SMALL, run_command
@@ -36,18 +36,6 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def short(monkeypatch):
-    """``standard`` with a few iterations."""
-    plan = {
-        "APGD-CE": lambda threat: APGD(threat, steps=3),
-        "FAB-T": lambda threat: FAB(threat, steps=3, targets=9),
-        "Square": lambda threat: Square(threat, queries=20),
-    }
-    versions = {"standard": lambda threat: {name: build(threat) for name, build in plan.items()}}
-    monkeypatch.setitem(suites.SUITES, "standard", versions["standard"])
-
-
 def attack(capsys, *words):
     """What the command prints of one run."""
     assert main(["attack", *map(str, words), "--json"]) == 0
@@ -55,6 +43,7 @@ def attack(capsys, *words):
     return result
 
 
+@pytest.mark.pictures
 def test_prints_a_table_and_stores_result_inputs_and_picture(trained, capsys, short):
     assert main(["attack", str(trained), "--points", "40"]) == 0
     table = " ".join(capsys.readouterr().out.split())
@@ -117,7 +106,14 @@ def test_corruptions_without_an_attack(trained, tmp_path, capsys):
     assert "Mean under common corruptions" in printed
 
 
-def test_curve_alone_and_beside_an_attack(trained, capsys):
+def test_curve_alone_and_beside_an_attack(trained, capsys, monkeypatch):
+    def quick(threat):
+        attacks = minimal(threat)
+        for each in attacks.values():
+            each.steps = 10
+        return attacks
+
+    monkeypatch.setattr("atoll.attacks.curve.minimal", quick)
     words = ["--attacks", "PGD-3", "--points", "4", "--curve"]
     result = attack(capsys, trained, *words)
     curve = result["curve"]

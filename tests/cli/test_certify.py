@@ -46,6 +46,7 @@ def test_training_reports_the_estimate_and_proves_the_result(gloro_run):
     assert all(row.robust is None and row.verified is not None for row in (best, last))
 
 
+@pytest.mark.pictures
 def test_table_json_certificates_and_picture(gloro_run, capsys):
     words = ["--points", "60", "--eps", "1/10,0.5", "--check", "10", "--attacks", "PGD-3"]
     assert main(["certify", str(gloro_run.folder), *words]) == 0
@@ -117,6 +118,7 @@ def test_rejection_of_other_data(centroid_run, capsys):
     assert "rejected %" in capsys.readouterr().out
 
 
+@pytest.mark.pictures
 def test_a_centroid_net_has_guarantees_for_all_inputs_and_prototypes(centroid_run, capsys):
     words = ("--no-attack", "--points", "40", "--eta", "0.2")
     assert main(["certify", str(centroid_run.folder), *words]) == 0

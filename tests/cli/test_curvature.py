@@ -32,6 +32,7 @@ def copies(trained, tmp_path):
     return tmp_path / "a" / "small", tmp_path / "b" / "small"
 
 
+@pytest.mark.pictures
 def test_prints_a_table_and_stores_numbers_and_pictures(copies, capsys):
     run, _ = copies
     flags = ["curvature", str(run), *QUICK, "--top", "1", "--landscape", "input", "--gap"]

@@ -45,6 +45,7 @@ def printed(capsys, *flags):
     return json.loads(capsys.readouterr().out)["results"]
 
 
+@pytest.mark.pictures
 def test_table_json_attributions_and_picture(trained, capsys):
     flags = [trained, *QUICK, "--checks", "1"]
     assert main(["explain", *map(str, flags)]) == 0
@@ -82,6 +83,7 @@ def test_the_command_does_what_python_does(trained, capsys, tmp_path):
     torch.testing.assert_close(tensors[f"attributions/{path}:Twice"], 2 * tensors["x"])
 
 
+@pytest.mark.pictures
 def test_models_side_by_side(trained, capsys, tmp_path):
     other = copy_of(trained, tmp_path / "other")
     flags = [trained, other, *QUICK, "--points", "2", "--methods", "SM,BIG"]

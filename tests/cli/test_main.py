@@ -4,10 +4,12 @@ import errno
 import hashlib
 import importlib
 import io
+import itertools
 import json
 import os
 import random
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -30,8 +32,9 @@ from atoll.distributed import default_device
 from atoll.errors import InputError, RecipeError
 from atoll.measure import measurement
 from atoll.runs.run import open_run
+from atoll.training import checkpoint
 from atoll.training.checkpoint import Checkpoints
-from support import SMALL, run_command
+from support import SMALL, fork, run_command
 
 SOURCES = str(Path(atoll.__file__).parents[1])
 
@@ -61,6 +64,19 @@ def test_the_saved_recipe_runs_again_to_the_same_bits(trained, tmp_path):
     assert main(["train", str(trained / "recipe.yaml"), "--out", str(tmp_path / "again"), "--json"]) == 0
     first, again = final_weights(trained), final_weights(tmp_path / "again")
     assert all(torch.equal(first[k], again[k]) for k in first)
+
+
+def test_published_weights_are_tested_as_they_are(trained, tmp_path, capsys):
+    source = open_run(trained).checkpoint_path("last") / "model.safetensors"
+    out = tmp_path / "published"
+    assert main(["train", *SMALL, "trainer.epochs=0", f"pretrained={source}", "--out", str(out), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert main(["train", "--resume", "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == answer
+    published, original = open_run(out), open_run(trained)
+    assert all(torch.equal(published.checkpoint().model[k], v) for k, v in final_weights(trained).items())
+    assert [row.attacked.clean for row in published.tests()] == [original.tests()[-1].attacked.clean] * 2
+    assert published.index["best"] == {"raw": 0}
 
 
 def test_resuming_a_finished_run_changes_nothing(trained, capsys):
@@ -133,7 +149,7 @@ def test_quick_answers_do_without_torch():
 MISTAKES = [  # what is typed, the exit code, and what the answer says
     ([], 2, "usage: atoll COMMAND [options]"),
     (["trian"], 2, "atoll: unknown command 'trian'; did you mean train?"),
-    (["zzz"], 2, "atoll: unknown command 'zzz'; expected one of adopt, attack, certify"),
+    (["zzz"], 2, "atoll: unknown command 'zzz'; expected one of adopt, attack, audit"),
     (["help", "atack"], 2, "atoll: unknown command 'atack'; did you mean attack?"),
     (["--foo", "train", "digits-at"], 2, "expected a command before --foo, as in `atoll train --foo`"),
     (["train"], 1, "expected a recipe, as in `atoll train digits-at`, or a run to resume"),
@@ -441,9 +457,7 @@ STORED = {  # sections of a shared run's recipe, and what the refusal says about
 }
 
 
-@pytest.mark.parametrize(
-    "words", [["train", "--resume", "--out", ".", "--dry-run"], ["train", "--resume", "--out", "."]]
-)
+@pytest.mark.parametrize("words", [pytest.param(["--dry-run"], marks=pytest.mark.slow), []])
 def test_a_shared_run_cannot_run_its_files(words, trained, tmp_path):
     """In a run's folder with planted files, where `python -m` and PYTHONPATH make them importable."""
     folder = tmp_path / "shared"
@@ -455,8 +469,8 @@ def test_a_shared_run_cannot_run_its_files(words, trained, tmp_path):
         (folder / file).write_text(content)
     path = os.pathsep.join([SOURCES, "", str(folder)])
     done = subprocess.run(
-        [sys.executable, "-m", "atoll", *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "atoll", "train", "--resume", "--out", ".", *words], cwd=folder, capture_output=True,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert not (folder / "ran").exists()
     assert done.returncode == 1
@@ -467,16 +481,18 @@ def test_a_shared_run_cannot_run_its_files(words, trained, tmp_path):
 
 def test_a_full_disk_is_one_sentence(tmp_path):
     """A limit on file size makes writes fail as a full disk does."""
-    script = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000));"
-        "from atoll.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", script, "train", *SMALL, "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "File too large" in done.stderr
+
+    def train():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+        return main(["train", *SMALL, "--out", str(tmp_path / "run")])
+
+    process = fork(train, tmp_path / "errors")
+    process.join(120)
+    assert process.exitcode == 1
+    error = (tmp_path / "errors").read_text()
+    assert "Traceback" not in error
+    assert "File too large" in error
 
 
 # --- killed at any moment -------------------------------------------------------------------------------------------
@@ -508,15 +524,16 @@ def check_same_end(straight, killed):
 
 def test_killed_and_resumed_ends_with_the_same_bits(tmp_path):
     """SIGKILL while the third checkpoint is written."""
-    script = (
-        "import itertools, os, signal, sys; from atoll.cli import main; from atoll.training import checkpoint;"
-        "calls, save = itertools.count(), checkpoint.save_file;"
-        "checkpoint.save_file = lambda *a: os.kill(os.getpid(), signal.SIGKILL) if next(calls) == 5 else save(*a);"
-        "main(sys.argv[1:])"
-    )
+
+    def train():
+        calls, save = itertools.count(), checkpoint.save_file
+        checkpoint.save_file = lambda *a: os.kill(os.getpid(), signal.SIGKILL) if next(calls) == 5 else save(*a)
+        return main(["train", *KILLED, "--out", str(tmp_path / "killed")])
+
     assert main(["train", *KILLED, "--out", str(tmp_path / "straight"), "--json"]) == 0
-    command = [sys.executable, "-c", script, "train", *KILLED, "--out", str(tmp_path / "killed")]
-    assert subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == -signal.SIGKILL
+    process = fork(train, tmp_path / "errors")
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
     assert len(Checkpoints(tmp_path / "killed" / "checkpoints").steps()) == 2
     assert main(["train", "--resume", "--out", str(tmp_path / "killed"), "--json"]) == 0
     check_same_end(tmp_path / "straight", tmp_path / "killed")
@@ -563,18 +580,16 @@ def test_wide_tables_go_on_below_and_break_no_number(monkeypatch, width):
     ],
 )
 def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, endless, begun, message):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "atoll", "train", *SMALL, *endless, "--out", str(tmp_path / "run")],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = fork(lambda: main(["train", *SMALL, *endless, "--out", str(tmp_path / "run")]), tmp_path / "errors")
     path = tmp_path / "run" / begun
     while not path.exists() or (path.is_file() and '"kind": "epoch"' not in path.read_text()):
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.05)
     time.sleep(0.5)  # in the middle of the next epoch, or of the test
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 130
+    error = (tmp_path / "errors").read_text()
     last = error.strip().splitlines()[-1]
     assert last.startswith(message)
     assert last.endswith(f" Resume with: atoll train --resume --out {tmp_path / 'run'}")

@@ -72,6 +72,7 @@ def test_weights_come_back_after_a_failure():
     assert torch.equal(weights(p), before)
 
 
+@pytest.mark.pictures
 def test_data_and_picture(tmp_path):
     result = weight_landscape(make_risk("mlp"), steps=3)
     result.save(tmp_path / "landscape.npz")

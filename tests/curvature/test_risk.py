@@ -1,6 +1,5 @@
 """The loss as a function of the weights: value, gradient, products; what is refused; one process or two."""
 
-import os
 import subprocess
 import sys
 
@@ -30,6 +29,7 @@ from atoll.models import ViT
 from atoll.threat import ThreatModel
 from curvature import two_processes
 from curvature.cases import CASES, Fused, make_risk, mean_loss, truth, weights
+from support import script_environment
 
 
 @pytest.mark.parametrize(("model", "loss"), CASES)
@@ -182,10 +182,9 @@ def test_a_large_net_has_no_dense_hessian():
 @pytest.mark.slow  # tests/training/test_distributed.py sums gradients over two processes
 def test_two_processes_give_what_one_gives(tmp_path):
     one, path = two_processes.measure(), tmp_path / "two.safetensors"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [sys.executable, *launcher, two_processes.__file__, str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=script_environment(), capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     two = load_file(path)
     assert one.keys() == two.keys()

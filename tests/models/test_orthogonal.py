@@ -124,7 +124,10 @@ def test_gradients_are_those_of_finite_differences(layer):
     assert torch.autograd.gradcheck(output, (x, *parameters))
 
 
-@pytest.mark.parametrize(("activation", "dtype"), [("minmax", torch.float32), ("householder", torch.float64)])
+@pytest.mark.parametrize(
+    ("activation", "dtype"),
+    [pytest.param("minmax", torch.float32, marks=pytest.mark.slow), ("householder", torch.float64)],
+)
 def test_captured_graphs_have_constant_kernels(activation, dtype):
     torch.manual_seed(0)
     net = OrthogonalNet((1, 8, 8), 3, width=8, depth=1, features=8, activation=activation).to(dtype)

@@ -159,6 +159,7 @@ def test_a_damaged_record_is_measured_again(tmp_path: Path) -> None:
     assert sorted(seen(log)[7:]) == ["a-0", "a-1", "b-2"]
 
 
+@pytest.mark.pictures
 def test_a_failure_is_reported_and_does_not_stop_other_cells(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "study"
     results, _ = run_study(Toy(log, fails=("a-0", "b-1")), "smoke", folder)

@@ -35,12 +35,15 @@ def test_claims() -> None:
     assert outcomes(rays, make_results(rays, numbers)) == ["supported", "inconclusive"]
 
 
-@pytest.mark.parametrize("study", [TransferTable(), RaySTable()], ids=lambda study: study.name)
-@pytest.mark.parametrize("ending", ["RAT", "TRADES", "AWP", "surrogate"])
-def test_missing_rows(study: TransferTable | RaySTable, ending: str) -> None:
+ROWS = [(TransferTable(), ending) for ending in ("surrogate", "AWP", "RAT")]
+ROWS += [(RaySTable(), ending) for ending in ("TRADES", "RAT")]
+
+
+@pytest.mark.parametrize(("study", "ending"), ROWS, ids=lambda value: getattr(value, "name", value))
+def test_one_row_proves_nothing(study: TransferTable | RaySTable, ending: str) -> None:
     results = make_results(study, numbers, failed=lambda cell: not cell.row.endswith(ending))
-    if results.numbers:
-        assert set(outcomes(study, results)) == {"not testable"}
+    assert results.numbers
+    assert set(outcomes(study, results)) == {"not testable"}
 
 
 def test_transferred_inputs_are_those_of_the_surrogate(tiny_run: Run, tmp_path: Path) -> None:

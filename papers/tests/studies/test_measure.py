@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.attacks import APGD
+from atoll.attacks.suites import SUITES
 from atoll.runs.run import Run
 from atoll.runs.train import train
 from atoll_papers.studies.gloro_table import TINY_GLORO
@@ -27,8 +29,9 @@ def test_certified(tmp_path: Path) -> None:
     assert trained["VRA"] == numbers["VRA 0.1"]  # without validation points, the best checkpoint is the last
 
 
-def test_accuracies(tiny_run: Run) -> None:
+def test_accuracies(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The PGD of a study is that of `atoll attack` and of the test at the end of training."""
+    monkeypatch.setitem(SUITES, "standard", lambda threat: {"APGD-CE": APGD(threat, steps=3)})  # for a sample
     numbers = accuracies(tiny_run, which="last", attacks=("PGD-2", "CW-2"), autoattack="fast")
     test = next(row for row in tiny_run.tests() if row.checkpoint == "last")
     assert test.robust is not None

@@ -53,6 +53,7 @@ def smoke(name: str, folder: Path, capsys: pytest.CaptureFixture[str], *options:
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in STUDIES if name not in LOCALITY],
 )
+@pytest.mark.pictures
 def test_smoke(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     smoke(name, tmp_path / "study", capsys)
 
