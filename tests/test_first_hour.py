@@ -118,5 +118,5 @@ def test_the_auditor_with_a_model_of_somebody_else(photos, capsys, monkeypatch):
     assert tree["properties"][0]["evidence"][0]["value"] == 1
     assert {step["state"] for step in tree["steps"]} <= {"done", "left out"}
     assert main([*attack, "--attacks", "PGD-5", "--points", "3"]) == 0
-    assert main([*explain, "--points", "2", "--checks", "0", "--budget", "20"]) == 0
+    assert main([*explain, "--points", "1", "--methods", "SM", "--checks", "0", "--budget", "20"]) == 0
     assert main(report) == 0

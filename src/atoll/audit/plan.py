@@ -367,7 +367,7 @@ def format_duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    if minutes < 120 and minutes < 90:
+    if minutes < 90:
         return f"{minutes} min"
     hours, rest = divmod(minutes, 60)
     return f"{hours} h {rest} min" if rest and hours < 10 else f"{round(minutes / 60)} h"
