@@ -10,7 +10,7 @@ CODE := conftest.py src papers tests benchmarks docs
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo docs test test-slow lint format bench clean
+.PHONY: help setup browser demo docs test test-slow lint format bench mutants clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -71,6 +71,11 @@ format: setup  ## format the code with ruff
 
 bench: setup $(PEERS)/.installed  ## run all benchmarks
 	$(BIN)/python -m benchmarks
+
+PACKAGE ?= threat
+mutants: setup  ## change one thing in the code of PACKAGE at a time, and count how often a test notices
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt cosmic-ray coverage
+	$(BIN)/python -m benchmarks.mutants $(PACKAGE)
 
 # The libraries that benchmarks compare with have a separate environment.  Atoll and its tests do not need them.
 $(PEERS)/.installed: pyproject.toml constraints.txt
