@@ -10,7 +10,7 @@ from scipy.optimize import linprog, minimize
 
 from atoll.errors import InputError
 from atoll.rng import PointRNG
-from atoll.threat import ThreatModel, number
+from atoll.threat import ThreatModel, dot, number
 
 NORMS = ["linf", "l2", "l1"]
 BOUNDS = [(0.0, 1.0), None]
@@ -152,6 +152,112 @@ def test_random_start_fills_the_ball_uniformly(norm):
     share = (threat.distance(start, x) <= 0.05).float().mean()
     assert float(share) == pytest.approx(1 / 8, abs=4 * (1 / 8 * 7 / 8 / len(x)) ** 0.5)
     assert start.mean(0).abs().max() < 0.002
+    # The share of points whose first coordinate exceeds half the radius, by the volumes of caps.
+    cap = {"linf": 0.5, "l2": 0.3125, "l1": 0.125}[norm]
+    share = (start[:, 0].abs() > 0.05).float().mean()
+    assert float(share) == pytest.approx(cap, abs=4 * (cap * (1 - cap) / len(x)) ** 0.5)
+
+
+class LargestDraws(PointRNG):
+    """The largest number for each of 100 points, which chance hardly ever draws."""
+
+    def uniform(self, *shape, dtype=torch.float32):
+        return torch.ones(100, *shape, dtype=dtype).nextafter(torch.zeros((), dtype=dtype))
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_farthest_start_is_in_the_ball(norm):
+    threat, x = ThreatModel(norm, 0.1, None), torch.zeros(100, 3, dtype=torch.float64)
+    start = threat.random_start(x, LargestDraws(0, index=torch.arange(100)))
+    assert (threat.distance(start, x) <= 0.1).all()
+    assert (threat.distance(start, x) > 0.1 - 1e-6).all()
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_projections_do_not_round_out_of_the_ball(norm):
+    x, far = points(6, 0, torch.float64)
+    threat = ThreatModel(norm, 0.6, None)
+    assert (threat.distance(threat.project(far, x), x) <= 0.6).all()
+
+
+@pytest.mark.parametrize(
+    ("moved", "inside"),
+    [
+        ([[0.5, 0.5]], True),
+        ([[0.6, 0.4]], True),
+        ([[0.6 + 2e-6, 0.5]], False),  # only the ball
+        ([[0.6, 0.38]], False),
+    ],
+)
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_what_is_inside_the_ball(moved, inside, repeats):
+    x = torch.full((repeats, 2), 0.5, dtype=torch.float64)
+    x_adv = torch.tensor(moved, dtype=torch.float64).repeat(repeats, 1)
+    threat = ThreatModel("linf", 0.1)
+    assert threat.contains(x_adv, x).tolist() == [inside] * repeats
+    x_adv[0] = x[0]
+    assert threat.contains(x_adv, x).tolist() == [True] + [inside] * (repeats - 1)
+
+
+def test_the_bounds_are_part_of_the_threat():
+    """The ball alone, the lower and the upper bound alone, and both ends of the bounds, which are inside."""
+    x = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.05, 0.95]])
+    x_adv = torch.tensor([[-1e-3, 1.0], [0.0, 1.001], [0.05, 0.95], [0.0, 1.0]])
+    assert ThreatModel("linf", 0.1).contains(x_adv, x).tolist() == [False, False, True, True]
+    assert ThreatModel("linf", 0.1, None).contains(x_adv, x).tolist() == [True] * 4
+    assert ThreatModel("l2", 0.1, (-1.0, 2.0)).contains(x_adv, x).tolist() == [True] * 4
+
+
+def test_dot_products_of_images():
+    a, b = torch.randn(3, 2, 4, 5), torch.randn(3, 2, 4, 5)
+    torch.testing.assert_close(dot(a, b), torch.einsum("bchw,bchw->b", a, b))
+
+
+def test_steepest_steps_by_hand():
+    gradient = torch.tensor([[0.4, -0.3, 0.2, 0.1], [0.0, 0.0, 0.0, 0.0]])
+    steps = {
+        ("l1", 0.5): [0.5, -0.5, 0.0, 0.0],
+        ("l1", 0.25): [1 / 3, -1 / 3, 1 / 3, 0.0],
+        ("l1", 0.99): [1.0, 0.0, 0.0, 0.0],
+        ("l2", 0.5): [0.4 / 0.3**0.5, -(0.3**0.5), 0.2 / 0.3**0.5, 0.1 / 0.3**0.5],
+        ("linf", 0.5): [1.0, -1.0, 1.0, 1.0],
+    }
+    for (norm, sparsity), step in steps.items():
+        result = ThreatModel(norm, 1.0).steepest(gradient, sparsity)
+        torch.testing.assert_close(result, torch.tensor([step, [0.0] * 4]))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_the_way_to_a_hyperplane_does_not_depend_on_other_points(norm, bounds):
+    """Rows that need no change, cannot reach it, or have coordinates that do not matter, beside ordinary ones."""
+    x, w, rise = torch.rand(9, 2, 3), torch.randn(9, 2, 3), torch.randn(9) * 0.5
+    rise[2], rise[5] = 0.0, 100.0
+    w[1, 0], w[7] = 0.0, torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    threat = ThreatModel(norm, 1.0, bounds)
+    together = threat.to_hyperplane(x, w, rise)
+    for i in range(9):
+        torch.testing.assert_close(
+            together[i : i + 1], threat.to_hyperplane(x[i : i + 1], w[i : i + 1], rise[i : i + 1])
+        )
+    assert together.isfinite().all()
+    assert together[2].abs().max() == 0
+    if norm != "linf":
+        assert together[1, 0].abs().max() == 0  # moves only what matters
+
+
+def test_a_way_over_many_coordinates():
+    """Small rooms, so that l1 has to move most of 300 coordinates: against a loop over coordinates."""
+    x, w = torch.rand(4, 300, dtype=torch.float64) * 0.02, -torch.rand(4, 300, dtype=torch.float64)
+    rise = torch.tensor([0.05, 0.5, 1.0, 1.2], dtype=torch.float64)
+    moves = ThreatModel("l1", 1.0).to_hyperplane(x, w, rise)
+    for i in range(4):
+        left, expected = float(rise[i]), torch.zeros(300, dtype=torch.float64)
+        for j in w[i].argsort().tolist():  # the largest weights first
+            step = min(float(x[i, j]), left / -float(w[i, j]))
+            expected[j] = -step
+            left -= -float(w[i, j]) * step
+        torch.testing.assert_close(moves[i], expected)
 
 
 @settings(deadline=None, max_examples=100)
@@ -164,6 +270,16 @@ def test_rounding_gives_images_inside_the_ball(case):
     rounded = threat.round(x_adv, x)
     inside(threat, rounded, x)
     torch.testing.assert_close(rounded * 255, (rounded * 255).round(), atol=1e-3, rtol=0)
+
+
+def test_rounding_by_hand():
+    """To the nearest level; toward x if the nearest is outside; to x if even this overshoots."""
+    x = torch.tensor([[90.0, 90.0, 90.0, 127.5, 127.5]]) / 255
+    x_adv = torch.tensor([[95.4, 95.6, 98.9, 127.8, 127.2]]) / 255
+    rounded = ThreatModel("linf", 8.95 / 255).round(x_adv, x) * 255
+    torch.testing.assert_close(rounded, torch.tensor([[95.0, 96.0, 98.0, 128.0, 127.0]]))
+    rounded = ThreatModel("linf", 0.3 / 255).round(x_adv[:, 3:], x[:, 3:]) * 255
+    torch.testing.assert_close(rounded, torch.tensor([[127.5, 127.5]]))
 
 
 @settings(deadline=None, max_examples=100)
