@@ -42,6 +42,8 @@ from atoll.subject import Subject
 from atoll.threat import Norm
 
 SHOWN = 8  # number of rows of figures
+CHECKS, FEW_CHECKS = 16, 2  # default number of points of the checks: few for large images
+LARGE = 64 * 64  # pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,8 @@ class ExplainSettings(Settings):
         pool: number of training examples from which the search may start.
         sigma: standard deviation of the noise of INFD.
         radius: l2 radius of the local sensitivity.
-        checks: number of points for the sanity check and the local sensitivity, which cost the most (0: skip both).
+        checks: number of points for the sanity check and the local sensitivity, which cost the most (0: skip both;
+            default: 16, or 2 if images have more than 64 x 64 pixels).
         images: image files to explain instead of points of the data set.
         batch_size: rows per batch (default: chosen to fit memory).
     """
@@ -69,7 +72,7 @@ class ExplainSettings(Settings):
     pool: int = 1000
     sigma: float = 0.1
     radius: float = 0.1
-    checks: int = 16
+    checks: int | None = None
     images: tuple[str, ...] = ()
     batch_size: int | None = execution(None)
 
@@ -84,7 +87,9 @@ class ExplainSettings(Settings):
     def resolve(self, subject: Subject) -> Self:
         names = {ATTRIBUTIONS.resolve(name).cls: name for name in NAMES}  # short names, such as SM for Saliency
         methods = dict.fromkeys(names.get(ATTRIBUTIONS.resolve(name).cls, name) for name in self.methods)
-        return dataclasses.replace(self, methods=tuple(methods))
+        pixels = math.prod(subject.data.shape[-2:])
+        checks = self.checks if self.checks is not None else FEW_CHECKS if pixels > LARGE else CHECKS
+        return dataclasses.replace(self, methods=tuple(methods), checks=checks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +103,7 @@ class MethodResult:
         scale: the factor that minimizes INFD.
         completeness_gap: completeness gap, for path attributions.
         sanity_passed: whether the attribution depends on the weights.
-        sanity_layers: rank correlation after randomizing the layers down to each one.
+        sanity_layers: rank correlation after randomizing the layers down to each one; of deep networks, to some.
         sensitivity: lower bound of the local Lipschitz constant.
         precision: locality: share of the positive attribution that is on the object.
         recall: locality: share of the attribution on the object that is positive.
@@ -248,7 +253,7 @@ class MeasureExplanation(Measurement):
             bounds=subject.data.bounds,
             sigma=settings.sigma,
             eps=settings.radius,
-            check_points=settings.checks,
+            check_points=settings.checks or 0,
             batch_size=settings.batch_size,
             seed=settings.seed,
             on_progress=context.on_progress,
