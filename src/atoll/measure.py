@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-import json
 import platform
 import shutil
 import time
@@ -31,8 +30,8 @@ from atoll.config import fields_to_plain, from_plain
 from atoll.data.base import Data, Split, SubSplit
 from atoll.display import Displayed, TextTable, cell
 from atoll.distributed import barrier, default_device, is_main, world_size
-from atoll.errors import AtollError, InputError, ResultError, check_range
-from atoll.files import check_writable, json_digest, sha256, write_json
+from atoll.errors import AtollError, DamagedError, InputError, ResultError, check_range
+from atoll.files import check_writable, json_digest, read_record, sha256, write_record
 from atoll.graph import tensors_digest
 from atoll.registry import Registry, class_path
 from atoll.stats import Accuracy, Estimate
@@ -299,23 +298,21 @@ def result_digest(
 def save_result(result: Result, folder: Path) -> None:
     """Write ``result.json``, with a checksum."""
     tree = result.to_json()
-    write_json(folder / "result.json", {**tree, "checksum": json_digest(tree)})
+    write_record(folder / "result.json", "a measurement", tree)
 
 
 def load_result(folder: Path) -> Result:
     """Load the result in a folder; raises a ResultError if it is damaged or not readable."""
     path = folder / "result.json"
     try:
-        if not path.is_file() or path.stat().st_size > 64 * 2**20:  # reading a pipe would never end
-            raise ResultError("not a file written by Atoll")
-        tree = json.loads(path.read_text())
-        if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
-            raise ResultError("expected the result of a measurement")
-        if tree.pop("checksum", None) != json_digest(tree):
-            raise ResultError("damaged: the checksum does not match")
-        member = MEASUREMENTS.resolve(tree["kind"], trust=False)  # a file must not choose what is imported
+        tree = read_record(path, "a measurement")
+        member = MEASUREMENTS.resolve(tree.get("kind"), trust=False)  # a file must not choose what is imported
         result: Result = member.cls().result.from_json(tree)
-    except (AtollError, OSError, ValueError, RecursionError) as error:
+    except FileNotFoundError:
+        raise ResultError(f"{folder} has no result") from None
+    except DamagedError as error:
+        raise ResultError(str(error)) from None
+    except (AtollError, ValueError) as error:
         raise ResultError(f"{path} cannot be read: {error}") from None
     return dataclasses.replace(result, folder=folder)
 

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from atoll.cli import main
 from atoll.errors import AtollError
 from atoll.report import read_runs
-from report_cases import HOSTILE, change, copy_result, page_of, result_file, rewrite
+from report_cases import HOSTILE, copy_result, page_of, result_file
+from support import change, rewrite
 
 
 def unfinished(folder):
@@ -93,7 +94,7 @@ WARNING = {"warnings": [{"kind": "gradient masking", "message": "gradients misle
 CASES = {
     "killed": (
         unfinished,
-        ["not finished: 1 of 3 epochs", "atoll train --resume --out", "1 unreadable lines of metrics.jsonl"],
+        ["not finished: 1 of 3 epochs", "atoll train --resume --out", "metrics.jsonl: 2 of 3 epochs are missing"],
     ),
     "just begun": (just_begun, ["Checkpoint: none is saved yet", "No epoch is recorded yet", "Robust accuracy: not"]),
     "no attack": (without("attack"), ["Robust accuracy: not measured", "atoll attack"]),
@@ -102,9 +103,8 @@ CASES = {
     "no curvature": (without("curvature"), ["Curvature: not measured", "WCI during training"]),
     "no explanation": (without("explain"), ["Explanation: not measured", "atoll explain"]),
     "no checkpoints": (lambda f: shutil.rmtree(f / "checkpoints"), ["whose checkpoint was deleted", "Stale results"]),
-    "no index": (lambda f: (f / "index.json").write_text("[1]"), ["Checkpoint: none is saved yet"]),
     "half a file": (result("curvature", '{"kind": '), ["result.json cannot be read: Expecting value"]),
-    "not a mapping": (result("curvature", "[1]"), ["cannot be read: expected the result of a measurement"]),
+    "not a mapping": (result("curvature", "[1]"), ["cannot be read: expected a mapping"]),
     "deep": (result("curvature", "[" * 10**5), ["result.json cannot be read"]),
     "deep inside": (result("explain", '{"kind":' * 900 + "1" + "}" * 900), ["result.json cannot be read"]),
     "not text": (lambda f: (f / "environment.json").write_bytes(b"\xff\xfe"), ["environment.json: cannot be read"]),
@@ -244,6 +244,13 @@ def test_wrong_arguments_are_one_sentence(measured, tmp_path, capsys, arguments,
 def test_a_folder_without_a_readable_run_is_one_sentence(robust, happen):
     happen(robust)
     with pytest.raises(AtollError, match=r"(is not|does not hold) a run"):
+        read_runs([robust])
+
+
+@pytest.mark.parametrize("text", ["[1]", "[" * 10**5, "\udcff", "{}", '{"last": 12, "best": {"raw": "x"}}'])
+def test_a_damaged_index_is_one_sentence(robust, text):
+    (robust / "index.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(AtollError, match=r"index\.json cannot be read: .*; resume the training to write it again"):
         read_runs([robust])
 
 

@@ -6,10 +6,10 @@ Files that are not regular, too large, or links out of the run's folder are not 
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,13 +18,14 @@ from atoll.certify.measure import CertifyResult
 from atoll.curvature.measure import CurvatureResult
 from atoll.errors import AtollError, CheckpointError, DataError, InputError
 from atoll.explain.measure import ExplainResult
+from atoll.files import read_record
 from atoll.health import HealthResult
 from atoll.measure import Result
 from atoll.report.blocks import Callout, Missing
 from atoll.report.commands import VERBS, command, resume
 from atoll.report.text import plain
 from atoll.runs.run import Run, open_run
-from atoll.training.observers import read_records
+from atoll.training.observers import read_metrics
 
 LARGEST = 64 * 2**20  # bytes of one file; Atoll writes far smaller ones
 R = TypeVar("R", bound=Result)
@@ -109,7 +110,8 @@ class RunSummary:
                 raise DataError(f"larger than {LARGEST // 2**20} MB")
             return read(path)
         except (OSError, ValueError, RecursionError, AtollError, zipfile.BadZipFile) as error:
-            self.add_missing(about, path.name, f"cannot be read: {error}")
+            reason = str(error).removeprefix(f"{path} cannot be read: ")
+            self.add_missing(about, path.name, f"cannot be read: {reason}")
             return None
 
 
@@ -163,11 +165,13 @@ def _size(path: Path) -> int:
 
 
 def _read_training(summary: RunSummary) -> None:
-    summary.environment = summary.load("training", summary.folder / "environment.json", _mapping) or {}
-    records, broken = summary.load("training", summary.folder / "metrics.jsonl", _records) or ([], 0)
+    summary.environment = summary.load("training", summary.folder / "environment.json", _environment) or {}
+    least = summary.run.index.get("epoch", 0)
+    read = partial(read_metrics, epochs=least)
+    records, faults = summary.load("training", summary.folder / "metrics.jsonl", read) or ([], [])
     summary.epochs = [record for record in records if record.get("kind") == "epoch"]
-    if broken:
-        summary.add_missing("training", "metrics", f"{broken} unreadable lines of metrics.jsonl are left out")
+    for fault in faults:
+        summary.add_missing("training", "metrics.jsonl", fault)
     if not summary.run.is_finished:
         planned = plain(summary.recipe_value("trainer", "epochs"))
         reason = f"not finished: {len(summary.epochs)} of {planned} epochs are recorded"
@@ -183,18 +187,9 @@ def _read_training(summary: RunSummary) -> None:
         summary.add_warning("training", "Selected on the test set", message)
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    tree = json.loads(path.read_text())
-    if not isinstance(tree, dict):
-        raise DataError("expected a mapping")
+def _environment(path: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = read_record(path, "an environment", old=True)
     return tree
-
-
-def _records(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The records of a metrics file, and how many of its lines are not records."""
-    records = [record for record in read_records(path) if isinstance(record, dict)]
-    lines = sum(bool(line.strip()) for line in path.read_bytes().splitlines())
-    return records, lines - len(records)
 
 
 def _read_results(summary: RunSummary) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll.data.base import Data
 from atoll.errors import AtollError, RecipeError
-from atoll.files import write_atomic, write_json
+from atoll.files import write_atomic, write_record
 from atoll.graph.classifier import StoredClassifier, classifier_state
 from atoll.graph.stored import store_graph
 from atoll.runs.data_record import DataRecord
@@ -66,9 +66,9 @@ def store_run(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         Checkpoints(folder / "checkpoints").save(0, Checkpoint(classifier_state(graph, tensors), about=about))
-        write_json(folder / "index.json", {"finished": True, "last": 0, "best": {"raw": 0}})
-        write_json(folder / "environment.json", environment())
-        write_json(folder / "adopted.json", dict(origin))
+        write_record(folder / "index.json", "the checkpoints", {"finished": True, "last": 0, "best": {"raw": 0}})
+        write_record(folder / "environment.json", "an environment", environment())
+        write_record(folder / "adopted.json", "an adopted model", origin)
         record.save(folder)
         write_atomic(folder / "recipe.yaml", yaml.safe_dump(tree, sort_keys=False).encode())  # last: marks a run
     except OSError as error:

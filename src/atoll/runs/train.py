@@ -17,7 +17,7 @@ from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifySettings
 from atoll.distributed import barrier, is_main, process_group, raise_on_lost_worker
 from atoll.errors import AtollError, RecipeError
-from atoll.files import write_atomic, write_json
+from atoll.files import write_atomic, write_record
 from atoll.measure import Environment, OnProgress
 from atoll.models import Classifier, load_pretrained
 from atoll.progress import show_progress
@@ -124,7 +124,7 @@ def train(
             on_trainer(trainer)
         if is_main():
             try:
-                write_json(folder / "environment.json", environment())
+                write_record(folder / "environment.json", "an environment", environment())
                 record.save(folder)
                 # Last, because the presence of this file marks the folder as a run.
                 write_atomic(folder / "recipe.yaml", yaml.safe_dump(dict(built.tree), sort_keys=False).encode())
