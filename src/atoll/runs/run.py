@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -25,7 +26,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from atoll.attacks.measure import AttackResult, AttackSettings
@@ -41,7 +41,7 @@ from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float
 from atoll.display import Displayed, TextTable
 from atoll.distributed import default_device, process_group
-from atoll.errors import AtollError, CheckpointError, DamagedError, InputError, ResultError
+from atoll.errors import AtollError, CheckpointError, DamagedError, InputError, RecipeError, ResultError
 from atoll.explain.measure import ExplainResult, ExplainSettings
 from atoll.export import Exported, Metadata, export_model
 from atoll.files import read_record
@@ -57,7 +57,7 @@ from atoll.registry import closest
 from atoll.runs import legacy
 from atoll.runs.data_record import DataRecord, locate, relocate
 from atoll.runs.predict import Prediction, predict
-from atoll.runs.recipe import ModelFactory
+from atoll.runs.recipe import ModelFactory, read_recipe_file
 from atoll.stats import Accuracy, percent
 from atoll.subject import Origin, Subject
 from atoll.threat import ThreatModel
@@ -122,11 +122,11 @@ class Run(Displayed):
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe as plain data."""
+        if not os.path.lexists(self.folder / "recipe.yaml"):
+            raise CheckpointError(f"{self.folder} is not a run: it has no recipe.yaml")
         try:
-            tree = yaml.safe_load((self.folder / "recipe.yaml").read_text())
-        except FileNotFoundError:
-            raise CheckpointError(f"{self.folder} is not a run: it has no recipe.yaml") from None
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            tree = read_recipe_file(self.folder / "recipe.yaml", inside=self.folder)
+        except RecipeError as error:
             raise CheckpointError(f"{self.folder} is not a run: {error}") from None
         if not isinstance(tree, dict):
             raise CheckpointError(f"{self.folder}/recipe.yaml: expected a mapping of sections")
