@@ -12,7 +12,7 @@ import yaml
 from atoll.files import read_records, record_line
 from atoll.measure import Result, load_result, save_result
 from atoll.report import read_runs, render
-from support import rewrite
+from support import renew_digests, rewrite
 
 HOSTILE = '</script><img src=x onerror="hacked=1"><b>\'&amp;'
 
@@ -112,11 +112,13 @@ def poisoned(folder: Path) -> Path:
         rewrite(path, poison_texts(json.loads(path.read_text())))
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     (folder / "recipe.yaml").write_text(yaml.safe_dump(poison(recipe)))
+    path = result_file(folder, "curvature")
     np.savez(
-        result_file(folder, "curvature").with_name("landscape-weights.npz"),
+        path.with_name("landscape-weights.npz"),
         a=np.array([0.0, 1.0]), b=np.array([0.0, 1e300]), loss=np.array([[0.0, 1.0], [np.nan, np.inf]]),
         axes=[HOSTILE, "$x$"],
     )  # fmt: skip
+    renew_digests(path)
     target = folder.with_name(HOSTILE.replace("/", "∕"))
     folder.rename(target)
     return target

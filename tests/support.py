@@ -20,7 +20,7 @@ import atoll
 from atoll.attacks import PGD
 from atoll.data import Data, MemorySplit, Splits, batches
 from atoll.data.base import in_order
-from atoll.files import write_record
+from atoll.files import sha256, write_record
 from atoll.losses import (
     ALP,
     AT,
@@ -97,6 +97,12 @@ def rewrite(path: Path, tree: dict) -> None:
     """Write a record with a checksum that matches, whatever it holds."""
     kind = json.loads(path.read_text())["record"]
     write_record(path, kind, {name: value for name, value in tree.items() if name not in ("record", "checksum")})
+
+
+def renew_digests(path: Path) -> None:
+    """Record the current digests of the files of a result in its ``result.json``."""
+    files = [file for pattern in ("*.npz", "*.safetensors") for file in path.parent.glob(pattern)]
+    change(path, files={file.name: sha256(file) for file in files})
 
 
 def change(path: Path, **values) -> None:

@@ -1,27 +1,49 @@
 """The store of everything a run keeps: atomic writes, records with checksums, and digests.
 
 A record is a JSON object with its kind and a checksum of the rest.  A file of records has one of them per line, so that
-other programs can read it as JSON Lines.  Reading checks everything: the file must be regular, small enough, UTF-8 and
-not nested too deeply, and its checksum must match.  What fails is a ``DamagedError``; nothing is used unchecked.
+other programs can read it as JSON Lines.  Tensors are safetensors with a checksum in their metadata.
+
+Reading checks everything: the file must be regular, small enough, UTF-8 and not nested too deeply, and its checksum
+must match.  What fails is a ``DamagedError``; nothing is used unchecked.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
+import shutil
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
 
 from atoll.errors import DamagedError, InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LARGEST = 64 * 2**20  # bytes of a file of text; Atoll writes far smaller ones
 DEEPEST = 64  # levels of nested lists and mappings
 CHECKSUM = "checksum"  # the key of the checksum in a record
+BLANK = "-" * 64  # stands for the checksum of a file of tensors when it is computed
 _SHORT = 16  # digits of the checksum of a line
+
+
+def discard(path: Path) -> None:
+    """Remove what is in the place of a file, whatever it is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -43,6 +65,8 @@ def check_writable(folder: Path) -> None:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write to a temporary file, fsync and rename, so that a reader never sees a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        raise DamagedError(f"{path} is a folder; remove it and rerun the same command")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -57,25 +81,58 @@ def write_atomic(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
+def write_figure(path: Path, figure: Figure, dpi: int = 120) -> None:
+    """Write a figure atomically, in the format of the suffix."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=dpi, format=path.suffix.lstrip("."))
+    write_atomic(path, content.getvalue())
+
+
+def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
+    """Write an ``.npz`` file atomically."""
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    write_atomic(path, content.getvalue())
+
+
+def reserve(path: Path, size: int) -> None:
+    """Reserve disk space for a file; otherwise, a full disk would kill the process that writes to its memory map."""
+    with path.open("r+b") as file:
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+        file.truncate(size)
+
+
 def read_file(path: Path, *, inside: Path | None = None) -> bytes:
     """Read a regular file of at most 64 MB; never waits for a pipe or a device.
 
     Raises a FileNotFoundError if there is none, and a DamagedError if it cannot be read or, with ``inside``, if it is a
     link to a file outside this folder.
     """
+    check_file(path, inside=inside)
     try:
-        status = path.stat()
-        if inside is not None and not path.resolve().is_relative_to(inside.resolve()):
-            raise DamagedError(f"{path} cannot be read: a link to a file outside the run folder")
-        if not stat.S_ISREG(status.st_mode):
-            raise DamagedError(f"{path} cannot be read: not a file written by Atoll")
-        if status.st_size > LARGEST:
+        if path.stat().st_size > LARGEST:
             raise DamagedError(f"{path} cannot be read: larger than {LARGEST // 2**20} MB")
         return path.read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def check_file(path: Path, *, inside: Path | None = None) -> None:
+    """Raise a DamagedError for what is not a regular file or, with ``inside``, a link to a file outside a folder.
+
+    Raises a FileNotFoundError if there is nothing.
+    """
+    try:
+        mode = path.stat().st_mode
     except FileNotFoundError:
         raise
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
+    if inside is not None and not path.resolve().is_relative_to(inside.resolve()):
+        raise DamagedError(f"{path} cannot be read: a link to a file outside the run folder")
+    if not stat.S_ISREG(mode):
+        raise DamagedError(f"{path} cannot be read: not a file written by Atoll")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -161,6 +218,34 @@ def _line_checksum(record: Mapping[str, Any], salt: str) -> str:
     return json_digest([salt, record] if salt else record)[:_SHORT]
 
 
+def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write tensors and plain data with a checksum of both, atomically; ``read_tensors`` reads them."""
+    metadata = {"record": kind, "about": json.dumps(about), CHECKSUM: BLANK}
+    before, blank, after = save(dict(tensors), metadata).partition(BLANK.encode())
+    write_atomic(path, before + hashlib.sha256(before + blank + after).hexdigest().encode() + after)
+
+
+def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], Any]:
+    """Read tensors and plain data; raises a DamagedError if the checksum or the kind does not match.
+
+    Raises a FileNotFoundError if there is no file.
+    """
+    check_file(path, inside=path.parent)
+    try:
+        content = path.read_bytes()
+        metadata = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        checksum = metadata[CHECKSUM]
+        if hashlib.sha256(content.replace(checksum.encode(), BLANK.encode(), 1)).hexdigest() != checksum:
+            raise ValueError("damaged: the checksum does not match")
+        if metadata["record"] != kind:
+            raise ValueError(f"expected the record of {kind}")
+        return load(content), parse_json(metadata["about"].encode())
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{path} cannot be read: {error}") from None
+
+
 def parse_json(content: bytes) -> Any:
     """Parse JSON; raises a ValueError if it is not valid, has a key twice, or is nested too deeply.
 
@@ -214,6 +299,7 @@ def finite(value: Any) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a regular file."""
+    check_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

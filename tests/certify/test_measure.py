@@ -299,8 +299,7 @@ def test_a_damaged_certificate_is_computed_again(tmp_path, smoothed_points, smal
     (before.folder / "result.json").unlink()
     (file,) = before.folder.glob("points/*")
     lines = file.read_text().split("\n")
-    checksum, key, prediction, _ = json.loads(lines[2])
-    lines[2] = json.dumps([checksum, key, prediction, 9.0])  # well-formed, and wrong
+    lines[2] = json.dumps({**json.loads(lines[2]), "radius": 9.0})  # well-formed, and wrong
     lines[4] = "[1, 2"
     file.write_text("\n".join(lines))
     after = measure(small, SMOOTH, tmp_path)

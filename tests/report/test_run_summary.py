@@ -15,7 +15,7 @@ from atoll.cli import main
 from atoll.errors import AtollError
 from atoll.report import read_runs
 from report_cases import HOSTILE, copy_result, page_of, result_file
-from support import change, rewrite
+from support import change, renew_digests, rewrite
 
 
 def unfinished(folder):
@@ -34,13 +34,24 @@ def without(*kinds):
     return lambda folder: [shutil.rmtree(folder / "results" / kind) for kind in kinds]
 
 
+def replaced(kind, name, write):
+    """Replace a file of a result and its digest."""
+
+    def happen(folder):
+        path = result_file(folder, kind)
+        write(path.with_name(name))
+        renew_digests(path)
+
+    return happen
+
+
 def array(name, **arrays):
-    return lambda folder: np.savez(result_file(folder, "curvature").with_name(name), **arrays)
+    return replaced("curvature", name, lambda path: np.savez(path, **arrays))
 
 
 def images(kind, name, **tensors):
     """Replace the images of a result."""
-    return lambda folder: save_file(tensors, result_file(folder, kind).with_name(name))
+    return replaced(kind, name, lambda path: save_file(tensors, path))
 
 
 def result(kind, content):
@@ -120,11 +131,19 @@ CASES = {
     "not a number": (altered("curvature", wci={"value": None, "standard_error": None}), ["WCI not measured"]),
     "link to a file": (link("attack", "file"), ["a link to a file outside the run folder"]),
     "link to a folder": (link("attack", "folder"), ["a link to a file outside the run folder"]),
-    "pipe for metrics": (pipe("metrics.jsonl"), ["No epoch is recorded yet"]),
+    "pipe for metrics": (pipe("metrics.jsonl"), ["metrics.jsonl: cannot be read: not a file", "No epoch is recorded"]),
     "pipe for a result": (pipe("result.json"), ["not a file written by Atoll"]),
     "not a landscape": (
+        replaced("curvature", "landscape-weights.npz", lambda path: path.write_bytes(b"PK")),
+        ["landscape-weights.npz: cannot be read: File is not a zip file"],
+    ),
+    "damaged landscape": (
         lambda f: result_file(f, "curvature").with_name("landscape-weights.npz").write_bytes(b"PK"),
-        ["landscape-weights.npz: cannot be read"],
+        ["landscape-weights.npz: cannot be read: damaged: the checksum does not match"],
+    ),
+    "lost landscape": (
+        lambda f: result_file(f, "curvature").with_name("landscape-weights.npz").unlink(),
+        ["landscape-weights.npz: cannot be read: the file is missing"],
     ),
     "another landscape": (
         array("landscape-weights.npz", a=np.zeros(2), b=np.zeros(3), loss=np.zeros(4)),
@@ -151,13 +170,11 @@ CASES = {
         ["density.npz: cannot be read"],
     ),
     "bomb": (
-        lambda f: np.savez_compressed(
-            result_file(f, "curvature").with_name("density.npz"), eigenvalues=np.zeros(2**24)
-        ),
+        replaced("curvature", "density.npz", lambda path: np.savez_compressed(path, eigenvalues=np.zeros(2**24))),
         ["density.npz: cannot be read: larger than 64 MB"],
     ),
     "broken attributions": (
-        lambda f: result_file(f, "explain").with_name("attributions.safetensors").write_bytes(b"no tensors"),
+        replaced("explain", "attributions.safetensors", lambda path: path.write_bytes(b"no tensors")),
         ["attributions.safetensors: cannot be read"],
     ),
     "attributions of another shape": (

@@ -6,6 +6,7 @@ Files that are not regular, too large, or links out of the run's folder are not 
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,20 +99,32 @@ class RunSummary:
     def add_warning(self, about: str, what: str, message: str) -> None:
         self.warnings.append(Callout(about, what, message, self.number))
 
-    def load(self, about: str, path: Path, read: Callable[[Path], T], *, whole: bool = True) -> T | None:
-        """A file of the run; None if it is not there, and a note as well if it cannot be read.
+    def load(self, about: str, path: Path, read: Callable[[Path], T]) -> T | None:
+        """A file of the run; None if it is not there, and a note as well if it cannot be read."""
+        try:
+            return read(path) if os.path.lexists(path) else None
+        except (OSError, ValueError, RecursionError, AtollError, zipfile.BadZipFile) as error:
+            reason = str(error).removeprefix(f"{path} cannot be read: ")
+            self.add_missing(about, path.name, f"cannot be read: {reason}")
+            return None
+
+    def load_file(
+        self, about: str, result: Result, name: str, read: Callable[[Path], T], *, whole: bool = True
+    ) -> T | None:
+        """A file of a result, verified; None if it has none, and a note as well if it cannot be read.
 
         A file that ``read`` does not read as a ``whole`` may have any size.
         """
         try:
-            if not path.is_file() or not _is_inside(path, self.folder):
+            path = result.file(name)
+            if path is None:
                 return None
             if whole and _size(path) > LARGEST:
                 raise DataError(f"larger than {LARGEST // 2**20} MB")
             return read(path)
         except (OSError, ValueError, RecursionError, AtollError, zipfile.BadZipFile) as error:
-            reason = str(error).removeprefix(f"{path} cannot be read: ")
-            self.add_missing(about, path.name, f"cannot be read: {reason}")
+            reason = str(error).removeprefix(f"{result.folder}/{name} cannot be read: ")
+            self.add_missing(about, name, f"cannot be read: {reason}")
             return None
 
 

@@ -442,7 +442,10 @@ class Run(Displayed):
         model = copy.deepcopy(subject.model).to(getattr(torch, settings.precision or "float64"))
         certifier = certifier_for(model, budget=settings.budget, radii=settings.radii, eta=settings.eta)
         assert isinstance(certifier, GloRo | NearestCentroid)
-        stored = load_file(result.folder / "certificates.safetensors")
+        file = result.file("certificates.safetensors")
+        if file is None:
+            raise ResultError(f"{result.folder} has no certificates; measure them again with --restart")
+        stored = load_file(file)
         split = select(subject.data, settings.split, settings.points)
         x = to_float(split.fetch(torch.arange(len(split))))
         return write_proof(Path(path), certifier, x, Certificate(stored["prediction"], stored["radius"]))

@@ -24,7 +24,7 @@ from typing import Protocol
 from atoll.config import to_plain
 from atoll.distributed import launch, requested_device, torchrun_world_size, use_device
 from atoll.errors import AtollError, DamagedError, InputError
-from atoll.files import finite, read_record, write_atomic, write_json, write_record
+from atoll.files import finite, read_record, write_atomic, write_figure, write_json, write_record
 from atoll.registry import class_path
 from atoll.runs.recipe import expand_overrides
 from atoll.runs.run import Run
@@ -308,7 +308,7 @@ def write_study(
     first = next(iter(report.tables.values()), None)
     figures = report.figures or ({} if first is None else {"table": first.figure()})
     for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=90)
+        write_figure(folder / f"{name}.png", figure, dpi=90)
         lines += [f"![{name}]({name}.png)", ""]
     if results.failed:
         reasons = [f"- {cell.name}: {' '.join(reason.split())}" for cell, reason in results.failed.items()]
