@@ -144,8 +144,9 @@ def test_tensors_that_are_gone_or_damaged_are_one_sentence(stored, tmp_path):
     for folder in (None, tmp_path):
         with pytest.raises(ResultError, match=r"not stored|cannot be read"):
             dataclasses.replace(stored, folder=folder).tensors()
-    (tmp_path / "attributions.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(ResultError, match="cannot be read"):
+    content = (stored.folder / "attributions.safetensors").read_bytes()
+    (tmp_path / "attributions.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ResultError, match="cannot be read: damaged: the checksum does not match"):
         dataclasses.replace(stored, folder=tmp_path).tensors()
 
 

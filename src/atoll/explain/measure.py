@@ -23,7 +23,7 @@ from atoll.distributed import is_main
 from atoll.errors import InputError, ResultError
 from atoll.explain.attributions import ATTRIBUTIONS, NAMES, STANDARD
 from atoll.explain.explanation import AttributionMetrics, Explanation, explain
-from atoll.files import write_atomic
+from atoll.files import write_atomic, write_figure
 from atoll.graph import tensors_digest
 from atoll.measure import (
     MEASUREMENTS,
@@ -199,9 +199,9 @@ class ExplainResult(Result):
 
     def tensors(self) -> dict[str, Tensor]:
         """Load inputs, attributions and boundary points from the folder of the result."""
-        if self.folder is None:
+        path = self.file("attributions.safetensors")
+        if path is None:
             raise ResultError("the attributions of this result were not stored")
-        path = self.folder / "attributions.safetensors"
         try:
             return load_file(path)
         except (OSError, SafetensorError) as error:
@@ -340,7 +340,7 @@ def picture(path: Path, x: Tensor, maps: dict[str, Tensor], titles: list[str], b
     selected = {name: values[rows] for name, values in maps.items()}
     boxes = None if boxes is None else boxes[rows]
     figure = plot_attributions(x[rows], selected, boxes, [titles[row] for row in rows])
-    figure.savefig(path, dpi=120)
+    write_figure(path, figure)
     return True
 
 

@@ -28,7 +28,7 @@ from atoll.distributed import (
     world_size,
 )
 from atoll.errors import CheckpointError, InputError, Interrupted, TrainingError, check_range
-from atoll.files import write_json
+from atoll.files import write_record
 from atoll.losses.base import Loss, Outputs
 from atoll.models.base import Classifier
 from atoll.modules import preserve_buffers
@@ -449,7 +449,7 @@ class Trainer:
             return
         best = {weights: best.step for weights, best in self.best.items()}
         index = {"last": self.step, "best": best, "epoch": self.epoch, "finished": self.trained}
-        write_json(self.folder / "index.json", {**index, "selected_on": self.settings.select_on})
+        write_record(self.folder / "index.json", "the checkpoints", {**index, "selected_on": self.settings.select_on})
 
     def stop(self) -> None:
         """Stop after the current step and a save, or at once if everything is saved; for signal handlers."""
