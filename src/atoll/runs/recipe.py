@@ -34,12 +34,14 @@ from typing import Any
 from atoll.attacks.base import AttackFactory, training_attack
 from atoll.config import Builder, argument_keys, parse_yaml
 from atoll.data.base import Data
-from atoll.errors import AtollError, RecipeError
+from atoll.errors import LARGEST_SEED, AtollError, InputError, RecipeError, check_count
 from atoll.losses import Loss
 from atoll.models.base import Classifier
 from atoll.registry import closest, installed_entry_points, suggest
 from atoll.threat import ThreatModel
 from atoll.training.methods import Method
+from atoll.training.methods.base import check_methods
+from atoll.training.optimizers import check_factory
 from atoll.training.schedules import Schedule
 from atoll.training.trainer import OptimizerFactory, TrainerSettings
 
@@ -231,6 +233,7 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
         else:
             builder.error(name, "this section is required")
     _check_attack(builder, parts)
+    _check_training(builder, parts)
     if builder.errors:
         title = source if isinstance(source, str | Path) else "recipe"
         raise RecipeError("\n  ".join([f"{title} has {len(builder.errors)} error(s):", *builder.errors]))
@@ -254,13 +257,36 @@ def _check_attack(builder: Builder, parts: Mapping[str, Any]) -> None:
         builder.error("attack", f"{error}{reason}")
 
 
+def _check_training(builder: Builder, parts: Mapping[str, Any]) -> None:
+    """Check what the trainer would refuse: methods listed twice, a long warm-up, an optimizer that does not work."""
+    checks: list[tuple[str, Callable[[], None]]] = []
+    if parts.get("threat") is not None:
+        checks.append(("threat", parts["threat"].check_radius))
+    if parts.get("methods") is not None:
+        checks.append(("methods", lambda: check_methods([m for m in parts["methods"] if m is not None])))
+    if parts.get("schedule") is not None and parts.get("trainer") is not None:
+        checks.append(("schedule", lambda: parts["schedule"].check(parts["trainer"].epochs)))
+    if parts.get("optimizer") is not None:
+        checks.append(("optimizer", lambda: check_factory(parts["optimizer"])))
+    checks.append(("seed", lambda: check_count(-LARGEST_SEED, LARGEST_SEED, seed=parts.get("seed"))))
+    for name, check in checks:
+        try:
+            check()
+        except InputError as error:
+            builder.error(name, str(error).removeprefix(f"{name}: "))
+
+
 def _recipe_text(source: str | Path) -> str:
     path = Path(source)
     if path.suffix in (".yaml", ".yml") or path.is_file():
+        if path.exists() and not path.is_file():
+            raise RecipeError(f"cannot read the recipe {path}: it is not a file")
         try:
-            return path.read_text()
+            return path.read_text(encoding="utf-8")
         except OSError as error:
             raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise RecipeError(f"cannot read the recipe {path}: it is not a text file in UTF-8") from None
     if file := _recipe_files().get(str(source)):
         return file.read_text()
     raise RecipeError(f"no recipe {str(source)!r}{suggest(str(source), recipes())}")
