@@ -29,6 +29,7 @@ from atoll.measure import (
     MEASUREMENTS,
     Context,
     Measurement,
+    Ranges,
     Result,
     Settings,
     execution,
@@ -65,6 +66,9 @@ class ExplainSettings(Settings):
     """
 
     kind: ClassVar[str] = "explain"
+    ranges: ClassVar[Ranges] = {
+        "budget": 1, "pool": 0, "sigma": "(0, inf)", "radius": "(0, inf)", "checks": 0, "batch_size": 1
+    }  # fmt: skip
     points: int | None = 100
     methods: tuple[str, ...] = STANDARD
     norm: Norm = "l2"
@@ -77,10 +81,7 @@ class ExplainSettings(Settings):
     batch_size: int | None = execution(None)
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, pool=0, checks=0, batch_size=1, budget=1)
-        for name in ("sigma", "radius"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name}: expected a finite number > 0, got {getattr(self, name)}")
+        super().__post_init__()
         if not self.methods:
             raise InputError("methods: expected at least one attribution, got none")
 
