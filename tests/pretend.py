@@ -1,7 +1,8 @@
 """A pretend accelerator: tensors on a separate device that compute on the CPU.
 
 Like a GPU, it refuses operations that mix its tensors with those of the CPU.  It also counts operations and waits:
-operations whose result the Python program cannot get without waiting for the device.
+operations whose result the Python program cannot get without waiting for the device.  Views and allocations do not
+count, because a GPU launches nothing for them.
 
 >>> with accelerator() as counts:
 ...     x = torch.ones(3, device=DEVICE)
@@ -186,7 +187,8 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
     name = func.name().partition("::")[2].partition(".")[0]
     _refuse_mixtures(func, name, args, pretend, others)
-    _counts.by_operation[name] += 1
+    if not _launches_nothing(func, name):
+        _counts.by_operation[name] += 1
     if _waits(name, args, kwargs, pretend, others):
         _counts.by_wait[name] += 1
 
@@ -219,6 +221,12 @@ def _refuse_mixtures(func: Any, name: str, args: Any, pretend: list[PretendTenso
     changed = func._schema.is_mutable and not isinstance(args[0], PretendTensor)
     if changed or any(value.dim() or not numbers for value in others):
         raise RuntimeError(f"{name}: expected all tensors to be on the same device, got {DEVICE} and cpu")
+
+
+def _launches_nothing(func: Any, name: str) -> bool:
+    """Whether an operation returns a view, or memory without values."""
+    aliases = [output.alias_info for output in func._schema.returns]
+    return name.startswith(("empty", "new_empty")) or any(alias and not alias.is_write for alias in aliases)
 
 
 def _waits(name: str, args: Any, kwargs: Mapping[str, Any], pretend: list[PretendTensor], others: list[Tensor]) -> bool:

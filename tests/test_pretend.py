@@ -81,6 +81,16 @@ def test_counts_waits(name):
         assert counts.waits - before == waits
 
 
+def test_counts_operations_but_no_views():
+    with accelerator() as counts:
+        x = ones(2, 3)
+        x.view(-1)[1:].unsqueeze(0).T.detach()
+        torch.empty_like(x)
+        assert counts.operations == 1
+        (x + 1).mul_(2)
+        assert counts.operations == 3
+
+
 def test_tensors_stay_on_the_cpu_unless_they_are_moved():
     with accelerator() as counts:
         assert (torch.ones(3) + torch.tensor([1.0, 2.0, 3.0])).device.type == "cpu"
