@@ -91,6 +91,7 @@ METHODS = {
     "measure-wci": lambda: MeasureWCI(points=12, gap=True),
     "wci-schedule": lambda: WCISchedule(threshold=0.5, start=0.3, points=12),
 }
+TOGETHER = tuple({type(make()): name for name, make in METHODS.items()}.values())  # a run uses a method only once
 
 
 def rewrite(path: Path, tree: dict) -> None:

@@ -16,7 +16,7 @@ import inspect
 import platform
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ from atoll.config import fields_to_plain, from_plain
 from atoll.data.base import Data, Split, SubSplit
 from atoll.display import Displayed, TextTable, cell
 from atoll.distributed import barrier, default_device, is_main, world_size
-from atoll.errors import AtollError, DamagedError, InputError, ResultError, check_range
+from atoll.errors import LARGEST_SEED, AtollError, DamagedError, InputError, ResultError, check_count, check_range
 from atoll.files import check_file, discard, json_digest, open_for_writing, read_record, sha256, write_record
 from atoll.graph import tensors_digest
 from atoll.registry import Registry, class_path
@@ -40,6 +40,8 @@ from atoll.threat import AttackNorm, ThreatModel
 
 SplitName = Literal["train", "validation", "test"]
 Device = torch.device  # `torch` is a field of Environment
+Ranges = Mapping[str, int | tuple[int, int] | str]
+SEEDS = (-LARGEST_SEED, LARGEST_SEED)
 OnProgress = Callable[[str, float, int], None]  # name of the current task, units done, total units
 
 R = TypeVar("R", bound="Result")
@@ -76,17 +78,23 @@ class Settings:
     """
 
     kind: ClassVar[str]
+    # The smallest value of each integer (and the largest), and the interval of each number.  Classes add their own.
+    ranges: ClassVar[Ranges] = {"points": 1, "seed": SEEDS}
     split: SplitName = "test"
     points: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.at_least(points=1)
-
-    def at_least(self, **least: float) -> None:
-        """Raise an InputError for values below a limit; None is allowed."""
-        for name, limit in least.items():
-            check_range(f"[{limit}, inf]", **{name: getattr(self, name)})
+        for cls in reversed(type(self).__mro__):
+            for name, allowed in vars(cls).get("ranges", {}).items():
+                value = {name: getattr(self, name)}
+                if isinstance(allowed, str):
+                    check_range(allowed, **value)
+                else:
+                    check_count(*(allowed if isinstance(allowed, tuple) else (allowed,)), **value)
+        for item in dataclasses.fields(self):
+            if item.default is None and getattr(self, item.name) == "":
+                raise InputError(f"{item.name}: expected a value, got an empty string")
 
     def resolve(self, subject: Subject) -> Self:
         """Return a copy with the subject's defaults filled in, so that equal questions have equal settings."""
@@ -387,4 +395,7 @@ def foreign_code(classes: Iterable[type]) -> tuple[str, ...]:
 
 def resolve_threat(subject: Subject, norm: AttackNorm | None, eps: str | None) -> ThreatModel:
     """Return the threat model of the settings; norm and eps default to those of training."""
-    return ThreatModel(norm or subject.threat.norm, eps or subject.threat.eps, subject.data.bounds)
+    norm = subject.threat.norm if norm is None else norm
+    threat = ThreatModel(norm, subject.threat.eps if eps is None else eps, subject.data.bounds)
+    threat.check_radius(subject.data.shape)
+    return threat

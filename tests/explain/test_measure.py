@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -179,6 +180,13 @@ class Boxes(TinyData):
 
 class LargerBoxes(Boxes):
     side = 4
+
+
+@pytest.mark.parametrize(("shape", "checks"), [((2,), 16), ((1, 64, 64), 16), ((3, 64, 65), 2)])
+def test_large_images_have_few_checks_by_default(shape, checks):
+    subject = SimpleNamespace(data=SimpleNamespace(shape=shape))
+    assert ExplainSettings().resolve(subject).checks == checks
+    assert ExplainSettings(checks=0).resolve(subject).checks == 0
 
 
 def test_points_examples_and_boxes_count():

@@ -94,7 +94,7 @@ def test_names_of_classes(trained, images, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"top": 0}, "top: expected an integer >= 1, got 0"),
+        ({"top": 0}, "top: expected at least 1, got 0"),
         ({"eps": "0.1"}, "eps: this run was not trained for certification"),
         ({"checkpoint": "lsat"}, "checkpoint: expected best, last or a step, got 'lsat'; did you mean last?"),
         ({"weights": "swa"}, "weights: expected raw, got 'swa'"),

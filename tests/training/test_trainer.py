@@ -20,6 +20,7 @@ from support import (
     CERTIFIED,
     LOSSES,
     METHODS,
+    TOGETHER,
     assert_identical,
     first_batch,
     naive_loss,
@@ -120,7 +121,7 @@ OPTIMIZERS = {
 
 
 # Every method alone, all of them together, and every optimizer.
-RESUMED = [(("sgd"), (name,)) for name in METHODS] + [(name, ()) for name in OPTIMIZERS] + [("sgd", tuple(METHODS))]
+RESUMED = [(("sgd"), (name,)) for name in METHODS] + [(name, ()) for name in OPTIMIZERS] + [("sgd", TOGETHER)]
 
 
 @pytest.mark.parametrize(("optimizer", "methods"), RESUMED, ids=lambda v: v if isinstance(v, str) else "+".join(v))
@@ -294,7 +295,7 @@ def all_state(trainer):
 
 
 POISONED = [(name, (), {}) for name in OPTIMIZERS] + [
-    ("sgd", tuple(METHODS), {}),
+    ("sgd", TOGETHER, {}),
     ("sgd", ("lookahead", "swa", "awp"), {"clip_norm": 1.0}),
     ("adamw", ("swa", "sam"), {"accumulate": 2}),
 ]

@@ -28,7 +28,7 @@ from atoll.config import fields_to_plain
 from atoll.data.base import Split, batches, to_float
 from atoll.display import Displayed, TextTable
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count
 from atoll.graph import tensors_digest
 from atoll.measure import OnProgress, split_digest
 from atoll.modules import count_passes, evaluation_mode
@@ -172,7 +172,7 @@ def evaluate(
         raise InputError("sampling: expected a cascade, whose remaining points can be sampled")
     if sampling is not None and (clash := attacks.keys() & sampling.verify.keys()):
         raise InputError(f"sampling: expected other names than those of the cascade, got {', '.join(sorted(clash))}")
-    check_range("[1, inf)", batch_size=batch_size)
+    check_count(1, batch_size=batch_size)
     if not len(split):
         raise InputError("split: expected at least one point, got none")
     return Evaluator(

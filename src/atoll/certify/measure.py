@@ -38,7 +38,7 @@ from atoll.display import TextTable
 from atoll.distributed import is_main
 from atoll.errors import InputError
 from atoll.files import write_atomic, write_figure
-from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, execution, select, split_digest
+from atoll.measure import MEASUREMENTS, Context, Measurement, Ranges, Result, Settings, execution, select, split_digest
 from atoll.models.centroid import CentroidNet
 from atoll.plots import plot_certified, plot_prototypes
 from atoll.stats import Accuracy, percent, percent_interval
@@ -68,6 +68,10 @@ class CertifySettings(Settings):
     """
 
     kind: ClassVar[str] = "certify"
+    ranges: ClassVar[Ranges] = {
+        "check": 1, "batch_size": 1, "samples": 1, "eta": "[0, 1]", "smooth": "(0, inf)", "alpha": "(0, 1)",
+        "budget": "[1, inf]",
+    }  # fmt: skip
     eps: str | None = None
     attacks: str = "APGD-CE"
     check: int = 500
@@ -82,9 +86,7 @@ class CertifySettings(Settings):
     batch_size: int = execution(256)
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, check=1, batch_size=1, samples=1, eta=0)
-        if self.smooth is not None and not self.smooth > 0:
-            raise InputError(f"smooth: expected a number > 0, got {self.smooth:g}")
+        super().__post_init__()
         if self.smooth is not None and (self.reject or self.eta):
             raise InputError("smooth: cannot be combined with reject or eta")
 

@@ -32,6 +32,7 @@ from atoll.measure import (
     MEASUREMENTS,
     Context,
     Measurement,
+    Ranges,
     Result,
     Settings,
     SplitName,
@@ -72,6 +73,7 @@ class CurvatureSettings(Settings):
     """
 
     kind: ClassVar[str] = "curvature"
+    ranges: ClassVar[Ranges] = {"steps": 1, "relative_error": "(0, inf)", "max_probes": 2, "top": 0, "proof": 0}
     split: SplitName = "train"
     points: int | None = 512
     loss: str | None = None
@@ -88,9 +90,7 @@ class CurvatureSettings(Settings):
     eps: str | None = None
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, steps=1, top=0, max_probes=2, proof=0)
-        if not 0 < self.relative_error < math.inf:
-            raise InputError(f"relative_error: expected a finite number > 0, got {self.relative_error}")
+        super().__post_init__()
 
     def resolve(self, subject: Subject) -> Self:
         threat = resolve_threat(subject, self.norm, self.eps)

@@ -38,13 +38,15 @@ import yaml
 from atoll.attacks.base import AttackFactory, training_attack
 from atoll.config import Builder, argument_keys, parse_yaml
 from atoll.data.base import Data
-from atoll.errors import AtollError, DamagedError, RecipeError
+from atoll.errors import LARGEST_SEED, AtollError, DamagedError, InputError, RecipeError, check_count
 from atoll.files import check_nesting, read_file, write_atomic
 from atoll.losses import Loss
 from atoll.models.base import Classifier
 from atoll.registry import closest, installed_entry_points, suggest
 from atoll.threat import ThreatModel
 from atoll.training.methods import Method
+from atoll.training.methods.base import check_methods
+from atoll.training.optimizers import check_factory
 from atoll.training.schedules import Schedule
 from atoll.training.trainer import OptimizerFactory, TrainerSettings
 
@@ -239,6 +241,7 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
         else:
             builder.error(name, "this section is required")
     _check_attack(builder, parts)
+    _check_training(builder, parts)
     if builder.errors:
         title = source if isinstance(source, str | Path) else "recipe"
         raise RecipeError("\n  ".join([f"{title} has {len(builder.errors)} error(s):", *builder.errors]))
@@ -260,6 +263,25 @@ def _check_attack(builder: Builder, parts: Mapping[str, Any]) -> None:
     except (AtollError, ValueError, TypeError) as error:
         reason = f" (what {type(loss).__name__} maximizes)" if "objective" in str(error) else ""
         builder.error("attack", f"{error}{reason}")
+
+
+def _check_training(builder: Builder, parts: Mapping[str, Any]) -> None:
+    """Check what the trainer would refuse: methods listed twice, a long warm-up, an optimizer that does not work."""
+    checks: list[tuple[str, Callable[[], None]]] = []
+    if parts.get("threat") is not None:
+        checks.append(("threat", parts["threat"].check_radius))
+    if parts.get("methods") is not None:
+        checks.append(("methods", lambda: check_methods([m for m in parts["methods"] if m is not None])))
+    if parts.get("schedule") is not None and parts.get("trainer") is not None:
+        checks.append(("schedule", lambda: parts["schedule"].check(parts["trainer"].epochs)))
+    if parts.get("optimizer") is not None:
+        checks.append(("optimizer", lambda: check_factory(parts["optimizer"])))
+    checks.append(("seed", lambda: check_count(-LARGEST_SEED, LARGEST_SEED, seed=parts.get("seed"))))
+    for name, check in checks:
+        try:
+            check()
+        except InputError as error:
+            builder.error(name, str(error).removeprefix(f"{name}: "))
 
 
 def write_recipe(path: Path, tree: Mapping[str, Any]) -> None:
