@@ -44,6 +44,10 @@ class Interrupted(TrainingError):
     """Training was stopped on request (Ctrl-C or SIGTERM) after saving a checkpoint."""
 
 
+class DamagedError(AtollError):
+    """A file of a run is damaged, or Atoll did not write it."""
+
+
 class ResultError(AtollError):
     """A stored result is damaged, or this version cannot read it."""
 

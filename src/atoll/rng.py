@@ -101,6 +101,10 @@ class PointRNG:
         """Copy back the counters of ``part = streams[rows]`` after drawing from it."""
         self._drawn = self._drawn.index_put((rows,), part._drawn)
 
+    def put_where(self, mask: Tensor, part: PointRNG) -> None:
+        """Copy back the counters of the rows in ``mask`` from ``part``, which has drawn for all rows."""
+        self._drawn = torch.where(mask, part._drawn, self._drawn)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return keys and counters by name, to save or concatenate them."""
         return {"keys": self._keys, "drawn": self._drawn}

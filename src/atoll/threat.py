@@ -109,7 +109,7 @@ class ThreatModel:
 
     def check(self, x: Tensor) -> None:
         """Raise an InputError unless all inputs are finite and inside the bounds."""
-        low, high = torch.aminmax(x) if x.numel() else (torch.zeros(()), torch.zeros(()))
+        low, high = torch.stack(torch.aminmax(x)).tolist() if x.numel() else (0.0, 0.0)  # waits for the device once
         if not (math.isfinite(low) and math.isfinite(high)):
             raise InputError("inputs: expected finite numbers, got NaN or infinity")
         if self.bounds is not None and (low < self.bounds[0] or high > self.bounds[1]):

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
-from atoll.attacks.iterative import AttackState, IterativeAttack, Points, assign_rows, current_target, ranked_targets
+from atoll.attacks.iterative import (
+    AttackState,
+    IterativeAttack,
+    Points,
+    assign_rows,
+    current_target,
+    draw_rows,
+    ranked_targets,
+)
 from atoll.errors import LARGEST_STEPS, InputError, check_count
 from atoll.losses.objectives import OBJECTIVES, TARGETED, dlr_targeted
 from atoll.rng import PointRNG
@@ -99,19 +107,24 @@ class APGD(IterativeAttack):
     def step(self, model: nn.Module, rows: AttackState) -> None:
         value, gradient, wrong = self._evaluate(model, rows)
         s, position = rows.state, rows.iteration % self.rule.run_length
-        rows.success |= wrong & self.rule.in_ball(position)
+        rows.success |= self.rule.successes(wrong, position)
         better = (value > s["best_value"]) | self.rule.starts_phase(position)
         assign_rows(s["best"], better, rows.x_adv)
         assign_rows(s["best_gradient"], better, gradient)
         s["best_value"] = torch.where(better, value, s["best_value"])
+        # Finished rows may stay in the batch for a while; they must not change.
+        final = rows.success
+        if self.patience is not None:
+            final = final | (rows.iteration >= self._num_steps(rows))
         following = self.rule.step(rows, position, value, gradient)
-        assign_rows(following, rows.success, rows.x_adv)
+        assign_rows(following, final, rows.x_adv)
         rows.x_adv = following
         rows.iteration += 1
         if self.patience is not None:
             remaining = self.rule.run_length - 1 - position
-            rows.iteration += torch.where(s["hopeless"] & ~rows.success, remaining, 0)
-        self._restart(rows)
+            rows.iteration += torch.where(s["hopeless"] & ~final, remaining, 0)
+        if self._num_steps(rows) > self.rule.run_length:
+            self._restart(rows)
 
     def _evaluate(self, model: nn.Module, rows: AttackState) -> tuple[Tensor, Tensor, Tensor]:
         """Return objective and gradient at the candidates (up to a factor), and whether they are misclassified."""
@@ -135,15 +148,14 @@ class APGD(IterativeAttack):
         # Autograd may return an expanded tensor, but the steps modify the gradient in place.
         return value.detach(), gradient.contiguous(), votes if self.eot == 1 else votes.softmax(1)
 
+    def _num_steps(self, rows: AttackState) -> int:
+        turns = rows.state["order"].shape[1] if self.targets else 1
+        return turns * self.restarts * self.rule.run_length
+
     def _restart(self, rows: AttackState) -> None:
         """Start the next run at a random point in rows that have finished one."""
-        turns = rows.state["order"].shape[1] if self.targets else 1
-        more = (rows.iteration < turns * self.restarts * self.rule.run_length) & ~rows.success
-        finished = (more & (rows.iteration % self.rule.run_length == 0)).nonzero().squeeze(1)
-        if len(finished):
-            streams = rows.streams[finished]
-            rows.x_adv[finished] = self.rule.start(rows.x[finished], streams)
-            rows.streams.put(finished, streams)
+        more = (rows.iteration < self._num_steps(rows)) & ~rows.success
+        draw_rows(rows.x_adv, more & (rows.iteration % self.rule.run_length == 0), rows, self.rule.start)
 
 
 class MomentumSteps:
@@ -156,10 +168,12 @@ class MomentumSteps:
         self.threat = threat
         self.patience = math.inf if patience is None else patience
         self.run_length = steps + 1
-        # The length of the window that ends at each iteration, 0 if none does.
-        self.windows = torch.zeros(self.run_length)
+        # For each iteration, the number of rises up to which the step size is too large, or -1 if no window ends there,
+        # and the weight of the new step.  The table moves to the device of the points.
+        self.schedule = torch.tensor([-1.0, MOMENTUM]).repeat(self.run_length, 1)
+        self.schedule[0, 1] = 1.0
         for before, end in itertools.pairwise([0, *checkpoints(steps)]):
-            self.windows[end] = end - before
+            self.schedule[end, 0] = RHO * (end - before)
 
     def start(self, x: Tensor, streams: PointRNG) -> Tensor:
         return self.threat.random_start(x, streams)
@@ -174,34 +188,38 @@ class MomentumSteps:
         """Whether to forget the best point at this iteration of the run."""
         return position == 0
 
-    def in_ball(self, position: Tensor) -> Tensor:
-        """Whether the candidate at this iteration of the run is inside the ball (always)."""
-        return torch.ones_like(position, dtype=torch.bool)
+    def successes(self, wrong: Tensor, position: Tensor) -> Tensor:
+        """Return which misclassified candidates count; all, because they are inside the ball."""
+        return wrong
 
     def step(self, rows: AttackState, position: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
         """Return the next candidates, given objective and gradient at the current ones."""
         s, first = rows.state, self.starts_phase(position)
-        window = self.windows.to(value.device)[position]
-        ends = window > 0
-        rises = torch.where(first, 0.0, s["rises"] + (value > s["last_value"]))
-        stuck = (rises <= RHO * window) | (~s["reduced"] & (s["checked_value"] >= s["best_value"]))
+        self.schedule = self.schedule.to(value.device)
+        most, weight = self.schedule[position].unbind(1)
+        ends = most >= 0
+        rises = (s["rises"] + (value > s["last_value"])).masked_fill_(first, 0.0)
+        stuck = (rises <= most) | (~s["reduced"] & (s["checked_value"] >= s["best_value"]))
         halve = ends & stuck & ~rows.success
-        s["step"] = torch.where(first, 2 * self.threat.radius, torch.where(halve, s["step"] / 2, s["step"]))
+        s["step"] = torch.where(halve, s["step"] / 2, s["step"]).masked_fill_(first, 2 * self.threat.radius)
         s["reduced"] = torch.where(ends, halve, s["reduced"] | first)
-        s["first_value"] = torch.where(first, value, s["first_value"])
-        s["hopeless"] = ends & (s["best_value"] + self.patience * (s["best_value"] - s["first_value"]) < 0)
+        if self.patience < math.inf:
+            s["first_value"] = torch.where(first, value, s["first_value"])
+            s["hopeless"] = ends & (s["best_value"] + self.patience * (s["best_value"] - s["first_value"]) < 0)
         s["checked_value"] = torch.where(ends | first, s["best_value"], s["checked_value"])
-        s["rises"], s["last_value"] = torch.where(ends, 0.0, rises), value
-        rows.x_adv[halve], gradient[halve] = s["best"][halve], s["best_gradient"][halve]
+        s["rises"], s["last_value"] = rises.masked_fill_(ends, 0.0), value
+        assign_rows(rows.x_adv, halve, s["best"])
+        assign_rows(gradient, halve, s["best_gradient"])
 
         current, x = rows.x_adv, rows.x
         step = self.threat.steepest(gradient).mul_(per_point(s["step"], x))
         plain = self.threat.project(step.add_(current), x)
-        keep = per_point(torch.where(first, 1.0, MOMENTUM).to(x.dtype), x)
+        keep = per_point(weight.to(x.dtype), x)
         momentum = s["previous"].sub_(current).mul_(keep - 1)
         following = self.threat.project(plain.sub_(current).mul_(keep).add_(momentum).add_(current), x)
         s["previous"] = current
-        assign_rows(following, (position == self.run_length - 1) | s["hopeless"], s["best"])
+        last = position == self.run_length - 1
+        assign_rows(following, last | s["hopeless"] if self.patience < math.inf else last, s["best"])
         return following
 
 
@@ -265,9 +283,9 @@ class SparseSteps:
         """Whether to forget the best point at this iteration of the run, because it belongs to another radius."""
         return self.place.to(position.device)[position] == 0
 
-    def in_ball(self, position: Tensor) -> Tensor:
-        """Whether the candidate at this iteration of the run is inside the ball."""
-        return self.times.to(position.device)[position] == 1
+    def successes(self, wrong: Tensor, position: Tensor) -> Tensor:
+        """Return which misclassified candidates count; those of the last phase, which are inside the ball."""
+        return wrong & (self.times.to(position.device)[position] == 1)
 
     def step(self, rows: AttackState, position: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
         """Return the next candidates, given the gradient at the current ones."""

@@ -97,10 +97,10 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
             f"labels: expected one int64 class per point or {classes} probabilities, got {_kind(y)} of shape"
             f" {tuple(y.shape)}"
         )
-    if y.dim() == 1 and (y.min() < 0 or y.max() >= logits.shape[1]):
-        raise InputError(
-            f"labels: expected classes in [0, {logits.shape[1] - 1}], got [{int(y.min())}, {int(y.max())}]"
-        )
+    if y.dim() == 1:
+        low, high = torch.stack(torch.aminmax(y)).tolist()  # waits for the device once
+        if low < 0 or high >= classes:
+            raise InputError(f"labels: expected classes in [0, {classes - 1}], got [{low}, {high}]")
 
 
 def check_logits(logits: object) -> None:

@@ -22,6 +22,7 @@ from atoll.rng import PointRNG
 from atoll.threat import AttackNorm, ThreatModel, per_point
 
 BETA_1, BETA_2 = 0.9, 0.999  # Adam's decay rates
+CHECK_EVERY = 16  # iterations between checks on accelerators whether rows are done; each waits for the device
 
 
 @dataclass
@@ -115,7 +116,8 @@ class IterativeAttack(Attack):
             self, model, lambda _: next(batches, None), lambda index: streams[index], logits.shape[1], len(x)
         )
         for rows in loop:
-            x_adv[rows.index] = rows.x_adv
+            if len(rows):
+                x_adv[rows.index] = rows.x_adv
         return x_adv
 
 
@@ -143,7 +145,7 @@ class MinimumNormAttack(IterativeAttack):
     ) -> Tensor:
         """Store candidates that are closer than all previous ones and return which ones are."""
         distance = self.threat.distance(candidates, rows.x) if distance is None else distance
-        closer = adversarial & (distance < rows.state["closest"])
+        closer = adversarial & ~rows.success & (distance < rows.state["closest"])
         rows.state["closest"] = torch.where(closer, distance, rows.state["closest"])
         assign_rows(rows.x_adv, closer & (distance <= self.max_distance), candidates)
         rows.success |= rows.state["closest"] <= self.stop_distance
@@ -201,6 +203,7 @@ class AttackLoop:
 
     def __iter__(self) -> Iterator[AttackState]:
         num_steps = self.attack.num_steps(self.classes)
+        until_check, nothing = 1, None
         while True:
             rows = self.rows
             vacant = self.batch_size - (0 if rows is None else len(rows))
@@ -213,12 +216,34 @@ class AttackLoop:
                     rows = new if rows is None or not len(rows) else AttackState.cat([rows, new])
             if rows is None or not len(rows):
                 return
-            rows = self._step(rows)
-            # Remove rows as soon as they are done, before the next iteration.
-            done = rows.success | (rows.iteration >= num_steps)
-            finished = done.nonzero().squeeze(1)
-            self.rows = rows[(~done).nonzero().squeeze(1)] if len(finished) else rows
-            yield rows[finished] if len(finished) else rows[:0]
+            self.rows = rows = self._step(rows)
+            until_check -= 1
+            if until_check and nothing is not None:
+                yield nothing
+                continue
+            # Remove the rows that are done, before the next iteration.  This waits for the device once.
+            progress = torch.where(rows.success, num_steps, rows.iteration).cpu()
+            done = progress >= num_steps
+            if done.all():
+                self.rows = nothing = rows[:0]
+                yield rows
+            elif done.any():
+                finished, rest = (m.nonzero().squeeze(1).to(rows.x.device, non_blocking=True) for m in (done, ~done))
+                self.rows, nothing = rows[rest], rows[:0]
+                yield rows[finished]
+            else:
+                nothing = rows[:0] if nothing is None else nothing
+                yield nothing
+            until_check = self._until_check(progress[~done], num_steps)
+
+    def _until_check(self, progress: Tensor, num_steps: int) -> int:
+        """Return the number of iterations until the next check whether rows are done, given those that are not.
+
+        On an accelerator, rows that succeed earlier stay in the batch until then and do not change.
+        """
+        if self.rows is None or self.rows.x.device.type == "cpu" or not len(progress):
+            return 1
+        return min(CHECK_EVERY, num_steps - int(progress.max()))
 
     def _step(self, rows: AttackState) -> AttackState:
         """Run one iteration of all rows, in as many parts as memory requires."""
@@ -279,6 +304,23 @@ def where_rows(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 
 def assign_rows(target: Tensor, mask: Tensor, values: Tensor) -> None:
     """Copy the rows of ``values`` selected by ``mask``, usually few, into ``target``."""
+    if target.device.type != "cpu":  # to select rows, the program would have to wait for the device
+        torch.where(per_point(mask, target), values, target, out=target)
+        return
     rows = mask.nonzero().squeeze(1)
     if len(rows):
         target[rows] = values[rows]
+
+
+def draw_rows(target: Tensor, mask: Tensor, rows: AttackState, draw: Callable[[Tensor, PointRNG], Tensor]) -> None:
+    """Replace the rows of ``target`` selected by ``mask`` with random draws, given their clean points and streams."""
+    if target.device.type != "cpu":
+        streams = rows.streams[:]
+        assign_rows(target, mask, draw(rows.x, streams))
+        rows.streams.put_where(mask, streams)
+        return
+    selected = mask.nonzero().squeeze(1)
+    if len(selected):
+        streams = rows.streams[selected]
+        target[selected] = draw(rows.x[selected], streams)
+        rows.streams.put(selected, streams)

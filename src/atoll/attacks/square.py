@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
-from atoll.attacks.iterative import AttackState, IterativeAttack, Points, assign_rows
+from atoll.attacks.iterative import AttackState, IterativeAttack, Points, assign_rows, draw_rows
 from atoll.errors import LARGEST_STEPS, check_count, check_range
 from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
@@ -66,9 +66,8 @@ class Square(IterativeAttack):
         >>> Square(ThreatModel(), queries=10_000).share(torch.tensor([10, 11, 51, 8001]))
         tensor([0.8000, 0.4000, 0.2000, 0.0016])
         """
-        starts = [-(-(share + 1) * (self.horizon or self.queries) // 10_000) for share in HALVINGS]
-        halved = torch.bucketize(done, torch.tensor(starts, device=done.device), right=True)
-        return torch.tensor([self.p_init * 0.5**n for n in range(len(HALVINGS) + 1)], device=done.device)[halved]
+        starts, shares = _stages(self.horizon or self.queries, self.p_init, done.device)
+        return shares[torch.bucketize(done, starts, right=True)]
 
     def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         unknown = points.x.new_full((len(points),), -math.inf)
@@ -98,28 +97,28 @@ class Square(IterativeAttack):
         last = rows.iteration >= self.restarts * self.queries
         assign_rows(proposal, rows.success | last, s["best"])
         rows.x_adv = proposal
-        self._restart(rows, (rows.iteration % self.queries == 0) & ~rows.success & ~last)
+        if self.restarts > 1:
+            self._restart(rows, (rows.iteration % self.queries == 0) & ~rows.success & ~last)
 
     def _restart(self, rows: AttackState, finished: Tensor) -> None:
         """Start the next run in rows that have finished one."""
-        again = finished.nonzero().squeeze(1)
-        if len(again):
-            streams = rows.streams[again]
-            rows.x_adv[again] = self._start(rows.x[again], streams)
-            rows.streams.put(again, streams)
-            rows.state["best"][again], rows.state["best_value"][again] = rows.x[again], -math.inf
+        draw_rows(rows.x_adv, finished, rows, self._start)
+        assign_rows(rows.state["best"], finished, rows.x)
+        rows.state["best_value"].masked_fill_(finished, -math.inf)
 
     def _propose(self, rows: AttackState) -> Tensor:
         x, best = as_images(rows.x), as_images(rows.state["best"])
         _, channels, height, width = x.shape
-        share = self.share(rows.iteration % self.queries)
+        share = self.share(rows.iteration % self.queries if self.restarts > 1 else rows.iteration)
         if self.threat.norm != "linf":
             return move_mass(self.threat, x, best, share, rows.streams).view_as(rows.x)
         draw = rows.streams.uniform(2 + channels, dtype=x.dtype)
         largest = width if height == 1 else max(1, min(height, width) - 1)
         side = _side(share, height, width).clamp(1, largest)
-        # Squares are usually small, so touch only their pixels.
-        square = _windows(height, width, side, draw[:, :2]).expand(-1, channels, -1)
+        # Squares are usually small, so touch only their pixels.  The size of the largest one is known only on the CPU,
+        # because the program would have to wait for an accelerator.
+        longest = int(side.max()) if x.device.type == "cpu" else largest
+        square = _windows(height, width, side, draw[:, :2], longest).expand(-1, channels, -1)
         sign = (draw[:, 2:, None] - 0.5).sign()
         moved = self.threat.clamp(x.flatten(2).gather(2, square).add_(sign, alpha=self.threat.radius))
         # Overwrite the last candidate, because allocating memory costs several times as much as the copy.
@@ -127,14 +126,28 @@ class Square(IterativeAttack):
         return rows.x_adv
 
 
+@lru_cache(maxsize=16)
+def _stages(horizon: int, p_init: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the numbers of queries after which the squares shrink, and the shares of the image before and after."""
+    starts = [-(-(share + 1) * horizon // 10_000) for share in HALVINGS]
+    shares = [p_init * 0.5**n for n in range(len(HALVINGS) + 1)]
+    return torch.tensor(starts, device=device), torch.tensor(shares, device=device)
+
+
+@lru_cache(maxsize=16)
+def _lengths(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return height and width as a tensor, which moves to the device only once."""
+    return torch.tensor((height, width), dtype=dtype, device=device)
+
+
 def _side(share: Tensor, height: int, width: int) -> Tensor:
     """Return the side of a square that covers a share of the image (for images with one row, the width)."""
     return (share * width if height == 1 else (share * height * width).sqrt()).round()
 
 
-def _windows(height: int, width: int, side: Tensor, u: Tensor) -> Tensor:
+def _windows(height: int, width: int, side: Tensor, u: Tensor, longest: int) -> Tensor:
     """Return flat indices of random windows, ``(batch, 1, pixels)``; small windows repeat their last pixels."""
-    length, steps = u.new_tensor((height, width)), torch.arange(int(side.max()), device=u.device)
+    length, steps = _lengths(height, width, u.dtype, u.device), torch.arange(longest, device=u.device)
     side = torch.minimum(side[:, None], length)
     places = (u * (length - side + 1)).floor()[:, :, None] + torch.minimum(steps, side[:, :, None] - 1)
     down, across = places.long().unbind(1)
@@ -202,7 +215,7 @@ def move_mass(threat: ThreatModel, x: Tensor, best: Tensor, share: Tensor, strea
     for columns in sorted(set(side.tolist())):  # few, because rows are in few stages of the schedule
         here = side == columns
         rows, u = min(columns, height), draw[here]
-        first, second = (_windows(height, width, side[here], u[:, start : start + 2]) for start in (0, 2))
+        first, second = (_windows(height, width, side[here], u[:, start : start + 2], columns) for start in (0, 2))
         upright, lying = bump(rows, columns, threat.norm), bump(columns, rows, threat.norm).T
         shape = torch.where(u[:, 4:5, None] < 0.5, upright.flatten().to(x), lying.flatten().to(x))
         sign = (u[:, 5:, None] - 0.5).sign()

@@ -37,7 +37,7 @@ from atoll.data.base import Data, Split, SubSplit, to_float
 from atoll.display import TextTable
 from atoll.distributed import is_main
 from atoll.errors import InputError
-from atoll.files import write_atomic
+from atoll.files import write_atomic, write_figure
 from atoll.measure import MEASUREMENTS, Context, Measurement, Ranges, Result, Settings, execution, select, split_digest
 from atoll.models.centroid import CentroidNet
 from atoll.plots import plot_certified, plot_prototypes
@@ -244,7 +244,9 @@ class MeasureCertify(Measurement):
         if settings.smooth is None:
             return _prove(subject, certified, split, settings, context)
         smoothed = Smoothed(certified, settings.smooth, n=settings.samples, alpha=settings.alpha, seed=settings.seed)
-        certifier = smoothed if context.folder is None else ResumableCertifier(smoothed, context.folder / "points")
+        certifier: Smoothed | ResumableCertifier = smoothed
+        if context.folder is not None:
+            certifier = ResumableCertifier(smoothed, context.folder / "points", context.folder.name)
         certification = certify(certifier, split, batch_size=1, device=context.device, on_progress=context.on_progress)
         return _accuracies(certification, subject, settings, context)
 
@@ -257,7 +259,7 @@ def _accuracies(
     if context.folder is not None and is_main():
         write_atomic(context.folder / "certificates.safetensors", save(vars(certification)))
         figure = plot_certified({subject.origin.run or "model": curve}, settings.radii)
-        figure.savefig(context.folder / "curve.png", dpi=120)
+        write_figure(context.folder / "curve.png", figure)
     return {
         "clean": certification.clean,
         "verified": tuple(Verified(eps=eps, accuracy=certification.verified(eps)) for eps in settings.radii),
@@ -318,7 +320,7 @@ def _guarantees(
         write_atomic(context.folder / "prototypes.safetensors", save({k: v.contiguous() for k, v in tensors.items()}))
         if x.dim() == 4:
             figure = plot_prototypes(x, result.inputs, x[:, None][:, :0])
-            figure.savefig(context.folder / "prototypes.png", dpi=120)
+            write_figure(context.folder / "prototypes.png", figure)
     return CentroidGuarantees(
         separation=certifier.separation,
         global_radius=certifier.global_radius,

@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
         raise RecipeError(f"a resumed run keeps its recipe; it cannot take {overrides[0]!r}")
     if options.dry_run:
         trust = options.trust or recipe is not None
-        tree = build_recipe(options.out / "recipe.yaml" if recipe is None else recipe, *overrides, trust=trust).tree
+        tree = build_recipe(Run(options.out).recipe if recipe is None else recipe, *overrides, trust=trust).tree
         if options.json:
             print_json("train", {"recipe": tree})
         else:

@@ -7,7 +7,6 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -27,6 +26,7 @@ from atoll.data.base import Split, SubSplit, sample_rows, to_float
 from atoll.display import TextTable, cell
 from atoll.distributed import is_main
 from atoll.errors import InputError
+from atoll.files import write_figure
 from atoll.losses.base import Loss
 from atoll.measure import (
     MEASUREMENTS,
@@ -168,17 +168,13 @@ class CurvatureResult(Result):
 
     def landscape(self) -> Landscape | None:
         """Load the loss landscape, or return None if there is none."""
-        path = self._file(f"landscape-{self.settings.landscape}.npz")
+        path = self.file(f"landscape-{self.settings.landscape}.npz")
         return None if path is None else Landscape.load(path)
 
     def density(self) -> Density | None:
         """Load the density of eigenvalues, or return None if there is none."""
-        path = self._file("density.npz")
+        path = self.file("density.npz")
         return None if path is None else Density.load(path)
-
-    def _file(self, name: str) -> Path | None:
-        path = None if self.folder is None else self.folder / name
-        return path if path is not None and path.is_file() else None
 
 
 @MEASUREMENTS.register("curvature", own_name=False)
@@ -275,7 +271,7 @@ class MeasureCurvature(Measurement):
             return
         context.folder.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures.items():
-            picture.plot().savefig(context.folder / f"{name}.png", dpi=120)
+            write_figure(context.folder / f"{name}.png", picture.plot())
             if not isinstance(picture, WCI):
                 picture.save(context.folder / f"{name}.npz")
 

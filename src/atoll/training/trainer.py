@@ -36,7 +36,7 @@ from atoll.errors import (
     check_count,
     check_range,
 )
-from atoll.files import write_json
+from atoll.files import write_record
 from atoll.losses.base import Loss, Outputs
 from atoll.models.base import Classifier
 from atoll.modules import preserve_buffers
@@ -460,7 +460,7 @@ class Trainer:
             return
         best = {weights: best.step for weights, best in self.best.items()}
         index = {"last": self.step, "best": best, "epoch": self.epoch, "finished": self.trained}
-        write_json(self.folder / "index.json", {**index, "selected_on": self.settings.select_on})
+        write_record(self.folder / "index.json", "the checkpoints", {**index, "selected_on": self.settings.select_on})
 
     def stop(self) -> None:
         """Stop after the current step and a save, or at once if everything is saved; for signal handlers."""

@@ -1,0 +1,45 @@
+"""Everything runs on an accelerator, where it gives the results of the CPU: on the pretend one, bit for bit."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+
+from atoll.attacks.base import ATTACKS
+from atoll.threat import ThreatModel
+from pretend import DEVICE, accelerator
+from support import TinyData, tiny_model
+
+EPS = {"linf": 0.05, "l2": 0.5, "l1": 5.0, "l0": 6}
+SHORT = {"steps": 6, "queries": 12}  # for attacks with these options
+ATTACK_CASES = [(name, norm) for name, member in ATTACKS.members().items() for norm in member.cls.norms]
+
+
+def build(name, norm):
+    member = ATTACKS.resolve(name)
+    short = {option: count for option, count in SHORT.items() if option in inspect.signature(member.cls).parameters}
+    return member.cls(ThreatModel(norm, EPS[norm]), **(short | member.arguments))
+
+
+def check_attack(name, norm):
+    model = tiny_model(batch_norm=True).eval()
+    x, _ = TinyData().tensors("test", 8)
+    y = model(x).argmax(1)
+    attack = build(name, norm)
+    expected = attack(model, x, y)
+    with accelerator():
+        result = attack(copy.deepcopy(model).to(DEVICE), x.to(DEVICE), y.to(DEVICE))
+        assert result.device == DEVICE
+        assert torch.equal(result.cpu(), expected)
+
+
+@pytest.mark.parametrize("name", sorted({member.cls.__name__ for member in ATTACKS.members().values()}))
+def test_attacks(name):
+    check_attack(name, ATTACKS.resolve(name).cls.norms[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "norm"), ATTACK_CASES)
+def test_attacks_in_all_norms(name, norm):
+    check_attack(name, norm)
