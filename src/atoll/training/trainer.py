@@ -102,7 +102,7 @@ class TrainerSettings:
         check_count(1, **{name: getattr(self, name) for name in positive})
         at_least_0 = ("epochs", "validation_steps", "test_steps", "workers")
         check_count(0, LARGEST_STEPS, **{name: getattr(self, name) for name in at_least_0})
-        check_count(1, **{f"keep_epochs[{i}]": epoch for i, epoch in enumerate(self.keep_epochs)})
+        check_count(0, **{f"keep_epochs[{i}]": epoch for i, epoch in enumerate(self.keep_epochs)})
         check_range("[0, inf)", checkpoint_minutes=self.checkpoint_minutes)
         check_range("(0, inf)", clip_norm=self.clip_norm)
 
