@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from atoll.files import read_records, record_line
 from atoll.measure import Result, load_result, save_result
 from atoll.report import read_runs, render
+from support import renew_digests, rewrite
 
 HOSTILE = '</script><img src=x onerror="hacked=1"><b>\'&amp;'
 
@@ -55,25 +57,6 @@ def result_file(run: Path, kind: str) -> Path:
     files = sorted((run / "results" / kind).glob("*/result.json"))
     (path,) = [file for file in files if kind != "attack" or json.loads(file.read_text())["points"] == 40]
     return path
-
-
-def change(path: Path, **values) -> None:
-    """Change a JSON file; a result gets a new checksum, as if it had been measured like this."""
-    tree = json.loads(path.read_text()) | values
-    if path.name == "result.json" and "checksum" in tree:
-        rewrite(path, tree)
-    else:
-        path.write_text(json.dumps(tree))
-
-
-def rewrite(path: Path, tree: dict) -> None:
-    """Write a result with a checksum that matches, whatever it holds."""
-
-    class Anything:
-        def to_json(self):
-            return {name: value for name, value in tree.items() if name != "checksum"}
-
-    save_result(Anything(), path.parent)
 
 
 def copy_result(path: Path, name: str, settings: dict | None = None, origin: dict | None = None, **changes) -> Result:
@@ -121,19 +104,21 @@ def poison_texts(tree, key=""):
 
 def poisoned(folder: Path) -> Path:
     """Make every text in a run's folder hostile."""
-    for path in [folder / "environment.json", folder / "metrics.jsonl"]:
-        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-        keep = {"kind": "epoch"} if path.suffix == ".jsonl" else {}
-        path.write_text("\n".join(json.dumps(poison(json.loads(line)) | keep) for line in lines))
+    rewrite(folder / "environment.json", poison(json.loads((folder / "environment.json").read_text())))
+    records, _ = read_records(folder / "metrics.jsonl")
+    lines = [record_line(poison(record) | {"kind": "epoch"}) for record in records]
+    (folder / "metrics.jsonl").write_bytes(b"".join(lines))
     for path in folder.glob("results/*/*/result.json"):
         rewrite(path, poison_texts(json.loads(path.read_text())))
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     (folder / "recipe.yaml").write_text(yaml.safe_dump(poison(recipe)))
+    path = result_file(folder, "curvature")
     np.savez(
-        result_file(folder, "curvature").with_name("landscape-weights.npz"),
+        path.with_name("landscape-weights.npz"),
         a=np.array([0.0, 1.0]), b=np.array([0.0, 1e300]), loss=np.array([[0.0, 1.0], [np.nan, np.inf]]),
         axes=[HOSTILE, "$x$"],
     )  # fmt: skip
+    renew_digests(path)
     target = folder.with_name(HOSTILE.replace("/", "∕"))
     folder.rename(target)
     return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ import atoll
 from atoll.attacks import PGD
 from atoll.data import Data, MemorySplit, Splits, batches
 from atoll.data.base import in_order
+from atoll.files import sha256, write_record
 from atoll.losses import (
     ALP,
     AT,
@@ -89,6 +91,24 @@ METHODS = {
     "measure-wci": lambda: MeasureWCI(points=12, gap=True),
     "wci-schedule": lambda: WCISchedule(threshold=0.5, start=0.3, points=12),
 }
+TOGETHER = tuple({type(make()): name for name, make in METHODS.items()}.values())  # a run uses a method only once
+
+
+def rewrite(path: Path, tree: dict) -> None:
+    """Write a record with a checksum that matches, whatever it holds."""
+    kind = json.loads(path.read_text())["record"]
+    write_record(path, kind, {name: value for name, value in tree.items() if name not in ("record", "checksum")})
+
+
+def renew_digests(path: Path) -> None:
+    """Record the current digests of the files of a result in its ``result.json``."""
+    files = [file for pattern in ("*.npz", "*.safetensors") for file in path.parent.glob(pattern)]
+    change(path, files={file.name: sha256(file) for file in files})
+
+
+def change(path: Path, **values) -> None:
+    """Change a record and its checksum, as if it had been written like this."""
+    rewrite(path, json.loads(path.read_text()) | values)
 
 
 # A training of a few seconds, as words of the command.

@@ -1,13 +1,26 @@
-"""Files are complete or absent."""
+"""Files are complete or absent, and nothing damaged is used."""
 
 import errno
+import json
+import math
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from atoll.errors import InputError
-from atoll.files import check_writable, write_atomic
+from atoll.errors import DamagedError, InputError
+from atoll.files import (
+    LARGEST,
+    append_record,
+    check_nesting,
+    check_writable,
+    read_file,
+    read_record,
+    read_records,
+    write_atomic,
+    write_record,
+)
 
 
 def test_an_error_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch):
@@ -33,3 +46,122 @@ def test_a_folder_is_checked_without_touching_it(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(InputError, match=f"{tmp_path} is read-only; copy the run"):
         check_writable(tmp_path / "not" / "there")
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path):
+    path, tree = tmp_path / "one.json", {"a": [1.5, math.inf], "b": {"c": "é"}}
+    write_record(path, "a test", tree)
+    assert read_record(path, "a test") == tree
+    with pytest.raises(DamagedError, match=r"one\.json cannot be read: expected the record of a cell"):
+        read_record(path, "a cell")
+
+
+def test_every_flipped_bit_of_a_record_is_noticed(tmp_path):
+    path, tree = tmp_path / "one.json", {"a": 1, "b": "x"}
+    write_record(path, "a test", tree)
+    content = path.read_bytes()
+    for place in range(len(content)):
+        for bit in range(8):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+            try:
+                assert read_record(path, "a test") == tree  # white space, or the case of a digit escape
+            except DamagedError:
+                continue
+    for end in range(len(content) - 1):
+        path.write_bytes(content[:end])
+        with pytest.raises(DamagedError):
+            read_record(path, "a test")
+
+
+WRONG = {
+    "a list": (b"[1]", "expected a mapping"),
+    "no text": (b'{"a": "\xff"}', "can't decode byte"),
+    "nothing": (b"", "Expecting value"),
+    "deep": (b"[" * 10**5, "nested too deeply"),
+    "deep mapping": (b'{"a":' * 80 + b"1" + b"}" * 80, "nested too deeply"),
+    "twice": (b'{"a": 1, "a": 2}', "the key 'a' occurs twice"),
+    "no checksum": (b'{"record": "a test"}', "the checksum does not match"),
+    "wrong checksum": (b'{"record": "a test", "checksum": [1]}', "the checksum does not match"),
+    "huge number": (b'{"a": ' + b"9" * 10**5 + b"}", "4300 digits"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_a_record_is_one_sentence(tmp_path, name):
+    content, message = WRONG[name]
+    (tmp_path / "one.json").write_bytes(content)
+    with pytest.raises(DamagedError, match=rf"^\S+one\.json cannot be read: .*{re.escape(message)}"):
+        read_record(tmp_path / "one.json", "a test")
+
+
+def test_what_is_not_a_file_is_not_read(tmp_path):
+    inside, outside = tmp_path / "inside", tmp_path / "outside.json"
+    inside.mkdir()
+    write_record(outside, "a test", {})
+    os.mkfifo(inside / "pipe")
+    (inside / "link").symlink_to(outside)
+    (inside / "zero").symlink_to("/dev/zero")
+    with (inside / "large").open("wb") as file:
+        file.truncate(LARGEST + 1)
+    for name, message in (
+        ("pipe", "not a file"),
+        ("link", "outside the run"),
+        ("zero", "outside the run"),
+        ("large", "larger than 64 MB"),
+    ):
+        with pytest.raises(DamagedError, match=message):
+            read_record(inside / name, "a test")
+    with pytest.raises(DamagedError, match="not a file"):
+        read_file(inside / "zero")
+    with pytest.raises(DamagedError, match="not a file"):
+        read_file(inside)
+    with pytest.raises(FileNotFoundError):
+        read_record(inside / "none", "a test")
+
+
+def test_records_are_lines_of_json(tmp_path):
+    path = tmp_path / "records.jsonl"
+    records = [{"n": n, "x": n / 3} for n in range(3)]
+    for record in records:
+        append_record(path, record)
+    assert read_records(path) == (records, [])
+    assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [0, 1, 2]
+    assert read_records(tmp_path / "none") == ([], [])
+
+
+def test_a_truncated_last_line_is_dropped_and_a_damaged_line_is_not(tmp_path):
+    path = tmp_path / "records.jsonl"
+    append_record(path, {"n": 1})
+    append_record(path, {"n": 2})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    assert read_records(path) == ([{"n": 1}], [])
+    append_record(path, {"n": 3})
+    records, damaged = read_records(path)
+    assert (records, len(damaged)) == ([{"n": 1}, {"n": 3}], 1)
+    path.write_bytes(whole.replace(b'"n": 1', b'"n": 7'))
+    assert read_records(path) == ([{"n": 2}], [whole.replace(b'"n": 1', b'"n": 7').splitlines(keepends=True)[0]])
+
+
+def test_records_of_another_question_are_damaged(tmp_path):
+    append_record(tmp_path / "records.jsonl", {"n": 1}, "one question")
+    assert read_records(tmp_path / "records.jsonl", "one question") == ([{"n": 1}], [])
+    for salt in ("", "another"):
+        assert read_records(tmp_path / "records.jsonl", salt)[0] == []
+
+
+def test_nothing_is_appended_to_a_link_or_a_pipe(tmp_path):
+    (tmp_path / "target").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(OSError):
+            append_record(tmp_path / name, {"n": 1})
+    assert (tmp_path / "target").read_text() == ""
+
+
+def test_nesting_that_contains_itself_is_refused():
+    tree: list = []
+    tree.append(tree)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        check_nesting(tree)

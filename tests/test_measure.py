@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from atoll.measure import (
     execution,
     load_result,
     measure,
+    save_result,
     select,
     split_digest,
 )
@@ -146,6 +148,30 @@ def test_a_damaged_result_is_measured_again_and_refused_when_read(subject, tmp_p
         load_result(first.folder)
     assert measure(subject, CountSettings(), tmp_path).correct == first.correct
     assert Count.calls == 2
+
+
+def test_a_result_in_the_place_of_another_is_measured_again(subject, tmp_path):
+    one, two = (measure(subject, CountSettings(factor=factor), tmp_path) for factor in (1.0, 2.0))
+    (two.folder / "result.json").write_bytes((one.folder / "result.json").read_bytes())
+    with pytest.raises(ResultError, match="the result of another measurement"):
+        load_result(two.folder)
+    assert measure(subject, CountSettings(factor=2.0), tmp_path).correct == two.correct != one.correct
+
+
+def test_files_of_a_result_are_verified(subject, tmp_path):
+    result = measure(subject, CountSettings(), tmp_path)
+    assert result.file("extra.txt") is None  # only tensors and arrays have digests
+    np.savez(result.folder / "extra.npz", x=np.zeros(3))
+    result = save_result(result, result.folder)
+    assert load_result(result.folder).file("extra.npz") == result.folder / "extra.npz"
+    np.savez(result.folder / "extra.npz", x=np.ones(3))
+    with pytest.raises(ResultError, match=r"extra\.npz cannot be read: damaged"):
+        result.file("extra.npz")
+    (result.folder / "extra.npz").unlink()
+    with pytest.raises(ResultError, match=r"extra\.npz cannot be read: the file is missing"):
+        result.file("extra.npz")
+    assert result.file("other.npz") is None
+    assert measure(subject, CountSettings()).file("extra.npz") is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "nothing"}', '{"kind": 3}', "[" * 100_000])

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jsonargparse import ArgumentError, ArgumentParser, get_loader
+from jsonargparse import ArgumentError, ArgumentParser, Namespace, get_loader
 
-from atoll.errors import AtollError, InputError, RecipeError, ResultError
+from atoll.errors import LARGEST_SEED, AtollError, InputError, RecipeError, ResultError, shorten
 from atoll.registry import Registry, registry_of, suggest
 
 T = TypeVar("T")
@@ -127,15 +127,35 @@ class Builder:
         plain = hint if self.trust else _without_classes(hint)
         if not self.trust and isinstance(value, dict) and plain is dict:
             return value, value
+        if (number := _unusable_number(value)) is not None:
+            self.error(path, f"expected {number}, got {shorten(value)}")
+            return None, None
         try:
             if plain is dict and value is None and type(None) in typing.get_args(hint):
                 return None, None
             if not self.trust and (plain is None or plain is dict or _holds_mapping(value)):
                 raise TypeError
-            return _parser(plain).parse_object({"value": value})["value"], value
+            parsed = _parser(plain).parse_object({"value": value})["value"]
+            if isinstance(parsed, Namespace):  # a mapping that describes no class
+                raise TypeError
+            return parsed, value
         except (ArgumentError, TypeError, ValueError):
-            self.error(path, f"expected {_spell(hint)}, got {value!r}")
+            self.error(path, f"expected {_spell(hint)}, got {shorten(value)}")
             return None, None
+
+
+def _unusable_number(value: Any) -> str | None:
+    """What is expected instead of a number that is not finite or an integer of more than 64 bits; None if all is well.
+
+    >>> _unusable_number([1, 2.5]), _unusable_number([1, float("nan")])
+    (None, 'finite numbers')
+    """
+    if isinstance(value, list | tuple | dict):
+        parts = value.values() if isinstance(value, dict) else value
+        return next(("finite numbers" for part in parts if _unusable_number(part) is not None), None)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number"
+    return f"at most {LARGEST_SEED:,}" if isinstance(value, int) and abs(value) > LARGEST_SEED else None
 
 
 def _without_classes(hint: Any) -> Any:

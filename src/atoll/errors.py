@@ -40,12 +40,24 @@ class Interrupted(TrainingError):
     """Training was stopped on request (Ctrl-C or SIGTERM) after saving a checkpoint."""
 
 
+class DamagedError(AtollError):
+    """A file of a run is damaged, or Atoll did not write it."""
+
+
 class ResultError(AtollError):
     """A stored result is damaged, or this version cannot read it."""
 
 
+LARGEST_COUNT = 10**9  # more points, steps or probes than this are a mistake
+LARGEST_SEED = 2**63 - 1
+LARGEST_STEPS = 10**6  # the same for steps of an attack and epochs
+LARGEST_SIZE = 2**16  # the same for widths and numbers of layers, which need memory
+
+
 def check_range(interval: str, /, **values: float | None) -> None:
     """Raise an InputError for numbers outside an interval such as ``[0, 1)`` or ``(0, inf)``; None is allowed.
+
+    NaN is never in an interval.  Infinity is only in one that is closed there, such as ``(0, inf]``.
 
     >>> check_range("[0, 1)", dropout=1.5)
     Traceback (most recent call last):
@@ -53,25 +65,55 @@ def check_range(interval: str, /, **values: float | None) -> None:
     """
     low, high = map(float, interval[1:-1].split(","))
     bounds = [bound for bound, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "[]"]
-    expected = f"a number in {interval}"
-    if high == math.inf:
-        expected = f"at least {low:g}" if low in bounds else f"a number > {low:g}"
     for name, value in values.items():
-        if value is not None and not (low < value < high or value in bounds):
-            raise InputError(f"{name}: expected {expected}, got {value}")
+        if value is None:
+            continue
+        try:
+            number = float("nan" if isinstance(value, str) else value)
+        except OverflowError:  # an integer beyond the largest float
+            number = math.inf
+        except TypeError:
+            number = math.nan
+        if low < number < high or number in bounds:
+            continue
+        expected = f"a number in {interval}"
+        if not math.isfinite(number) and math.inf not in bounds:
+            expected = "a finite number"
+        elif high == math.inf:
+            expected = f"at least {low:g}" if low in bounds else f"a number > {low:g}"
+        raise InputError(f"{name}: expected {expected}, got {shorten(value)}")
 
 
-def check_count(least: int, /, **values: object) -> None:
-    """Raise an InputError for values that are not integers >= ``least``; None is allowed.
+def check_count(least: int, most: int = LARGEST_COUNT, /, **values: object) -> None:
+    """Raise an InputError for values that are not integers from ``least`` to ``most``; None is allowed.
 
     >>> check_count(1, draws=2.5)
     Traceback (most recent call last):
     atoll.errors.InputError: draws: expected an integer >= 1, got 2.5
+    >>> check_count(1, points=10**20)
+    Traceback (most recent call last):
+    atoll.errors.InputError: points: expected at most 1,000,000,000, got 100000000000000000000
     """
     for name, value in values.items():
+        if value is None:
+            continue
         try:
-            valid = value is None or operator.index(value) >= least  # type: ignore[arg-type]
+            count = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
-            valid = False
-        if not valid:
-            raise InputError(f"{name}: expected an integer >= {least}, got {value!r}")
+            raise InputError(f"{name}: expected an integer >= {least}, got {value!r:.100}") from None
+        if count < least:
+            raise InputError(f"{name}: expected at least {least:,}, got {shorten(count)}")
+        if count > most:
+            raise InputError(f"{name}: expected at most {most:,}, got {shorten(count)}")
+
+
+def shorten(value: object) -> str:
+    """Return a value as text for an error message.
+
+    >>> shorten(10**5000), shorten([1, 2])
+    ('an integer with 5001 digits', '[1, 2]')
+    """
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"an integer with {math.floor(math.log10(abs(value))) + 1} digits"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."

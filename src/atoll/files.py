@@ -1,15 +1,49 @@
-"""Atomic file writes (a file is complete or absent) and digests."""
+"""The store of everything a run keeps: atomic writes, records with checksums, and digests.
+
+A record is a JSON object with its kind and a checksum of the rest.  A file of records has one of them per line, so that
+other programs can read it as JSON Lines.  Tensors are safetensors with a checksum in their metadata.
+
+Reading checks everything: the file must be regular, small enough, UTF-8 and not nested too deeply, and its checksum
+must match.  What fails is a ``DamagedError``; nothing is used unchecked.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atoll.errors import InputError
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from atoll.errors import DamagedError, InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LARGEST = 64 * 2**20  # bytes of a file of text; Atoll writes far smaller ones
+DEEPEST = 64  # levels of nested lists and mappings
+CHECKSUM = "checksum"  # the key of the checksum in a record
+BLANK = "-" * 64  # stands for the checksum of a file of tensors when it is computed
+_SHORT = 16  # digits of the checksum of a line
+
+
+def discard(path: Path) -> None:
+    """Remove what is in the place of a file, whatever it is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -31,6 +65,8 @@ def check_writable(folder: Path) -> None:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write to a temporary file, fsync and rename, so that a reader never sees a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        raise DamagedError(f"{path} is a folder; remove it and rerun the same command")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -45,9 +81,203 @@ def write_atomic(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
+def write_figure(path: Path, figure: Figure, dpi: int = 120) -> None:
+    """Write a figure atomically, in the format of the suffix."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=dpi, format=path.suffix.lstrip("."))
+    write_atomic(path, content.getvalue())
+
+
+def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
+    """Write an ``.npz`` file atomically."""
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    write_atomic(path, content.getvalue())
+
+
+def reserve(path: Path, size: int) -> None:
+    """Reserve disk space for a file; otherwise, a full disk would kill the process that writes to its memory map."""
+    with path.open("r+b") as file:
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+        file.truncate(size)
+
+
+def read_file(path: Path, *, inside: Path | None = None) -> bytes:
+    """Read a regular file of at most 64 MB; never waits for a pipe or a device.
+
+    Raises a FileNotFoundError if there is none, and a DamagedError if it cannot be read or, with ``inside``, if it is a
+    link to a file outside this folder.
+    """
+    check_file(path, inside=inside)
+    try:
+        if path.stat().st_size > LARGEST:
+            raise DamagedError(f"{path} cannot be read: larger than {LARGEST // 2**20} MB")
+        return path.read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def check_file(path: Path, *, inside: Path | None = None) -> None:
+    """Raise a DamagedError for what is not a regular file or, with ``inside``, a link to a file outside a folder.
+
+    Raises a FileNotFoundError if there is nothing.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
+    if inside is not None and not path.resolve().is_relative_to(inside.resolve()):
+        raise DamagedError(f"{path} cannot be read: a link to a file outside the run folder")
+    if not stat.S_ISREG(mode):
+        raise DamagedError(f"{path} cannot be read: not a file written by Atoll")
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON atomically."""
+    """Write indented JSON atomically, for other programs; what Atoll itself reads again is a record."""
     write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def write_record(path: Path, kind: str, tree: Mapping[str, Any]) -> None:
+    """Write a mapping with its kind and a checksum, atomically; ``read_record`` reads it."""
+    record = {"record": kind, **tree}
+    write_json(path, {**record, CHECKSUM: json_digest(record)})
+
+
+def read_record(path: Path, kind: str, *, inside: Path | None = None, old: bool = False) -> Any:
+    """Read a record without its checksum and kind; raises a DamagedError if one of them does not match.
+
+    Args:
+        path: the file.
+        kind: the expected kind.
+        inside: the folder that a link may not lead out of (default: that of the file).
+        old: whether to accept files of version 0.1, which have neither checksum nor kind.
+    """
+    try:
+        tree = parse_json(read_file(path, inside=inside or path.parent))
+        if not isinstance(tree, dict):
+            raise ValueError("expected a mapping")
+        checksum = tree.pop(CHECKSUM, None)
+        if not (old and checksum is None) and checksum != json_digest(tree):
+            raise ValueError("damaged: the checksum does not match")
+        if tree.pop("record", kind if old else None) != kind:
+            raise ValueError(f"expected the record of {kind}")
+        return tree
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} cannot be read: {error}") from None
+
+
+def append_record(path: Path, record: Mapping[str, Any], salt: str = "") -> None:
+    """Append a record as one line of JSON with a short checksum, which also covers ``salt``."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, no waiting for a pipe
+    with open(os.open(path, flags, 0o666), "ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(end - 1, 0))
+        separator = b"" if file.read(1) in (b"", b"\n") else b"\n"  # a kill may have truncated the last line
+        file.write(separator + record_line(record, salt))
+
+
+def record_line(record: Mapping[str, Any], salt: str = "") -> bytes:
+    """Return the line that ``append_record`` writes."""
+    return json.dumps({**record, CHECKSUM: _line_checksum(record, salt)}).encode() + b"\n"
+
+
+def read_records(path: Path, salt: str = "", *, old: bool = False) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Read a file of records; returns them without their checksums, and the lines that are damaged.
+
+    A last line that a kill has truncated does not count as damaged.
+
+    Args:
+        path: the file, which need not exist.
+        salt: what the checksums also cover, such as the digest of the question that the records answer.
+        old: whether to accept lines without a checksum, as in version 0.1.
+    """
+    try:
+        content = read_file(path, inside=path.parent)
+    except FileNotFoundError:
+        return [], []
+    records, damaged = [], []
+    for line in content.splitlines(keepends=True):
+        try:
+            record = parse_json(line)
+            if not isinstance(record, dict):
+                raise ValueError("expected a mapping")
+            checksum = record.pop(CHECKSUM, None)
+            if not (old and checksum is None) and checksum != _line_checksum(record, salt):
+                raise ValueError("the checksum does not match")
+            records.append(record)
+        except (ValueError, RecursionError):
+            if line.strip() and line.endswith(b"\n"):
+                damaged.append(line)
+    return records, damaged
+
+
+def _line_checksum(record: Mapping[str, Any], salt: str) -> str:
+    return json_digest([salt, record] if salt else record)[:_SHORT]
+
+
+def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write tensors and plain data with a checksum of both, atomically; ``read_tensors`` reads them."""
+    metadata = {"record": kind, "about": json.dumps(about), CHECKSUM: BLANK}
+    before, blank, after = save(dict(tensors), metadata).partition(BLANK.encode())
+    write_atomic(path, before + hashlib.sha256(before + blank + after).hexdigest().encode() + after)
+
+
+def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], Any]:
+    """Read tensors and plain data; raises a DamagedError if the checksum or the kind does not match.
+
+    Raises a FileNotFoundError if there is no file.
+    """
+    check_file(path, inside=path.parent)
+    try:
+        content = path.read_bytes()
+        metadata = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        checksum = metadata[CHECKSUM]
+        if hashlib.sha256(content.replace(checksum.encode(), BLANK.encode(), 1)).hexdigest() != checksum:
+            raise ValueError("damaged: the checksum does not match")
+        if metadata["record"] != kind:
+            raise ValueError(f"expected the record of {kind}")
+        return load(content), parse_json(metadata["about"].encode())
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{path} cannot be read: {error}") from None
+
+
+def parse_json(content: bytes) -> Any:
+    """Parse JSON; raises a ValueError if it is not valid, has a key twice, or is nested too deeply.
+
+    >>> parse_json(b'{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    ValueError: the key 'a' occurs twice
+    """
+    try:
+        tree = json.loads(content.decode(), object_pairs_hook=_without_duplicates)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    check_nesting(tree)
+    return tree
+
+
+def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+    return tree
+
+
+def check_nesting(tree: Any) -> None:
+    """Raise a ValueError for plain data that is nested too deeply or contains itself."""
+    level, depth = [tree], 0
+    while level:
+        if depth > DEEPEST:
+            raise ValueError("nested too deeply")
+        parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
+        level = list({id(part): part for inner in parts for part in inner if isinstance(part, dict | list)}.values())
+        depth += 1
 
 
 def json_digest(value: Any) -> str:
@@ -69,6 +299,7 @@ def finite(value: Any) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a regular file."""
+    check_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

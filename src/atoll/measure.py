@@ -13,17 +13,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-import json
 import platform
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 
@@ -31,8 +30,8 @@ from atoll.config import fields_to_plain, from_plain
 from atoll.data.base import Data, Split, SubSplit
 from atoll.display import Displayed, TextTable, cell
 from atoll.distributed import barrier, default_device, is_main, world_size
-from atoll.errors import AtollError, InputError, ResultError, check_range
-from atoll.files import check_writable, json_digest, sha256, write_json
+from atoll.errors import LARGEST_SEED, AtollError, DamagedError, InputError, ResultError, check_count, check_range
+from atoll.files import check_file, check_writable, json_digest, read_record, sha256, write_record
 from atoll.graph import tensors_digest
 from atoll.registry import Registry, class_path
 from atoll.stats import Accuracy, Estimate
@@ -41,7 +40,13 @@ from atoll.threat import AttackNorm, ThreatModel
 
 SplitName = Literal["train", "validation", "test"]
 Device = torch.device  # `torch` is a field of Environment
+Ranges = Mapping[str, int | tuple[int, int] | str]
+SEEDS = (-LARGEST_SEED, LARGEST_SEED)
 OnProgress = Callable[[str, float, int], None]  # name of the current task, units done, total units
+
+R = TypeVar("R", bound="Result")
+
+STORED = (".npz", ".safetensors")  # files whose digests a result contains; those of progress have -of- in their names
 
 MEASUREMENTS = Registry(
     "measurement",
@@ -73,17 +78,23 @@ class Settings:
     """
 
     kind: ClassVar[str]
+    # The smallest value of each integer (and the largest), and the interval of each number.  Classes add their own.
+    ranges: ClassVar[Ranges] = {"points": 1, "seed": SEEDS}
     split: SplitName = "test"
     points: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.at_least(points=1)
-
-    def at_least(self, **least: float) -> None:
-        """Raise an InputError for values below a limit; None is allowed."""
-        for name, limit in least.items():
-            check_range(f"[{limit}, inf]", **{name: getattr(self, name)})
+        for cls in reversed(type(self).__mro__):
+            for name, allowed in vars(cls).get("ranges", {}).items():
+                value = {name: getattr(self, name)}
+                if isinstance(allowed, str):
+                    check_range(allowed, **value)
+                else:
+                    check_count(*(allowed if isinstance(allowed, tuple) else (allowed,)), **value)
+        for item in dataclasses.fields(self):
+            if item.default is None and getattr(self, item.name) == "":
+                raise InputError(f"{item.name}: expected a value, got an empty string")
 
     def resolve(self, subject: Subject) -> Self:
         """Return a copy with the subject's defaults filled in, so that equal questions have equal settings."""
@@ -137,6 +148,7 @@ class Result(Displayed):
         settings: the resolved settings.
         environment: the software and hardware that computed the result.
         seconds: duration of the measurement.
+        files: digests of the other files of the result, by name.
         folder: folder of the result's files; not stored.
         stale: why the result no longer describes the current weights of its run; empty if it does or if this is not
             known; not stored.
@@ -151,6 +163,7 @@ class Result(Displayed):
     settings: Settings
     environment: Environment | None = None
     seconds: float = 0.0
+    files: dict[str, str] = field(default_factory=dict, compare=False)
     folder: Path | None = field(default=None, compare=False, metadata={"stored": False})
     stale: str = field(default="", compare=False, metadata={"stored": False})
 
@@ -168,6 +181,24 @@ class Result(Displayed):
         values = {name: value for name, value in vars(self).items() if name not in common}
         rows = [[name, cell(v)] for name, v in values.items() if isinstance(v, Accuracy | Estimate | float | int | str)]
         return TextTable(f"{self._title}, {self.kind}", ["", "value"], rows)
+
+    def file(self, name: str) -> Path | None:
+        """Return the path of a file of the result, or None if it has no file of this name.
+
+        Raises a ResultError if the file is missing or damaged.
+        """
+        if self.folder is None or name not in self.files:
+            return None
+        path = self.folder / name
+        try:
+            check_file(path, inside=self.folder)
+            if sha256(path) != self.files[name]:
+                raise ResultError(f"{path} cannot be read: damaged: the checksum does not match")
+        except FileNotFoundError:
+            raise ResultError(f"{path} cannot be read: the file is missing") from None
+        except DamagedError as error:
+            raise ResultError(str(error)) from None
+        return path
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; ``from_json`` reads it back."""
@@ -283,7 +314,7 @@ def measure(
         **fields,
     )
     if folder is not None and is_main():
-        save_result(result, folder)
+        result = save_result(result, folder)
     barrier()
     return result
 
@@ -296,26 +327,28 @@ def result_digest(
     return json_digest(parts)[:16]
 
 
-def save_result(result: Result, folder: Path) -> None:
-    """Write ``result.json``, with a checksum."""
-    tree = result.to_json()
-    write_json(folder / "result.json", {**tree, "checksum": json_digest(tree)})
+def save_result(result: R, folder: Path) -> R:
+    """Write ``result.json``, and return the result with the digests of its other files."""
+    files = [path for path in sorted(folder.glob("*")) if path.suffix in STORED and "-of-" not in path.stem]
+    result = dataclasses.replace(result, files={path.name: sha256(path) for path in files}, folder=folder)
+    write_record(folder / "result.json", "a measurement", {**result.to_json(), "question": folder.name})
+    return result
 
 
 def load_result(folder: Path) -> Result:
     """Load the result in a folder; raises a ResultError if it is damaged or not readable."""
     path = folder / "result.json"
     try:
-        if not path.is_file() or path.stat().st_size > 64 * 2**20:  # reading a pipe would never end
-            raise ResultError("not a file written by Atoll")
-        tree = json.loads(path.read_text())
-        if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
-            raise ResultError("expected the result of a measurement")
-        if tree.pop("checksum", None) != json_digest(tree):
-            raise ResultError("damaged: the checksum does not match")
-        member = MEASUREMENTS.resolve(tree["kind"], trust=False)  # a file must not choose what is imported
+        tree = read_record(path, "a measurement")
+        if tree.pop("question", None) != folder.absolute().name:
+            raise ResultError("the result of another measurement")
+        member = MEASUREMENTS.resolve(tree.get("kind"), trust=False)  # a file must not choose what is imported
         result: Result = member.cls().result.from_json(tree)
-    except (AtollError, OSError, ValueError, RecursionError) as error:
+    except FileNotFoundError:
+        raise ResultError(f"{folder} has no result") from None
+    except DamagedError as error:
+        raise ResultError(str(error)) from None
+    except (AtollError, ValueError) as error:
         raise ResultError(f"{path} cannot be read: {error}") from None
     return dataclasses.replace(result, folder=folder)
 
@@ -356,4 +389,7 @@ def foreign_code(classes: Iterable[type]) -> tuple[str, ...]:
 
 def resolve_threat(subject: Subject, norm: AttackNorm | None, eps: str | None) -> ThreatModel:
     """Return the threat model of the settings; norm and eps default to those of training."""
-    return ThreatModel(norm or subject.threat.norm, eps or subject.threat.eps, subject.data.bounds)
+    norm = subject.threat.norm if norm is None else norm
+    threat = ThreatModel(norm, subject.threat.eps if eps is None else eps, subject.data.bounds)
+    threat.check_radius(subject.data.shape)
+    return threat

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from atoll.errors import InputError
+from atoll.errors import LARGEST_COUNT, InputError, shorten
 from atoll.rng import PointRNG
 
 Norm = Literal["linf", "l2", "l1"]
@@ -31,9 +31,17 @@ def number(value: float | str, name: str = "value") -> float:
     True
     """
     try:
-        return float(Fraction(value.replace(" ", ""))) if isinstance(value, str) else float(value)
-    except (ValueError, ZeroDivisionError):
-        raise InputError(f"{name}: expected a number or a fraction like 8/255, got {value!r}") from None
+        if not isinstance(value, str):
+            return float(value)
+        numerator, slash, denominator = value.replace(" ", "").partition("/")
+        result = float(Fraction(int(numerator), int(denominator))) if slash else float(numerator)
+        if not math.isnan(result):
+            return result
+        raise ValueError
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError, ZeroDivisionError):
+        raise InputError(f"{name}: expected a number or a fraction like 8/255, got {shorten(value)}") from None
 
 
 def per_point(values: Tensor, like: Tensor) -> Tensor:
@@ -75,7 +83,7 @@ class ThreatModel:
         if self.norm not in get_args(AttackNorm):
             raise InputError(f"norm: expected linf, l2, l1 or l0, got {self.norm!r}")
         if not 0 <= self.radius < math.inf:
-            raise InputError(f"eps: expected a finite number >= 0, got {self.eps!r}")
+            raise InputError(f"eps: expected a finite number >= 0, got {shorten(self.eps)}")
         if self.norm == "l0" and self.radius % 1:
             raise InputError(f"eps: expected a whole number of components for l0, got {self.eps!r}")
         if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
@@ -85,6 +93,21 @@ class ThreatModel:
     def radius(self) -> float:
         """``eps`` as a number."""
         return number(self.eps, "eps")
+
+    def check_radius(self, shape: tuple[int, ...] | None = None) -> None:
+        """Raise an InputError if eps exceeds the distance between any two inputs of this shape, so that all are alike.
+
+        >>> ThreatModel("linf", 8).check_radius((3, 32, 32))
+        Traceback (most recent call last):
+        atoll.errors.InputError: eps: expected at most 1 for inputs in [0, 1], got 8
+        """
+        limit, inputs = float(LARGEST_COUNT), ""
+        if self.bounds is not None and shape is not None:
+            width, size = self.bounds[1] - self.bounds[0], math.prod(shape)
+            limit = {"linf": width, "l2": width * math.sqrt(size), "l1": width * size, "l0": float(size)}[self.norm]
+            inputs = f" for inputs in [{self.bounds[0]:g}, {self.bounds[1]:g}]"
+        if self.radius > limit:
+            raise InputError(f"eps: expected at most {limit:.10g}{inputs}, got {shorten(self.eps)}")
 
     def check(self, x: Tensor) -> None:
         """Raise an InputError unless all inputs are finite and inside the bounds."""

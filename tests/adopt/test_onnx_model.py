@@ -331,6 +331,21 @@ def test_wrong_sizes_of_external_data_are_refused(entries, tmp_path):
         read_onnx(path)
 
 
+def test_as_strided_in_a_file_for_one_image_works_for_any_batch_size(tmp_path):
+    """PyTorch's exporter writes it as places in the flat values."""
+    places = np.arange(4)[::-1].reshape(1, 2, 2)
+    tensors = [numpy_helper.from_array(np.array(a), n) for n, a in (("flat", [-1]), ("at", places), ("rows", [1, 4]))]
+    nodes = [
+        make("Reshape", ["x", "flat"], ["a"]),
+        make("Gather", ["a", "at"], ["b"], axis=0),
+        make("Reshape", ["b", "rows"], ["y"]),
+    ]
+    model = read_onnx(save(tmp_path / "net.onnx", nodes=nodes, tensors=tensors, inputs=values("x", shape=(1, 4))))
+    x = torch.rand(3, 4)
+    assert torch.equal(model(x), x.flip(1))
+    assert_stored(model, (4,), x)
+
+
 def tensor(**fields):
     return TensorProto(**{"name": "W", "data_type": FLOAT, **fields})
 

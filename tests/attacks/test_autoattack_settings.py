@@ -77,7 +77,7 @@ def test_unknown_settings_are_refused_with_a_suggestion(group):
     ("place", "value", "sentence"),
     [
         ("apgd.n_iter", 2.5, "apgd.n_iter: expected an integer >= 1, got 2.5"),
-        ("fab.n_restarts", 0, "fab.n_restarts: expected an integer >= 1, got 0"),
+        ("fab.n_restarts", 0, "fab.n_restarts: expected at least 1, got 0"),
         ("apgd.eot_iter", "2", "apgd.eot_iter: expected an integer >= 1, got '2'"),
         ("square.p_init", 0, r"square.p_init: expected a number in \(0, 1\], got 0"),
         ("fab.eps", "x", "fab.eps: expected a number or a fraction like 8/255, got 'x'"),

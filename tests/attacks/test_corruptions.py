@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from atoll.attacks import corruptions as module
@@ -15,6 +14,7 @@ from atoll.config import from_plain
 from atoll.corruptions import SEVERITIES, corrupt
 from atoll.data import TwoMoons, to_float
 from atoll.errors import InputError
+from atoll.files import read_tensors, write_tensors
 from atoll.measure import load_result, measure
 from atoll.subject import Subject
 from atoll.threat import ThreatModel
@@ -114,22 +114,21 @@ def test_a_killed_evaluation_resumes_after_the_last_severity(tmp_path, split, wh
     assert (again, calls) == (whole, [])
 
 
-@pytest.mark.parametrize("damage", ["empty", "truncated", "bit", "shape", "format", "metadata", "name"])
+@pytest.mark.parametrize("damage", ["empty", "truncated", "bit", "shape", "question", "metadata", "name"])
 def test_damaged_progress_is_computed_again(tmp_path, split, whole, damage):
     interrupted(tmp_path, split, 31)
     (path,) = tmp_path.iterdir()
     content, tensors = path.read_bytes(), load_file(path)
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
+    _, about = read_tensors(path, "corruptions")
     if damage == "shape":
         tensors["correct"] = tensors["correct"][..., 1:].contiguous()
-        save_file(tensors, path, metadata | {"digest": module.tensors_digest(tensors)})
-    elif damage == "format":
-        save_file(tensors, path, metadata | {"format": "0"})
+        write_tensors(path, "corruptions", tensors, about)
+    elif damage == "question":
+        write_tensors(path, "corruptions", tensors, {"config": "0"})
     elif damage == "metadata":
         save_file(tensors, path)
     elif damage == "name":
-        save_file({"correct": tensors["correct"]}, path, metadata)
+        write_tensors(path, "corruptions", {"correct": tensors["correct"]}, about)
     else:
         flipped = content[:-40] + bytes([content[-40] ^ 1]) + content[-39:]
         path.write_bytes({"empty": b"", "truncated": content[: len(content) // 2], "bit": flipped}[damage])

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 
 import pytest
@@ -234,13 +235,74 @@ def test_progress_of_another_evaluation_is_refused(tmp_path):
         with pytest.raises(CheckpointError, match="contains the progress of another evaluation"):
             evaluate(**options, folder=tmp_path)
     assert evaluate(model, split, attacks, folder=tmp_path, batch_size=9).batch_size == 8  # that of the progress
-    file = next(tmp_path.glob("progress-*"))
-    save_file({"rows/adv": torch.zeros(1)}, file, {"config": "0" * 64, "about": "{}"})  # of an older version
-    with pytest.raises(CheckpointError, match="Atoll version"):
-        evaluate(model, split, attacks, folder=tmp_path)
-    file.write_bytes(file.read_bytes()[:50])
-    with pytest.raises(CheckpointError, match="is damaged"):
-        evaluate(model, split, attacks, folder=tmp_path, batch_size=8)
+
+
+def flip(path, place):
+    """Flip a bit of a file; a place below 0 counts from its end."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def clean_input(path):
+    """Replace an adversarial input by other valid ones."""
+    tensors = load_file(path)
+    changed = (tensors["adversarial"] != images()[1].images).flatten(1).any(1).nonzero()[0]
+    tensors["adversarial"][changed] = 0.5
+    save_file(tensors, path)
+
+
+PROGRESS, INPUTS = "progress-0-of-1.safetensors", "adversarial.safetensors"
+# What happens to a file while an evaluation is interrupted.
+DAMAGE = {
+    "flipped accuracy": (PROGRESS, lambda path: flip(path, -1)),
+    "flipped header": (PROGRESS, lambda path: flip(path, 30)),
+    "truncated": (PROGRESS, lambda path: path.write_bytes(path.read_bytes()[:50])),
+    "empty": (PROGRESS, lambda path: path.write_bytes(b"")),
+    "older version": (PROGRESS, lambda path: save_file({"x": torch.zeros(1)}, path, {"config": "0", "about": "{}"})),
+    "pipe": (PROGRESS, pipe),
+    "link": (PROGRESS, link),
+    "flipped input": (INPUTS, lambda path: flip(path, 8 + int.from_bytes(path.read_bytes()[:8], "little") + 2000)),
+    "flipped logits": (INPUTS, lambda path: flip(path, 8 + int.from_bytes(path.read_bytes()[:8], "little") + 3)),
+    "flipped header of inputs": (INPUTS, lambda path: flip(path, 12)),
+    "other inputs": (INPUTS, clean_input),
+    "truncated inputs": (INPUTS, lambda path: path.write_bytes(path.read_bytes()[:-4])),
+    "empty inputs": (INPUTS, lambda path: path.write_bytes(b"")),
+    "no inputs": (INPUTS, lambda path: path.unlink()),
+    "pipe of inputs": (INPUTS, pipe),
+    "link of inputs": (INPUTS, link),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_progress_is_measured_again(tmp_path, name):
+    (model, split), attacks = images(), quick()
+    options = {"batch_size": 8, "cascade": True}
+    whole = evaluate(model, split, attacks, folder=tmp_path / "whole", **options)
+
+    def interrupt(stage, done, total):
+        if stage == list(attacks)[-1] and done:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        evaluate(model, split, attacks, folder=tmp_path / "run", save_every=0.0, on_progress=interrupt, **options)
+    file, damage = DAMAGE[name]
+    damage(tmp_path / "run" / file)
+    again = evaluate(model, split, attacks, folder=tmp_path / "run", **options)
+    assert again.accuracy == whole.accuracy
+    assert torch.equal(again.broken_by, whole.broken_by)
+    mine, other = (load_file(tmp_path / folder / INPUTS) for folder in ("run", "whole"))
+    assert all(torch.equal(mine[key], other[key]) for key in other)
 
 
 def test_leaves_mode_buffers_and_gradients_alone():

@@ -84,7 +84,7 @@ def read(result):
     seed=st.integers(0, 2**31),
     attacks=st.sampled_from(["standard", "none", "PGD-20", "FGSM,CW-7", "my_attack.py:Mine"]),
     individual=st.booleans(),
-    surrogate=st.none() | st.text(max_size=20),
+    surrogate=st.none() | st.text(min_size=1),
     adbd=st.booleans(),
     power=st.none() | st.just(0),
     corruptions=st.booleans(),

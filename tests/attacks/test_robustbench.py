@@ -162,7 +162,7 @@ def test_members_of_the_original_enumerations_are_accepted(folder):
         ({"to_disk": True}, "model_name: expected the name of the file for to_disk=True, got None"),
         ({"model": [nn.Identity()]}, "model: expected one module, got list; benchmark one model at a time"),
         ({"preprocessing": "Res224"}, "preprocessing: expected a function of a PIL image, got 'Res224'"),
-        ({"n_examples": 0}, "n_examples: expected an integer >= 1, got 0"),
+        ({"n_examples": 0}, "n_examples: expected at least 1, got 0"),
         ({"device": "cuda:77"}, "device: cuda:77 is not available"),
     ],
 )

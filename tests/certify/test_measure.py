@@ -37,7 +37,7 @@ from atoll.runs.run import open_run
 from atoll.stats import Accuracy
 from atoll.subject import Origin, Subject, SubjectRecord
 from atoll.threat import ThreatModel
-from support import TinyData, wait_for
+from support import TinyData, change, wait_for
 
 SMOOTH = CertifySettings(smooth=0.25, samples=40, eps="0.1", points=6)
 
@@ -243,8 +243,7 @@ def test_models_that_cannot_be_certified_are_refused(model, message):
 def test_results_of_two_checkpoints_are_distinguishable(gloro_run, tmp_path):
     run = copied(gloro_run, tmp_path)
     earlier = min(int(path.name) for path in (run.folder / "checkpoints").iterdir())
-    index = json.loads((run.folder / "index.json").read_text())
-    (run.folder / "index.json").write_text(json.dumps(index | {"best": {"raw": earlier}}))
+    change(run.folder / "index.json", best={"raw": earlier})
     attacked = run.attack("FGSM", points=4, checkpoint="last")
     certified = run.certify(points=4, attack=False)
     assert attacked.subject.origin.step == run.step("last") > earlier
@@ -300,8 +299,7 @@ def test_a_damaged_certificate_is_computed_again(tmp_path, smoothed_points, smal
     (before.folder / "result.json").unlink()
     (file,) = before.folder.glob("points/*")
     lines = file.read_text().split("\n")
-    checksum, key, prediction, _ = json.loads(lines[2])
-    lines[2] = json.dumps([checksum, key, prediction, 9.0])  # well-formed, and wrong
+    lines[2] = json.dumps({**json.loads(lines[2]), "radius": 9.0})  # well-formed, and wrong
     lines[4] = "[1, 2"
     file.write_text("\n".join(lines))
     after = measure(small, SMOOTH, tmp_path)

@@ -119,16 +119,16 @@ def test_the_model_is_left_as_it_was():
 
 def damaged_radius(content):
     """Another radius in the last line."""
-    lines = content.decode().split("\n")
-    return "\n".join([*lines[:-1], json.dumps([*json.loads(lines[-1])[:3], 9.0])]).encode()
+    lines = content.decode().splitlines()
+    return "\n".join([*lines[:-1], json.dumps({**json.loads(lines[-1]), "radius": 9.0}), ""]).encode()
 
 
 # What can happen to the file after its last certificate.
 DAMAGE = {
     "cut": lambda content: content[:-4],
     "radius": damaged_radius,
-    "bytes": lambda content: content[:-3] + b"\xff\xfe]",
-    "other-json": lambda content: content[: content.rindex(b"\n")] + b"\n{}\n7\nnull\n[]\n[1, 2, 3, 4]",
+    "bytes": lambda content: content[:-3] + b"\xff\xfe\n",
+    "other-json": lambda content: content.splitlines()[0] + b"\n{}\n7\nnull\n[]\n[1, 2, 3, 4]",
 }
 
 
@@ -149,6 +149,23 @@ def test_stored_certificates_are_computed_again_only_if_they_are_damaged(tmp_pat
     assert torch.equal(again.radius[:2], first.radius)
     assert torch.equal(ResumableCertifier(certifier, tmp_path)(x).radius, x[:, 0].double() / 3)
     assert len(calls) == 4
+
+
+def test_stored_certificates_of_another_question_are_ignored(tmp_path):
+    def certifier(radius):
+        return lambda x: Certificate(torch.zeros(len(x), dtype=torch.int64), torch.full((len(x),), radius))
+
+    x = torch.rand(3, 2)
+    assert ResumableCertifier(certifier(1.0), tmp_path, "one")(x).radius.tolist() == [1, 1, 1]
+    assert ResumableCertifier(certifier(2.0), tmp_path, "one")(x).radius.tolist() == [1, 1, 1]
+    assert ResumableCertifier(certifier(2.0), tmp_path, "another")(x).radius.tolist() == [2, 2, 2]
+
+
+def test_a_folder_in_the_place_of_stored_certificates_is_removed(tmp_path):
+    (tmp_path / "points-0.jsonl").mkdir()
+    certifier = ResumableCertifier(lambda x: Certificate(torch.tensor([1]), torch.tensor([2.0])), tmp_path)
+    assert certifier(torch.rand(1, 2)).radius.tolist() == [2]
+    assert (tmp_path / "points-0.jsonl").is_file()
 
 
 @pytest.mark.parametrize("wrong", [{"sigma": 0.0}, {"alpha": 1.0}, {"n": 0}, {"n0": 0}, {"batch_size": 0}])

@@ -53,7 +53,8 @@ def test_prints_a_table_and_stores_result_inputs_and_picture(trained, capsys, sh
     assert result["robust"]["correct"] < result["clean"]["correct"] > 20
     folder = Path(result.pop("folder"))
     stored = json.loads((folder / "result.json").read_text())
-    del stored["checksum"]
+    assert stored.pop("question") == folder.name
+    del stored["checksum"], stored["record"]
     assert stored == result
     assert (folder / "adversarial.png").read_bytes()[:4] == b"\x89PNG"
     tensors = load_file(folder / "adversarial.safetensors")

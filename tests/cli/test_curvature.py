@@ -1,12 +1,12 @@
 """``atoll curvature`` as a user runs it."""
 
 import json
-import re
 import shutil
 
 import pytest
 
 from atoll.cli import main
+from atoll.runs.recipe import write_recipe
 from atoll.runs.run import open_run
 from subject_cases import stored_files
 from support import SMALL
@@ -71,8 +71,7 @@ def test_results_of_two_losses_stay_apart(copies):
 
 def test_different_losses_in_one_table_get_a_warning(copies, capsys):
     run, other = copies
-    recipe = (other / "recipe.yaml").read_text()
-    (other / "recipe.yaml").write_text(re.sub(r"atoll\.losses\.\S*AT\b", "Standard", recipe))
+    write_recipe(other / "recipe.yaml", {**open_run(other).recipe, "loss": "Standard"})
     assert main(["curvature", str(run), str(other), *QUICK]) == 0
     assert "different losses" in capsys.readouterr().out
     assert main(["curvature", str(run), str(other), *QUICK, "--loss", "AT"]) == 0

@@ -53,7 +53,7 @@ def test_nonsense_is_refused():
     for count in (0, p.size):
         with pytest.raises(InputError, match="count"):
             top_eigenvalues(p, count)
-    with pytest.raises(InputError, match="steps: expected an integer >= 1, got 0"):
+    with pytest.raises(InputError, match="steps: expected at least 1, got 0"):
         density(p, steps=0)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -143,8 +144,9 @@ def test_tensors_that_are_gone_or_damaged_are_one_sentence(stored, tmp_path):
     for folder in (None, tmp_path):
         with pytest.raises(ResultError, match=r"not stored|cannot be read"):
             dataclasses.replace(stored, folder=folder).tensors()
-    (tmp_path / "attributions.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(ResultError, match="cannot be read"):
+    content = (stored.folder / "attributions.safetensors").read_bytes()
+    (tmp_path / "attributions.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ResultError, match="cannot be read: damaged: the checksum does not match"):
         dataclasses.replace(stored, folder=tmp_path).tensors()
 
 
@@ -178,6 +180,13 @@ class Boxes(TinyData):
 
 class LargerBoxes(Boxes):
     side = 4
+
+
+@pytest.mark.parametrize(("shape", "checks"), [((2,), 16), ((1, 64, 64), 16), ((3, 64, 65), 2)])
+def test_large_images_have_few_checks_by_default(shape, checks):
+    subject = SimpleNamespace(data=SimpleNamespace(shape=shape))
+    assert ExplainSettings().resolve(subject).checks == checks
+    assert ExplainSettings(checks=0).resolve(subject).checks == 0
 
 
 def test_points_examples_and_boxes_count():

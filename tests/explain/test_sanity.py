@@ -80,6 +80,16 @@ def test_rank_correlations_are_scipys_where_something_is_shown():
     assert rank_correlation(undefined, torch.rand(3, 2) * torch.tensor([[0.0], [1.0], [1.0]])).isnan().all()
 
 
+@pytest.mark.parametrize(("comparisons", "at"), [(1, [7]), (3, [2, 5, 7]), (7, range(1, 8)), (12, range(1, 8))])
+def test_comparisons_are_evenly_spread_over_the_layers(comparisons, at):
+    model = nn.Sequential(nn.Flatten(), *(layer for _ in range(6) for layer in (nn.Linear(9, 9), nn.Tanh())))
+    model.append(nn.Linear(9, 3)).eval()
+    x = torch.rand(2, 1, 3, 3)
+    every, some = sanity_check(Saliency, model, x), sanity_check(Saliency, model, x, comparisons=comparisons)
+    assert some.layers == tuple(every.layers[number - 1] for number in at)
+    assert torch.equal(some.correlation, every.correlation[[number - 1 for number in at]])
+
+
 def test_a_model_without_layers_is_one_sentence():
     with pytest.raises(InputError, match="model: expected layers with parameters, got none"):
         sanity_check(Saliency, nn.Flatten(), net(2)[1])

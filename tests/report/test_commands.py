@@ -13,7 +13,8 @@ from atoll.report import read_runs
 from atoll.report.blocks import Code
 from atoll.report.commands import repeat
 from atoll.report.sections import reproduce
-from report_cases import change, copy_result, result_file
+from report_cases import copy_result, result_file
+from support import change
 
 VARIATIONS = [
     ("attack", {"individual": True, "surrogate": "runs/other one", "seed": 3, "split": "train", "adbd": True}),

@@ -20,6 +20,7 @@ from atoll.report.sections import all_sections, attacks, curvature, other
 from atoll.runs.run import open_run
 from atoll.stats import Accuracy
 from report_cases import Page, copy_result, page_of, result_file
+from support import renew_digests
 
 STEP = {"best": 4, "last": 12}
 
@@ -55,6 +56,7 @@ def test_a_landscape_is_under_the_header_of_its_own_loss(robust):
     line = torch.linspace(-1, 1, 3, dtype=torch.float64)
     landscape = Landscape(line, line, torch.full((3, 3), 7.0), ("a", "b"))
     landscape.save(path.parent.with_name("other") / "landscape-weights.npz")
+    renew_digests(path.parent.with_name("other") / "result.json")
     blocks = curvature.section(read_runs([robust])).blocks
     headers = {}
     for block in blocks:
@@ -178,9 +180,9 @@ def test_landscapes_of_one_question_share_axes_and_colors(robust, tmp_path):
     second = tmp_path / "second"
     shutil.copytree(robust, second)
     line = torch.linspace(-2, 2, 3, dtype=torch.float64)
-    Landscape(line, line, torch.full((3, 3), 9.0), ("a", "b")).save(
-        result_file(second, "curvature").with_name("landscape-weights.npz")
-    )
+    path = result_file(second, "curvature")
+    Landscape(line, line, torch.full((3, 3), 9.0), ("a", "b")).save(path.with_name("landscape-weights.npz"))
+    renew_digests(path)
     figures = {plot.id: plot.figure for plot in plots(curvature.section(read_runs([robust, second])).blocks)}
     first, other = figures["landscape-0-0"], figures["landscape-0-1"]
     for axis in ("xaxis", "yaxis", "zaxis"):
@@ -198,8 +200,9 @@ def test_landscapes_far_apart_share_a_logarithmic_scale(robust, tmp_path):
     shutil.copytree(robust, second)
     line = torch.linspace(-1, 1, 3, dtype=torch.float64)
     for folder, loss in ((robust, torch.tensor([1.0, 2.0, 4.0])), (second, torch.tensor([1.0, 10.0, 100.0]))):
-        path = result_file(folder, "curvature").with_name("landscape-weights.npz")
-        Landscape(line, line, loss.double().expand(3, 3), ("a", "b")).save(path)
+        path = result_file(folder, "curvature")
+        Landscape(line, line, loss.double().expand(3, 3), ("a", "b")).save(path.with_name("landscape-weights.npz"))
+        renew_digests(path)
     figures = {plot.id: plot.figure for plot in plots(curvature.section(read_runs([robust, second])).blocks)}
     for run in (0, 1):
         surface, contour = figures[f"landscape-0-{run}"], figures[f"contour-0-{run}"]["data"][0]

@@ -15,6 +15,7 @@ from atoll.attacks.diagnostics import EvaluationWarning
 from atoll.attacks.examples import Example
 from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifyResult, CertifySettings, Verified
+from atoll.files import sha256
 from atoll.report import read_runs, render
 from atoll.report.blocks import Gallery, Lead, TableBlock
 from atoll.report.opening import opening
@@ -193,9 +194,10 @@ def test_many_runs_are_a_range_and_a_warning_is_named(runs):
 def store(run, folder, x, x_adv, answers):
     folder = run.folder / folder
     folder.mkdir()
-    save_file({"x": x, "x_adv": x_adv}, folder / "examples.safetensors")
+    path = folder / "examples.safetensors"
+    save_file({"x": x, "x_adv": x_adv}, path)
     fields = zip(range(len(answers)), LABELS, *zip(*answers, strict=True), strict=False)
-    return {"folder": folder, "examples": tuple(Example(*each) for each in fields)}
+    return {"folder": folder, "files": {path.name: sha256(path)}, "examples": tuple(Example(*each) for each in fields)}
 
 
 def pixels(tile):

@@ -15,7 +15,8 @@ from atoll.measure import load_result
 from atoll.report import read_runs
 from atoll.report.blocks import plots
 from atoll.report.sections import all_sections
-from report_cases import HOSTILE, Page, change, page_of, poison_texts, poisoned, result_file
+from report_cases import HOSTILE, Page, page_of, poison_texts, poisoned, result_file
+from support import change
 
 # What the template and its two scripts are made of.
 TAGS = {
@@ -92,7 +93,7 @@ def test_figures_are_what_plotly_takes_and_show_the_measured_curves(measured):
 
 
 def test_long_curves_are_thinned_out(robust):
-    record = {"kind": "epoch", "validation_robust": 0.5}
+    record = {"kind": "epoch", "step": 1, "validation_robust": 0.5}
     lines = [json.dumps(record | {"epoch": float(i)}) for i in range(5000)]
     (robust / "metrics.jsonl").write_text("\n".join(lines))
     x = figures_of(robust)["training-robust"]["data"][0]["x"]

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from atoll.cli import main
 from atoll.errors import AtollError
 from atoll.report import read_runs
-from report_cases import HOSTILE, change, copy_result, page_of, result_file, rewrite
+from report_cases import HOSTILE, copy_result, page_of, result_file
+from support import change, renew_digests, rewrite
 
 
 def unfinished(folder):
@@ -33,13 +34,24 @@ def without(*kinds):
     return lambda folder: [shutil.rmtree(folder / "results" / kind) for kind in kinds]
 
 
+def replaced(kind, name, write):
+    """Replace a file of a result and its digest."""
+
+    def happen(folder):
+        path = result_file(folder, kind)
+        write(path.with_name(name))
+        renew_digests(path)
+
+    return happen
+
+
 def array(name, **arrays):
-    return lambda folder: np.savez(result_file(folder, "curvature").with_name(name), **arrays)
+    return replaced("curvature", name, lambda path: np.savez(path, **arrays))
 
 
 def images(kind, name, **tensors):
     """Replace the images of a result."""
-    return lambda folder: save_file(tensors, result_file(folder, kind).with_name(name))
+    return replaced(kind, name, lambda path: save_file(tensors, path))
 
 
 def result(kind, content):
@@ -93,7 +105,7 @@ WARNING = {"warnings": [{"kind": "gradient masking", "message": "gradients misle
 CASES = {
     "killed": (
         unfinished,
-        ["not finished: 1 of 3 epochs", "atoll train --resume --out", "1 unreadable lines of metrics.jsonl"],
+        ["not finished: 1 of 3 epochs", "atoll train --resume --out", "metrics.jsonl: 2 of 3 epochs are missing"],
     ),
     "just begun": (just_begun, ["Checkpoint: none is saved yet", "No epoch is recorded yet", "Robust accuracy: not"]),
     "no attack": (without("attack"), ["Robust accuracy: not measured", "atoll attack"]),
@@ -102,9 +114,8 @@ CASES = {
     "no curvature": (without("curvature"), ["Curvature: not measured", "WCI during training"]),
     "no explanation": (without("explain"), ["Explanation: not measured", "atoll explain"]),
     "no checkpoints": (lambda f: shutil.rmtree(f / "checkpoints"), ["whose checkpoint was deleted", "Stale results"]),
-    "no index": (lambda f: (f / "index.json").write_text("[1]"), ["Checkpoint: none is saved yet"]),
     "half a file": (result("curvature", '{"kind": '), ["result.json cannot be read: Expecting value"]),
-    "not a mapping": (result("curvature", "[1]"), ["cannot be read: expected the result of a measurement"]),
+    "not a mapping": (result("curvature", "[1]"), ["cannot be read: expected a mapping"]),
     "deep": (result("curvature", "[" * 10**5), ["result.json cannot be read"]),
     "deep inside": (result("explain", '{"kind":' * 900 + "1" + "}" * 900), ["result.json cannot be read"]),
     "not text": (lambda f: (f / "environment.json").write_bytes(b"\xff\xfe"), ["environment.json: cannot be read"]),
@@ -120,11 +131,19 @@ CASES = {
     "not a number": (altered("curvature", wci={"value": None, "standard_error": None}), ["WCI not measured"]),
     "link to a file": (link("attack", "file"), ["a link to a file outside the run folder"]),
     "link to a folder": (link("attack", "folder"), ["a link to a file outside the run folder"]),
-    "pipe for metrics": (pipe("metrics.jsonl"), ["No epoch is recorded yet"]),
+    "pipe for metrics": (pipe("metrics.jsonl"), ["metrics.jsonl: cannot be read: not a file", "No epoch is recorded"]),
     "pipe for a result": (pipe("result.json"), ["not a file written by Atoll"]),
     "not a landscape": (
+        replaced("curvature", "landscape-weights.npz", lambda path: path.write_bytes(b"PK")),
+        ["landscape-weights.npz: cannot be read: File is not a zip file"],
+    ),
+    "damaged landscape": (
         lambda f: result_file(f, "curvature").with_name("landscape-weights.npz").write_bytes(b"PK"),
-        ["landscape-weights.npz: cannot be read"],
+        ["landscape-weights.npz: cannot be read: damaged: the checksum does not match"],
+    ),
+    "lost landscape": (
+        lambda f: result_file(f, "curvature").with_name("landscape-weights.npz").unlink(),
+        ["landscape-weights.npz: cannot be read: the file is missing"],
     ),
     "another landscape": (
         array("landscape-weights.npz", a=np.zeros(2), b=np.zeros(3), loss=np.zeros(4)),
@@ -151,13 +170,11 @@ CASES = {
         ["density.npz: cannot be read"],
     ),
     "bomb": (
-        lambda f: np.savez_compressed(
-            result_file(f, "curvature").with_name("density.npz"), eigenvalues=np.zeros(2**24)
-        ),
+        replaced("curvature", "density.npz", lambda path: np.savez_compressed(path, eigenvalues=np.zeros(2**24))),
         ["density.npz: cannot be read: larger than 64 MB"],
     ),
     "broken attributions": (
-        lambda f: result_file(f, "explain").with_name("attributions.safetensors").write_bytes(b"no tensors"),
+        replaced("explain", "attributions.safetensors", lambda path: path.write_bytes(b"no tensors")),
         ["attributions.safetensors: cannot be read"],
     ),
     "attributions of another shape": (
@@ -247,12 +264,16 @@ def test_a_folder_without_a_readable_run_is_one_sentence(robust, happen):
         read_runs([robust])
 
 
-def test_anchors_cannot_make_a_short_recipe_long(robust):
-    lines = [
-        "a0: &a0 {x: 1, y: 2, z: 3}",
-        *(f"a{i}: &a{i} [{', '.join(f'*a{i - 1}' for _ in range(9))}]" for i in range(1, 9)),
-    ]
-    (robust / "recipe.yaml").write_text("\n".join([*lines, "own: &own {self: *own}"]))
+@pytest.mark.parametrize("text", ["[1]", "[" * 10**5, "\udcff", "{}", '{"last": 12, "best": {"raw": "x"}}'])
+def test_a_damaged_index_is_one_sentence(robust, text):
+    (robust / "index.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(AtollError, match=r"index\.json cannot be read: .*; resume the training to write it again"):
+        read_runs([robust])
+
+
+def test_a_long_recipe_is_cut(robust):
+    lines = ["a0: &a0 {x: 1, y: 2, z: 3}", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 5))]
+    (robust / "recipe.yaml").write_text("\n".join(lines))
     page = page_of(robust)
     assert page.tags.count("tr") < 1000
     assert "more was left out" in page.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -18,6 +17,7 @@ from atoll.runs.data_record import DataRecord, locate, relocate, without_locatio
 from atoll.runs.recipe import read_recipe
 from atoll.runs.run import open_run
 from atoll.runs.train import train
+from support import change
 
 RECIPE = {
     "data": {"class_path": "ImageFolder", "init_args": {"root": "photos", "resize": 8, "size": 8, "validation": 0.25}},
@@ -53,8 +53,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, with the current folder there."""
     copied = shutil.copytree(finished, tmp_path / "project")
-    path = copied / "runs" / "photos" / "data.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"folder": str(copied)}))
+    change(copied / "runs" / "photos" / "data.json", folder=str(copied))
     monkeypatch.chdir(copied)
     return copied
 

@@ -12,6 +12,7 @@ from atoll.data import Digits
 from atoll.errors import CheckpointError, DataError, InputError
 from atoll.runs import predict as predict_module
 from atoll.runs.run import open_run
+from support import change, rewrite
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +81,20 @@ def test_names_of_classes(trained, images, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "run")
     record = json.loads((folder / "data.json").read_text())
     names = [f"digit {number}" for number in range(10)]
-    (folder / "data.json").write_text(json.dumps(record | {"classes": names}))
+    change(folder / "data.json", classes=names)
     assert open_run(folder).predict(images)[0].classes[0].name.startswith("digit ")
-    (folder / "data.json").write_text(json.dumps(record | {"classes": names[:9]}))
+    change(folder / "data.json", classes=names[:9])
     with pytest.raises(CheckpointError, match="expected the names of 10 classes, got 9"):
         open_run(folder).predict(images)
     del record["classes"]  # a run of an older version
-    (folder / "data.json").write_text(json.dumps(record))
+    rewrite(folder / "data.json", record)
     assert open_run(folder).classes == Digits.classes
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"top": 0}, "top: expected an integer >= 1, got 0"),
+        ({"top": 0}, "top: expected at least 1, got 0"),
         ({"eps": "0.1"}, "eps: this run was not trained for certification"),
         ({"checkpoint": "lsat"}, "checkpoint: expected best, last or a step, got 'lsat'; did you mean last?"),
         ({"weights": "swa"}, "weights: expected raw, got 'swa'"),

@@ -1,13 +1,26 @@
 """Recipes: everything is checked before anything starts, and all faults come at once."""
 
+import shutil
+
 import pytest
 import torch
 import yaml
 
-from atoll.errors import InputError, RecipeError
+from atoll.cli import main
+from atoll.errors import AtollError, CheckpointError, InputError, RecipeError
 from atoll.registry import REGISTRIES, registry
-from atoll.runs.recipe import build_recipe, expand_overrides, full_key, read_recipe, recipes, variants
-from atoll.runs.train import build_model, build_trainer
+from atoll.runs.recipe import (
+    build_recipe,
+    expand_overrides,
+    full_key,
+    read_recipe,
+    read_recipe_file,
+    recipes,
+    variants,
+    write_recipe,
+)
+from atoll.runs.run import open_run
+from atoll.runs.train import build_model, build_trainer, train
 
 MINIMAL = {"data": "Digits", "model": "MLP"}
 
@@ -274,3 +287,92 @@ def test_short_forms_of_untrusted_recipes_import_nothing(tmp_path):
     tree = {**read_recipe("digits-at"), "loss": f"{tmp_path}/planted.py:Loss"}
     with pytest.raises(RecipeError, match="zzz: unknown key"):
         build_recipe(tree, "zzz=3", trust=False)
+
+
+BOMB = ["a0: &a0 {x: 1, y: 2, z: 3}"]
+BOMB += [f"a{i}: &a{i} [{', '.join(f'*a{i - 1}' for _ in range(9))}]" for i in range(1, 9)]
+# What a file of a recipe may hold, and what is said about it.
+UNREADABLE = {
+    "not YAML": (b"data: [1, 2", "not valid YAML"),
+    "no text": (b"data: \xff", "cannot be read"),
+    "NUL": (b"data: \0", "not valid YAML"),
+    "deep": (b"[" * 10**4, "not valid YAML"),
+    "nested": (b"data: " + b"[" * 80 + b"]" * 80, "nested too deeply"),
+    "anchors": ("\n".join(BOMB).encode(), "expected at most 100,000 values"),
+    "itself": (b"own: &own {self: *own}", "nested too deeply"),
+    "empty": (b"", "expected a mapping of sections"),
+    "list": (b"[1]", "expected a mapping of sections"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_unreadable_file_is_one_sentence(tmp_path, name):
+    content, message = UNREADABLE[name]
+    (tmp_path / "recipe.yaml").write_bytes(content)
+    with pytest.raises(RecipeError, match=message):
+        read_recipe(tmp_path / "recipe.yaml")
+    with pytest.raises(CheckpointError, match=message):
+        open_run(tmp_path)
+
+
+def test_every_damage_of_a_written_recipe_is_noticed(tmp_path):
+    path, tree = tmp_path / "recipe.yaml", {"data": "Digits", "seed": 1}
+    write_recipe(path, tree)
+    content = path.read_bytes()
+    assert content.startswith(b"# sha256: ")
+    assert read_recipe_file(path) == tree
+    changed = [content[:end] for end in range(len(content))]
+    changed += [
+        content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+        for place in range(len(content))
+        for bit in range(8)
+    ]
+    for damaged in changed:
+        path.write_bytes(damaged)
+        try:
+            assert read_recipe(path) == tree
+        except RecipeError:
+            continue
+
+
+def test_an_edited_recipe_is_used_without_its_first_line(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    write_recipe(path, {"data": "Digits", "seed": 1})
+    path.write_text(path.read_text().replace("seed: 1", "seed: 2"))
+    with pytest.raises(RecipeError, match=r"damaged or edited: .* or delete its first line to accept the changes"):
+        read_recipe(path)
+    path.write_text(path.read_text().partition("\n")[2])
+    assert read_recipe(path)["seed"] == 2
+
+
+def test_a_link_out_of_the_run_shows_nothing_of_its_target(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "secret").write_text("password: [hunter2")
+    (tmp_path / "run" / "recipe.yaml").symlink_to(tmp_path / "secret")
+    for resume in (
+        lambda: open_run(tmp_path / "run"),
+        lambda: train(None, out=tmp_path / "run", resume=True),
+        lambda: train("digits-at", out=tmp_path / "run", resume=True),
+    ):
+        with pytest.raises(AtollError, match="a link to a file outside the run folder") as error:
+            resume()
+        assert "hunter2" not in str(error.value)
+    assert (tmp_path / "secret").read_text() == "password: [hunter2"
+
+
+@pytest.mark.parametrize("recipe", [None, "digits-at"])
+def test_half_a_recipe_is_never_completed_with_defaults(trained, tmp_path, recipe):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    content = (folder / "recipe.yaml").read_bytes()
+    half = content[: content.index(b"\n", len(content) // 2) + 1]
+    (folder / "recipe.yaml").write_bytes(half)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(AtollError, match="was damaged or edited"):
+        train(recipe, out=folder, resume=True)
+    assert main(["train", "--resume", "--dry-run", "--out", str(folder)]) == 1
+    with pytest.raises(RecipeError, match="was damaged or edited"):  # nor does another training start from it
+        train(folder / "recipe.yaml", out=tmp_path / "other")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    (folder / "recipe.yaml").unlink()
+    with pytest.raises(RecipeError, match=r"has checkpoints but no recipe\.yaml"):
+        train("digits-at", out=folder, resume=True)

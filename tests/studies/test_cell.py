@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from atoll.errors import InputError
 from atoll.measure import measure, measurement
 from atoll.runs.run import Run
 from atoll.studies.cell import CellResult, CellSettings, load_cell, store_cell
+from support import change
 
 SETTINGS = CellSettings(study="mine", scale="smoke", row="AT", cell_seed=0, definition={"study": "mine", "seed": 0})
 
@@ -45,8 +45,7 @@ def test_another_definition_is_another_cell(run: Run) -> None:
 
 def test_a_cell_is_not_finished_if_its_run_is_not(run: Run) -> None:
     store_cell(run, SETTINGS, lambda: {"x": 1.0})
-    index = json.loads((run.folder / "index.json").read_text())
-    (run.folder / "index.json").write_text(json.dumps(index | {"finished": False}))
+    change(run.folder / "index.json", finished=False)
     assert load_cell(run, SETTINGS) is None
 
 

@@ -12,7 +12,7 @@ from atoll.losses import AT, TRADES
 from atoll.runs.train import train
 from atoll.training.checkpoint import load_checkpoint
 from atoll.training.methods import Method
-from atoll.training.observers import JsonLines, Observer, read_records
+from atoll.training.observers import JsonLines, Observer, read_metrics
 from atoll.training.trainer import Trainer, TrainerSettings
 from support import (
     ANNEALED,
@@ -20,6 +20,7 @@ from support import (
     CERTIFIED,
     LOSSES,
     METHODS,
+    TOGETHER,
     assert_identical,
     first_batch,
     naive_loss,
@@ -120,7 +121,7 @@ OPTIMIZERS = {
 
 
 # Every method alone, all of them together, and every optimizer.
-RESUMED = [(("sgd"), (name,)) for name in METHODS] + [(name, ()) for name in OPTIMIZERS] + [("sgd", tuple(METHODS))]
+RESUMED = [(("sgd"), (name,)) for name in METHODS] + [(name, ()) for name in OPTIMIZERS] + [("sgd", TOGETHER)]
 
 
 @pytest.mark.parametrize(("optimizer", "methods"), RESUMED, ids=lambda v: v if isinstance(v, str) else "+".join(v))
@@ -184,9 +185,9 @@ def test_metrics_have_no_gap_and_no_double_after_a_kill(tmp_path):
     with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')  # the kill came in the middle of a line
     watched(tmp_path / "b").fit(resume=True)
-    assert read_records(tmp_path / "a" / "metrics.jsonl") == read_records(tmp_path / "b" / "metrics.jsonl")
+    assert read_metrics(tmp_path / "a" / "metrics.jsonl") == read_metrics(tmp_path / "b" / "metrics.jsonl")
     watched(tmp_path / "b").fit(resume=True)  # a finished run, once more
-    assert read_records(tmp_path / "a" / "metrics.jsonl") == read_records(tmp_path / "b" / "metrics.jsonl")
+    assert read_metrics(tmp_path / "a" / "metrics.jsonl") == read_metrics(tmp_path / "b" / "metrics.jsonl")
 
 
 def test_an_epoch_is_recorded_once_even_if_the_kill_comes_between_its_record_and_its_checkpoint(tmp_path):
@@ -202,7 +203,7 @@ def test_an_epoch_is_recorded_once_even_if_the_kill_comes_between_its_record_and
     with pytest.raises(KilledError):
         watched(KillOnRecord()).fit()
     watched().fit(resume=True)
-    epochs = [r["epoch"] for r in read_records(tmp_path / "metrics.jsonl") if r["kind"] == "epoch"]
+    epochs = [r["epoch"] for r in read_metrics(tmp_path / "metrics.jsonl")[0] if r["kind"] == "epoch"]
     assert epochs == [1, 2, 3]
 
 
@@ -225,7 +226,7 @@ def test_a_run_of_no_epochs_is_evaluated_once(tmp_path, method):
         assert_identical(weights(trainer.model), initial)
         index = json.loads((tmp_path / "index.json").read_text())
         assert (index["finished"], index["last"], index["best"]["raw"]) == (True, 0, 0)
-        (record,) = read_records(tmp_path / "metrics.jsonl")
+        ((record,), _) = read_metrics(tmp_path / "metrics.jsonl")
         accuracy = trainer.validate(trainer.data.validation, trainer.settings.validation_steps)
         assert record["validation_robust"] == accuracy["robust"].value
 
@@ -294,7 +295,7 @@ def all_state(trainer):
 
 
 POISONED = [(name, (), {}) for name in OPTIMIZERS] + [
-    ("sgd", tuple(METHODS), {}),
+    ("sgd", TOGETHER, {}),
     ("sgd", ("lookahead", "swa", "awp"), {"clip_norm": 1.0}),
     ("adamw", ("swa", "sam"), {"accumulate": 2}),
 ]

@@ -1072,6 +1072,10 @@ def _gather(x: Tensor, indices: Value, *, axis: int = 0, context: NodeContext) -
         return x.select(axis, indices.item())
     index = indices.tensor(context.device) if isinstance(indices, Numbers) else indices
     axis = axis % x.dim()
+    if context.fixed_batch == 1 and context.varies == (True, False) and x.dim() == 1 < index.dim() and len(index) == 1:
+        # What the exporter makes of as_strided: places in the flat values of one image.
+        flat = x.reshape(context.batch, -1)
+        return flat.index_select(1, _wrap(index, flat.shape[1]).reshape(-1)).reshape(context.batch, *index.shape[1:])
     index = _wrap(index, x.shape[axis])
     rows = x.index_select(axis, index.reshape(-1))
     return rows.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])

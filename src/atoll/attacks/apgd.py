@@ -19,7 +19,7 @@ from atoll.attacks.iterative import (
     draw_rows,
     ranked_targets,
 )
-from atoll.errors import InputError
+from atoll.errors import LARGEST_STEPS, InputError, check_count
 from atoll.losses.objectives import OBJECTIVES, TARGETED, dlr_targeted
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
@@ -79,12 +79,11 @@ class APGD(IterativeAttack):
         super().__init__(threat)
         if objective not in ("ce", "dlr", "margin", "pm"):
             raise InputError(f"objective: expected ce, dlr, margin or pm, got {objective!r}")
-        if min(steps, restarts, eot) < 1 or targets < 0:
-            raise InputError(
-                "steps, restarts, eot, targets: expected at least 1 (targets: 0),"
-                f" got {steps}, {restarts}, {eot}, {targets}"
-            )
-        if patience is not None and (patience < 0 or threat.norm == "l1" or (objective == "ce" and not targets)):
+        check_count(1, LARGEST_STEPS, steps=steps, restarts=restarts, eot=eot)
+        check_count(0, targets=targets)
+        if patience is not None and (
+            not 0 <= patience < math.inf or threat.norm == "l1" or (objective == "ce" and not targets)
+        ):
             raise InputError(f"patience: expected a number >= 0, linf or l2, and dlr or targets, got {patience}")
         self.objective = objective
         self.steps = steps

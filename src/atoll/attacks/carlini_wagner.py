@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
 from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, adam, where_rows
-from atoll.errors import InputError, check_range
+from atoll.errors import LARGEST_STEPS, check_count, check_range
 from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
@@ -67,12 +67,10 @@ class CarliniWagner(MinimumNormAttack):
         minimum_norm: bool = False,
     ) -> None:
         super().__init__(threat, minimum_norm=minimum_norm)
-        if steps < 1 or binary_search_steps < 1:
-            raise InputError(f"steps, binary_search_steps: expected at least 1, got {steps}, {binary_search_steps}")
+        check_count(1, LARGEST_STEPS, steps=steps, binary_search_steps=binary_search_steps)
         check_range("(0, inf)", learning_rate=learning_rate)
         check_range(f"(0, {LARGEST:g}]", initial_const=initial_const)
-        if not 0 <= confidence < math.inf:
-            raise InputError(f"confidence: expected a number >= 0, got {confidence}")
+        check_range("[0, inf)", confidence=confidence)
         self.steps = steps
         self.binary_search_steps = binary_search_steps
         self.learning_rate = learning_rate

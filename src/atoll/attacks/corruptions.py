@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -17,9 +16,10 @@ from atoll.corruptions import COMMON, SEVERITIES, corrupt
 from atoll.data.base import Split, to_float
 from atoll.display import Displayed, TextTable
 from atoll.distributed import all_sum, is_main, rank, world_size
-from atoll.files import write_atomic
+from atoll.errors import DamagedError
+from atoll.files import json_digest, read_tensors, write_atomic, write_tensors
 from atoll.graph import tensors_digest
-from atoll.measure import OnProgress
+from atoll.measure import OnProgress, split_digest
 from atoll.modules import evaluation_mode
 from atoll.stats import Accuracy, Estimate, percent
 
@@ -27,7 +27,8 @@ NAMES = tuple(name for group in COMMON.values() for name in group)
 FROST = "frost: a generated texture, not the photographs of ImageNet-C"
 STRIP = "corrupted.safetensors"  # one image, and the same under each corruption
 STRIP_SEVERITY = 3
-FORMAT = "1"  # version of the progress file
+_RECORD = "corruptions"
+FORMAT = "2"  # version of the progress file
 
 
 def title_of(name: str) -> str:
@@ -143,7 +144,8 @@ def evaluate_corruptions(
     correct = torch.zeros(len(NAMES), len(SEVERITIES), len(split), dtype=torch.uint8)
     finished = torch.zeros(len(NAMES), len(SEVERITIES), dtype=torch.uint8)
     if path is not None:
-        correct, finished = _load(path, correct, finished)
+        config = json_digest([FORMAT, repr(model), tensors_digest(model.state_dict()), split_digest(split), repr(seed)])
+        correct, finished = _load(path, config, correct, finished)
     total = finished.numel() * len(index)
     with torch.no_grad(), evaluation_mode(model):
         for kind, level in (finished == 0).nonzero().tolist():
@@ -156,26 +158,18 @@ def evaluate_corruptions(
                     on_progress(name, done, total)
             finished[kind, level] = 1
             if path is not None:
-                _save(path, correct, finished)
+                write_tensors(path, _RECORD, {"correct": correct, "finished": finished}, {"config": config})
     return Corruptions.from_correct(all_sum(correct.int()).bool())
 
 
-def _save(path: Path, correct: Tensor, finished: Tensor) -> None:
-    tensors = {"correct": correct, "finished": finished}
-    write_atomic(path, save(tensors, {"format": FORMAT, "digest": tensors_digest(tensors)}))
-
-
-def _load(path: Path, correct: Tensor, finished: Tensor) -> tuple[Tensor, Tensor]:
-    """The saved progress, or the given one if there is none or if it is damaged."""
+def _load(path: Path, config: str, correct: Tensor, finished: Tensor) -> tuple[Tensor, Tensor]:
+    """The saved progress, or the given one if there is none, if it is damaged or if it is of another evaluation."""
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            saved = {name: file.get_tensor(name) for name in ("correct", "finished")}
-    except (SafetensorError, OSError, ValueError):
+        saved, about = read_tensors(path, _RECORD)
+        fits = saved["correct"].shape == correct.shape and saved["finished"].shape == finished.shape
+        return (saved["correct"], saved["finished"]) if fits and about["config"] == config else (correct, finished)
+    except (FileNotFoundError, DamagedError, KeyError, TypeError):
         return correct, finished
-    intact = metadata.get("format") == FORMAT and metadata.get("digest") == tensors_digest(saved)
-    fits = saved["correct"].shape == correct.shape and saved["finished"].shape == finished.shape
-    return (saved["correct"], saved["finished"]) if intact and fits else (correct, finished)
 
 
 def save_strip(split: Split, folder: Path, *, seed: int) -> None:

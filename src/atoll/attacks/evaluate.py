@@ -22,16 +22,17 @@ from torch import Tensor, nn
 from atoll.attacks.base import Attack, check_labels
 from atoll.attacks.diagnostics import EvaluationWarning, diagnose_model, diagnose_results
 from atoll.attacks.iterative import AttackLoop, AttackState, IterativeAttack, OneShot, Points
-from atoll.attacks.progress import AttackCounts, Progress, TensorFile
+from atoll.attacks.progress import Progress, TensorFile
 from atoll.attacks.sampling import Sampling, diagnose_sample
 from atoll.config import fields_to_plain
 from atoll.data.base import Split, batches, to_float
 from atoll.display import Displayed, TextTable
 from atoll.distributed import all_sum, barrier, is_main, rank, world_size
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count
 from atoll.graph import tensors_digest
 from atoll.measure import OnProgress, split_digest
 from atoll.modules import count_passes, evaluation_mode
+from atoll.rng import content_hash
 from atoll.stats import Accuracy, SampledAccuracy, percent_interval
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 ROBUST, MISCLASSIFIED = -1, -2  # values of ``broken_by``: no attack broke the point; misclassified without an attack
 PROBE = 32  # number of points that the diagnostics use
-FORMAT = 4  # version of the progress file; older versions are refused
+FORMAT = 5  # version of the progress file; older versions are refused
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def evaluate(
         raise InputError("sampling: expected a cascade, whose remaining points can be sampled")
     if sampling is not None and (clash := attacks.keys() & sampling.verify.keys()):
         raise InputError(f"sampling: expected other names than those of the cascade, got {', '.join(sorted(clash))}")
-    check_range("[1, inf)", batch_size=batch_size)
+    check_count(1, batch_size=batch_size)
     if not len(split):
         raise InputError("split: expected at least one point, got none")
     return Evaluator(
@@ -209,23 +210,40 @@ class Evaluator:
             probe = self._fetch(torch.arange(min(PROBE, len(self.split))))
             warnings += diagnose_model(self.model, probe, self.split.labels[:PROBE].to(self.device), self.attacks)
         with evaluation_mode(self.model):
-            progress = None if self.folder is None else Progress.load(self.folder, self.config, self.device)
-            self.progress = progress or Progress(
-                torch.zeros(len(self.split), dtype=torch.bool),
-                torch.zeros(len(self.split), len(self.attacks), dtype=torch.bool),
-                torch.zeros(len(self.split), len(self.attacks)),
-                [AttackCounts() for _ in self.attacks],
-                self.batch_size or automatic_batch_size(self.model, self._fetch(torch.arange(1))),
-            )
             self.saved = self.shown = time.monotonic()
-            if progress is None:
+            if not self._resume():
+                size = self.batch_size or automatic_batch_size(self.model, self._fetch(torch.arange(1)))
+                self.progress = Progress.start(len(self.split), len(self.attacks), size)
                 self._clean()
                 self._save()
-            else:
-                self.tensors = self._open()
             self._stage(torch.ones(len(self.split), dtype=torch.bool), range(self.cheap))
             estimate = None if self.sampling is None else self._sample(self.sampling, warnings)
         return self._result(warnings, estimate)
+
+    def _resume(self) -> bool:
+        """Continue from saved progress; returns False if there is none, or if a file of any process is damaged."""
+        if self.folder is None:
+            return False
+        progress = Progress.load(self.folder, self.config, self.device)
+        fits = progress is not None and progress.broken.shape == (len(self.split), len(self.attacks))
+        if not _on_all(fits):
+            return False
+        assert progress is not None
+        self.progress, self.tensors = progress, self._open()
+        return _on_all(self._verify())
+
+    def _verify(self) -> bool:
+        """Whether the stored tensors match the progress; restores the inputs of points that are not broken.
+
+        An interrupted process may have overwritten these after it saved its progress.
+        """
+        p, broken = self.progress, self.progress.broken.any(1)
+        for index in torch.split(self.indices[~broken[self.indices]], p.batch_size):
+            self.tensors["adversarial"][index] = self._fetch(index).cpu()
+        own = self.indices[broken[self.indices]]
+        return tensors_digest(self.tensors["logits"][self.indices]) == p.logits and all(
+            content_hash(self.tensors["adversarial"][point]) == int(p.hashes[point]) for point in own
+        )
 
     def _stage(self, points: Tensor, attacks: Iterable[int]) -> None:
         """Run some attacks on some points, unless this process did so before it was interrupted."""
@@ -276,6 +294,8 @@ class Evaluator:
                 self.tensors["adversarial"][index] = batch.x.cpu()
             done += len(index)
             self._report("clean", done, len(self.indices))
+        if self.folder is not None:
+            self.progress.logits = tensors_digest(self.tensors["logits"][self.indices])
 
     def _attack(self, number: int, points: Tensor) -> None:
         name, attack = list(self.attacks.items())[number]
@@ -331,7 +351,9 @@ class Evaluator:
         if self.keeps_inputs:
             # Store the adversarial input of the first successful attack in the list, also without a cascade.
             first = ~self.progress.broken[index, :number].any(1)
-            self.tensors["adversarial"][index[first]] = x_adv[holds].cpu()[first]
+            for point, values in zip(index[first], x_adv[holds].cpu()[first], strict=True):
+                self.tensors["adversarial"][point] = values
+                self.progress.hashes[point] = content_hash(values) if self.folder is not None else 0
 
     def _result(self, warnings: list[EvaluationWarning], estimate: SampledAccuracy | None) -> Evaluation:
         p, total = self.progress, len(self.split)
@@ -420,6 +442,11 @@ class Evaluator:
             partial_points = float((loop.rows.iteration / loop.attack.num_steps(loop.classes)).sum())
         self.on_progress(name, min(finished + partial_points, total), total)
         self.shown = time.monotonic()
+
+
+def _on_all(flag: bool) -> bool:
+    """Whether a flag is set on all processes."""
+    return int(all_sum(torch.tensor(int(flag)))) == world_size()
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from atoll.attacks.base import Attack
 from atoll.attacks.evaluate import MISCLASSIFIED, ROBUST, Evaluation
 from atoll.data.base import Split, to_float
-from atoll.files import write_atomic
+from atoll.files import write_atomic, write_figure
 from atoll.modules import evaluation_mode
 from atoll.plots import plot_adversarial
 
@@ -86,6 +86,7 @@ def save_examples(
     before = torch.where(broken_by == MISCLASSIFIED, before, y)
     after = torch.where(robust, y, torch.where(broken_by == MISCLASSIFIED, before, others))
     write_atomic(folder / "examples.safetensors", save({"x": x.contiguous(), "x_adv": x_adv.contiguous()}))
-    plot_adversarial(model, x, x_adv, y, [str(each) for each in classes]).savefig(folder / "adversarial.png", dpi=120)
+    figure = plot_adversarial(model, x, x_adv, y, [str(each) for each in classes])
+    write_figure(folder / "adversarial.png", figure)
     names = [[str(classes[label]) for label in labels.tolist()] for labels in (y, before, after)]
     return tuple(Example(*fields) for fields in zip(index.tolist(), *names, strict=True))

@@ -17,7 +17,7 @@ from atoll.attacks.iterative import (
     draw_rows,
     ranked_targets,
 )
-from atoll.errors import InputError
+from atoll.errors import LARGEST_STEPS, check_count
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, dot, per_point
 
@@ -56,10 +56,8 @@ class FAB(MinimumNormAttack):
         self, threat: ThreatModel, *, steps: int = 100, targets: int = 0, restarts: int = 1, minimum_norm: bool = False
     ) -> None:
         super().__init__(threat, minimum_norm=minimum_norm)
-        if min(steps, restarts) < 1 or targets < 0:
-            raise InputError(
-                f"steps, restarts, targets: expected at least 1 (targets: 0), got {steps}, {restarts}, {targets}"
-            )
+        check_count(1, LARGEST_STEPS, steps=steps, restarts=restarts)
+        check_count(0, targets=targets)
         self.steps = steps
         self.targets = targets
         self.restarts = restarts

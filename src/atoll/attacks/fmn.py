@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
 from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, anneal, where_rows
-from atoll.errors import check_range
+from atoll.errors import LARGEST_STEPS, check_count, check_range
 from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
@@ -52,7 +52,7 @@ class FMN(MinimumNormAttack):
         self, threat: ThreatModel, *, steps: int = 200, step_size: float = 1.0, minimum_norm: bool = False
     ) -> None:
         super().__init__(threat, minimum_norm=minimum_norm)
-        check_range("[1, inf)", steps=steps)
+        check_count(1, LARGEST_STEPS, steps=steps)
         check_range("(0, inf)", step_size=step_size)
         self.steps = steps
         self.step_size = step_size

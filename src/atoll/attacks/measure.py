@@ -29,6 +29,7 @@ from atoll.measure import (
     MEASUREMENTS,
     Context,
     Measurement,
+    Ranges,
     Result,
     Settings,
     execution,
@@ -63,6 +64,7 @@ class AttackSettings(Settings):
     """
 
     kind: ClassVar[str] = "attack"
+    ranges: ClassVar[Ranges] = {"batch_size": 1, "power": 0, "width": "(0, 100]", "budget": "(0, 1]"}
     attacks: str = "standard"
     width: float | None = None
     budget: float = 0.1
@@ -78,7 +80,7 @@ class AttackSettings(Settings):
     batch_size: int | None = execution(None)
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, batch_size=1, power=0)
+        super().__post_init__()
         if self.power and self.surrogate is not None:
             raise InputError("power: cannot be measured for transfer attacks, which do not use the model")
         sampling_for("fast", ThreatModel(), **self.sampling_options)

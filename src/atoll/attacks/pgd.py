@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS, Attack, check_labels
-from atoll.errors import InputError
+from atoll.errors import LARGEST_STEPS, InputError, check_count
 from atoll.losses.objectives import OBJECTIVES, Objective, margin
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, number
@@ -68,8 +68,7 @@ class PGD(Attack):
         super().__init__(threat)
         if objective not in OBJECTIVES:
             raise InputError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r}")
-        if steps < 1 or restarts < 1:
-            raise InputError(f"steps, restarts: expected at least 1, got {steps}, {restarts}")
+        check_count(1, LARGEST_STEPS, steps=steps, restarts=restarts)
         if targeted and objective == "kl":
             raise InputError("targeted: not supported with the kl objective")
         if objective == "kl" and start == "clean":

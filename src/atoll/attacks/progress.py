@@ -8,7 +8,8 @@ The folder of an evaluation contains::
                                   written atomically
 
 The progress file is authoritative.  After a kill, anything in the first file that is newer than the progress file is
-computed again and overwritten with the same values.
+computed again and overwritten with the same values.  The progress file has a checksum of itself, of the logits and of
+every adversarial input so far; if anything is damaged, the evaluation starts over.
 """
 
 from __future__ import annotations
@@ -16,23 +17,24 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from atoll.attacks.iterative import AttackState
 from atoll.distributed import barrier, is_main, rank, world_size
-from atoll.errors import CheckpointError
-from atoll.files import write_atomic
+from atoll.errors import CheckpointError, DamagedError
+from atoll.files import read_tensors, reserve, write_tensors
 from atoll.modules import PassCounts
 
-_POSITION = ("batch_size", "stage", "position", "exhausted")  # fields of ``Progress`` that are stored
+_RECORD = "an evaluation"
+_POSITION = ("batch_size", "stage", "position", "exhausted", "logits")  # fields of ``Progress`` that are stored
+_TENSORS = ("correct", "broken", "distance", "hashes")
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 
 
@@ -53,23 +55,40 @@ class Progress:
     correct: Tensor  # whether each point is classified correctly without an attack, (points,)
     broken: Tensor  # whether each attack broke each point, (points, attacks)
     distance: Tensor  # of the adversarial input of each broken point, 0 for the others, (points, attacks)
+    hashes: Tensor  # of the adversarial input of each broken point, 0 for the others, (points,)
     counts: list[AttackCounts]
     batch_size: int
+    logits: str = ""  # digest of the clean logits of this process's points
     stage: int = 0  # position in the sequence of attacks; one that runs on several sets of points counts for each
     position: int = 0  # next point to attack
     exhausted: bool = False
     rows: AttackState | None = field(default=None, repr=False)
 
+    @staticmethod
+    def start(points: int, attacks: int, batch_size: int) -> Progress:
+        """Return the progress of an evaluation that has not attacked anything yet."""
+        return Progress(
+            torch.zeros(points, dtype=torch.bool),
+            torch.zeros(points, attacks, dtype=torch.bool),
+            torch.zeros(points, attacks),
+            torch.zeros(points, dtype=torch.int64),
+            [AttackCounts() for _ in range(attacks)],
+            batch_size,
+        )
+
     def save(self, folder: Path, config: str) -> None:
-        tensors = {"correct": self.correct, "broken": self.broken, "distance": self.distance}
+        tensors = {name: getattr(self, name) for name in _TENSORS}
         if self.rows is not None:
             tensors |= {f"rows/{name}": value.clone() for name, value in self.rows.tensors().items()}
         about = {name: getattr(self, name) for name in _POSITION} | {"counts": [asdict(c) for c in self.counts]}
-        write_atomic(_path(folder), save(tensors, {"config": config, "about": json.dumps(about)}))
+        write_tensors(_path(folder), _RECORD, tensors, {"config": config, **about})
 
     @staticmethod
     def load(folder: Path, config: str, device: torch.device | str) -> Progress | None:
-        """Load the progress saved in a folder, or return None; raises an error if it belongs to another evaluation."""
+        """Load the progress saved in a folder; None if there is none, or if it is damaged.
+
+        Raises a CheckpointError if it belongs to another evaluation.
+        """
         path = _path(folder)
         same_run = {f"progress-{number}-of-{world_size()}.safetensors" for number in range(world_size())}
         if others := {other.name for other in folder.glob("progress-*.safetensors")} - same_run:
@@ -77,30 +96,33 @@ class Progress:
                 f"{folder} was started with a different number of processes ({min(others)}); resume with the same"
                 " number or choose another folder"
             )
-        if not path.exists():
-            return None
         try:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata()
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            if metadata["config"] != config:
+            tensors, about = read_tensors(path, _RECORD)
+            if about["config"] != config:
                 raise CheckpointError(
                     f"{folder} contains the progress of another evaluation (different inputs, labels, weights, attacks,"
                     " eps, seed or Atoll version); choose another folder or delete this one"
                 )
-            about = json.loads(metadata["about"])
             position = {name: about[name] for name in _POSITION}
             counts = [AttackCounts(**each) for each in about["counts"]]
             rows = {name.removeprefix("rows/"): t.to(device) for name, t in tensors.items() if name.startswith("rows/")}
             state = AttackState.from_tensors(rows) if rows else None
-            correct, broken, distance = (tensors[name] for name in ("correct", "broken", "distance"))
-            return Progress(correct, broken, distance, counts, **position, rows=state)
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is damaged ({error}); delete the folder to start over") from None
+            correct, broken, distance, hashes = (tensors[name] for name in _TENSORS)
+            return Progress(correct, broken, distance, hashes, counts, **position, rows=state)
+        except (FileNotFoundError, DamagedError, ValueError, KeyError, TypeError):
+            return None
 
 
 def _path(folder: Path) -> Path:
     return folder / f"progress-{rank()}-of-{world_size()}.safetensors"
+
+
+def _begins_with(path: Path, prefix: bytes, size: int) -> bool:
+    """Whether there is a regular file of this size that begins like this."""
+    if not path.exists() or not stat.S_ISREG(path.lstat().st_mode) or path.stat().st_size != size:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(prefix)) == prefix
 
 
 class TensorFile:
@@ -124,13 +146,18 @@ class TensorFile:
         header = json.dumps(entries).encode()
         header += b" " * (-len(header) % 8)
         start = 8 + len(header)
-        if is_main() and not (path.exists() and path.stat().st_size == start + end):
+        prefix = len(header).to_bytes(8, "little") + header
+        if is_main():
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            with temporary.open("wb") as file:
-                file.write(len(header).to_bytes(8, "little") + header)
-                file.truncate(start + end)
-            temporary.replace(path)
+            if not _begins_with(path, prefix, start + end):
+                temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+                try:
+                    temporary.write_bytes(prefix)
+                    reserve(temporary, start + end)
+                    temporary.replace(path)
+                finally:
+                    temporary.unlink(missing_ok=True)
+            reserve(path, start + end)
         barrier()
         self._tensors = {}
         for name, (shape, dtype) in shapes.items():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
 from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, where_rows
-from atoll.errors import check_range
+from atoll.errors import LARGEST_STEPS, check_count
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG
 from atoll.threat import Bounds, ThreatModel, per_point
@@ -47,7 +47,7 @@ class RayS(MinimumNormAttack):
 
     def __init__(self, threat: ThreatModel, *, queries: int = 10_000, minimum_norm: bool = False) -> None:
         super().__init__(threat, minimum_norm=minimum_norm)
-        check_range("[1, inf)", queries=queries)
+        check_count(1, LARGEST_STEPS, queries=queries)
         self.queries = queries
 
     def num_steps(self, classes: int) -> int:

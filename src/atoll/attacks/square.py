@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
 from atoll.attacks.iterative import AttackState, IterativeAttack, Points, assign_rows, draw_rows
-from atoll.errors import InputError, check_range
+from atoll.errors import LARGEST_STEPS, check_count, check_range
 from atoll.losses.objectives import margin
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, per_point
@@ -50,9 +50,8 @@ class Square(IterativeAttack):
         restarts: int = 1,
     ) -> None:
         super().__init__(threat)
-        if queries < 1 or not 0 < p_init <= 1:
-            raise InputError(f"queries, p_init: expected queries >= 1 and p_init in (0, 1], got {queries}, {p_init}")
-        check_range("[1, inf)", horizon=horizon, restarts=restarts)
+        check_range("(0, 1]", p_init=p_init)
+        check_count(1, LARGEST_STEPS, queries=queries, horizon=horizon, restarts=restarts)
         self.queries = queries
         self.p_init = p_init
         self.horizon = horizon

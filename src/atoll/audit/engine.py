@@ -10,7 +10,6 @@ stored plan, so its results are bit-identical to those of an audit that was not 
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from atoll.config import fields_to_plain, from_plain, to_plain
 from atoll.display import Displayed, TextTable
 from atoll.distributed import default_device
 from atoll.errors import AtollError, InputError, UnsoundError
-from atoll.files import finite, write_json
+from atoll.files import finite, read_record, write_json, write_record
 from atoll.health import HealthResult
 from atoll.measure import Result, resolve_threat, select, split_digest
 from atoll.registry import suggest
@@ -262,13 +261,13 @@ class _State:
 
     def save(self) -> None:
         names = ("key", "facts", "budget", "changes", "records")
-        write_json(self.folder / PLAN, to_plain({name: getattr(self, name) for name in names}))
+        write_record(self.folder / PLAN, "an audit", to_plain({name: getattr(self, name) for name in names}))
 
     @staticmethod
     def load(folder: Path, key: Mapping[str, Any], only: tuple[str, ...]) -> _State | None:
         """Load the plan of an earlier audit; None if there is none for the same model, points and budget."""
         try:
-            tree = json.loads((folder / PLAN).read_text())
+            tree = read_record(folder / PLAN, "an audit")
             if tree["key"] != key:
                 return None
             changes = [(int(done), float(factor), float(left)) for done, factor, left in tree["changes"]]

@@ -36,6 +36,7 @@ CURVATURE, PROBES = 1500, 200  # gradients per point, with at most so many probe
 EXPLAIN, CHECK = 900, 6000  # gradients per point, and per point of the sanity check and the local sensitivity
 HEALTH = 30  # gradients per point, at most: alternatives, and differences of gradients
 HEALTH_SHARE = 0.1  # of the budget
+LONGEST = 365 * 24 * 3600.0  # seconds
 FEWEST = 10  # points below which a measurement says too little
 
 
@@ -353,6 +354,8 @@ def parse_duration(text: str) -> float:
     complete = "".join(value + unit for value, unit in parts) in (text, f"{text}m")
     if not complete or not 0 < seconds < math.inf:
         raise InputError(f"budget: expected a duration such as 30m or 1h30m, got {text!r}")
+    if seconds > LONGEST:
+        raise InputError(f"budget: expected at most {LONGEST / 3600:,.0f} hours, got {text!r}")
     return seconds
 
 

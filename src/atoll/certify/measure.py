@@ -37,8 +37,8 @@ from atoll.data.base import Data, Split, SubSplit, to_float
 from atoll.display import TextTable
 from atoll.distributed import is_main
 from atoll.errors import InputError
-from atoll.files import write_atomic
-from atoll.measure import MEASUREMENTS, Context, Measurement, Result, Settings, execution, select, split_digest
+from atoll.files import write_atomic, write_figure
+from atoll.measure import MEASUREMENTS, Context, Measurement, Ranges, Result, Settings, execution, select, split_digest
 from atoll.models.centroid import CentroidNet
 from atoll.plots import plot_certified, plot_prototypes
 from atoll.stats import Accuracy, percent, percent_interval
@@ -68,6 +68,10 @@ class CertifySettings(Settings):
     """
 
     kind: ClassVar[str] = "certify"
+    ranges: ClassVar[Ranges] = {
+        "check": 1, "batch_size": 1, "samples": 1, "eta": "[0, 1]", "smooth": "(0, inf)", "alpha": "(0, 1)",
+        "budget": "[1, inf]",
+    }  # fmt: skip
     eps: str | None = None
     attacks: str = "APGD-CE"
     check: int = 500
@@ -82,9 +86,7 @@ class CertifySettings(Settings):
     batch_size: int = execution(256)
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, check=1, batch_size=1, samples=1, eta=0)
-        if self.smooth is not None and not self.smooth > 0:
-            raise InputError(f"smooth: expected a number > 0, got {self.smooth:g}")
+        super().__post_init__()
         if self.smooth is not None and (self.reject or self.eta):
             raise InputError("smooth: cannot be combined with reject or eta")
 
@@ -242,7 +244,9 @@ class MeasureCertify(Measurement):
         if settings.smooth is None:
             return _prove(subject, certified, split, settings, context)
         smoothed = Smoothed(certified, settings.smooth, n=settings.samples, alpha=settings.alpha, seed=settings.seed)
-        certifier = smoothed if context.folder is None else ResumableCertifier(smoothed, context.folder / "points")
+        certifier: Smoothed | ResumableCertifier = smoothed
+        if context.folder is not None:
+            certifier = ResumableCertifier(smoothed, context.folder / "points", context.folder.name)
         certification = certify(certifier, split, batch_size=1, device=context.device, on_progress=context.on_progress)
         return _accuracies(certification, subject, settings, context)
 
@@ -255,7 +259,7 @@ def _accuracies(
     if context.folder is not None and is_main():
         write_atomic(context.folder / "certificates.safetensors", save(vars(certification)))
         figure = plot_certified({subject.origin.run or "model": curve}, settings.radii)
-        figure.savefig(context.folder / "curve.png", dpi=120)
+        write_figure(context.folder / "curve.png", figure)
     return {
         "clean": certification.clean,
         "verified": tuple(Verified(eps=eps, accuracy=certification.verified(eps)) for eps in settings.radii),
@@ -316,7 +320,7 @@ def _guarantees(
         write_atomic(context.folder / "prototypes.safetensors", save({k: v.contiguous() for k, v in tensors.items()}))
         if x.dim() == 4:
             figure = plot_prototypes(x, result.inputs, x[:, None][:, :0])
-            figure.savefig(context.folder / "prototypes.png", dpi=120)
+            write_figure(context.folder / "prototypes.png", figure)
     return CentroidGuarantees(
         separation=certifier.separation,
         global_radius=certifier.global_radius,

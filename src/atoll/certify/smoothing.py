@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
@@ -12,7 +10,8 @@ from torch import Tensor, nn
 
 from atoll.certify.certificate import Certificate, Certifier
 from atoll.distributed import rank
-from atoll.errors import InputError, check_range
+from atoll.errors import DamagedError, InputError, check_range
+from atoll.files import append_record, discard, read_records
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, content_hash
 
@@ -113,21 +112,26 @@ class Smoothed:
 class ResumableCertifier:
     """A certifier that stores every certificate when it is computed, so that an interrupted run can resume.
 
-    Each line of a file is a JSON list of a checksum, the key of a point, its prediction and its radius.  Lines that do
-    not match their checksum, for example because a kill truncated them, are ignored, and their points computed again.
+    Each line of a file is a record of the key of a point, its prediction and its radius.  Points of damaged lines are
+    computed again.
 
     Args:
         certifier: computes certificates that are not stored yet.
         folder: a folder for this certifier only; every process writes its own file and reads all files.
+        question: the digest of what is certified and how; certificates of another question are ignored.
     """
 
-    def __init__(self, certifier: Certifier, folder: Path) -> None:
-        self.certifier = certifier
+    def __init__(self, certifier: Certifier, folder: Path, question: str = "") -> None:
+        self.certifier, self.question = certifier, question
         self.certificates: dict[int, tuple[int, float]] = {}
         for path in sorted(folder.glob("points-*.jsonl")):
-            for line in path.read_bytes().splitlines():
-                if (record := _read_record(line)) is not None:
-                    self.certificates[record[0]] = record[1:]
+            try:
+                records, _ = read_records(path, question)
+            except DamagedError:  # not even a file
+                discard(path)
+                continue
+            for record in records:
+                self.certificates[record["key"]] = (record["prediction"], record["radius"])
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"points-{rank()}.jsonl"
 
@@ -137,27 +141,13 @@ class ResumableCertifier:
             if key not in self.certificates:
                 certificate = self.certifier(point[None])
                 self.certificates[key] = (int(certificate.prediction), float(certificate.radius))
-                record = [key, *self.certificates[key]]
-                with self.path.open("a") as file:  # start with a line break, because the last line may be truncated
-                    file.write(f"\n{json.dumps([_checksum(record), *record])}")
+                values = zip(("key", "prediction", "radius"), (key, *self.certificates[key]), strict=True)
+                append_record(self.path, dict(values), self.question)
         predictions, radii = ([self.certificates[key][part] for key in keys] for part in (0, 1))
         return Certificate(
             torch.tensor(predictions, dtype=torch.int64, device=x.device),
             torch.tensor(radii, dtype=torch.float64, device=x.device),
         )
-
-
-def _read_record(line: bytes) -> tuple[int, int, float] | None:
-    """Parse key, prediction and radius of a line; returns None if the line is damaged."""
-    try:
-        checksum, key, prediction, radius = json.loads(line)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return (key, prediction, radius) if checksum == _checksum([key, prediction, radius]) else None
-
-
-def _checksum(record: list[int | float]) -> str:
-    return hashlib.sha256(json.dumps(record).encode()).hexdigest()[:16]
 
 
 def clopper_pearson(count: int, total: int, alpha: float) -> float:

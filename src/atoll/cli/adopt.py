@@ -21,12 +21,12 @@ Examples:
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from atoll.adopt.adopt import adopt
 from atoll.cli.answers import print_json
 from atoll.cli.output import print_lines
+from atoll.cli.values import path
 from atoll.config import parse_yaml, to_plain
 from atoll.errors import InputError
 from atoll.stats import percent_interval
@@ -58,8 +58,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="argument of the data set or the model")
     text = "data set: a name, a folder of classes, a .csv file of paths and labels, or an .npz file"
     parser.add_argument("--data", required=True, metavar="DATA", help=text)
-    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="folder of the run")
-    parser.add_argument("--weights", type=Path, metavar="FILE", help="state dict, for models from code and timm")
+    parser.add_argument("--out", type=path, required=True, metavar="RUN", help="folder of the run")
+    parser.add_argument("--weights", type=path, metavar="FILE", help="state dict, for models from code and timm")
     parser.add_argument("--mean", type=numbers, help="mean of each channel, after scaling to --range")
     parser.add_argument("--std", type=numbers, help="standard deviation of each channel")
     parser.add_argument("--range", type=pair, help="lowest and highest input: 0,255 or =-1,1")

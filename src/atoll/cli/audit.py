@@ -21,15 +21,17 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from atoll.audit import PlannedStep, Stage, audit
+from atoll.audit.engine import GATES
 from atoll.audit.plan import STEPS, format_duration, parse_duration
 from atoll.cli.answers import print_json
 from atoll.cli.measure import add_run_flags, parse_checkpoint, warn_about_selection
 from atoll.cli.output import error_console, print_lines, print_table, progress_bar
+from atoll.cli.values import path
 from atoll.config import to_plain
 from atoll.distributed import is_main
 from atoll.registry import suggest
@@ -44,11 +46,15 @@ def limits(text: str) -> dict[str, float]:
     """
     result = {}
     for part in text.split(","):
-        name, _, value = part.partition("=")
+        name, _, value = (word.strip() for word in part.partition("="))
+        if name not in GATES:
+            raise argparse.ArgumentTypeError(f"got {name!r}{suggest(name, GATES)}")
         try:
-            result[name.strip()] = float(value)
+            result[name] = float(value)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"expected limits in percent such as robust=50, got {text!r}") from None
+            result[name] = math.nan
+        if not 0 <= result[name] <= 100:
+            raise argparse.ArgumentTypeError(f"expected limits in percent such as robust=50, got {text!r}")
     return result
 
 
@@ -62,7 +68,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", type=path, metavar="RUN", help="run folder")
     parser.add_argument(
         "--budget", default="30m", metavar="TIME", help="time, such as 90s, 30m or 1h30m (default: 30m)"
     )

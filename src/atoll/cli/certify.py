@@ -26,11 +26,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 
 from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.cli.measure import add_flags, measure_runs
 from atoll.cli.output import error_console, print_lines, print_table
+from atoll.cli.values import path
 from atoll.distributed import is_main
 from atoll.errors import InputError
 from atoll.runs.run import open_run
@@ -81,7 +81,7 @@ def _lines(result: CertifyResult) -> list[str]:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, CertifySettings)
-    parser.add_argument("--proof", type=Path, metavar="FILE", help="write a proof file for `atoll check`")
+    parser.add_argument("--proof", type=path, metavar="FILE", help="write a proof file for `atoll check`")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from atoll.checker import OPERATIONS, Checked, ProofError, check
 from atoll.cli.answers import print_error, print_json
+from atoll.cli.values import path
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="proof file, such as proof.safetensors")
+    parser.add_argument("file", type=path, metavar="FILE", help="proof file, such as proof.safetensors")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -16,24 +16,24 @@ For Centroid Nets the radius comes from single planes: never larger than that of
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from atoll.certify.norms import BUDGET
 from atoll.cli.answers import print_json
 from atoll.cli.measure import add_locations, parse_checkpoint
 from atoll.cli.output import error_console, print_lines, progress_bar
+from atoll.cli.values import number, path, whole_number
 from atoll.runs.run import open_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="file, such as model.onnx")
+    parser.add_argument("run_folder", type=path, metavar="RUN", help="folder of a run")
+    parser.add_argument("-o", "--out", type=path, required=True, metavar="FILE", help="file, such as model.onnx")
     certify = "write certificates (default: if the run was trained for them, or with --eps or --eta)"
     parser.add_argument("--certify", action=argparse.BooleanOptionalAction, default=None, help=certify)
     parser.add_argument("--eps", help="l2 radius below which the file abstains (default: as trained)")
-    parser.add_argument("--eta", type=float, default=0.0, help="parameter of the eta layer of Centroid Nets (0)")
-    parser.add_argument("--points", type=int, default=1000, help="test points to compare on (default: 1000)")
-    parser.add_argument("--budget", type=float, default=BUDGET, help=f"operations per layer's proof ({BUDGET:g})")
+    parser.add_argument("--eta", type=number, default=0.0, help="parameter of the eta layer of Centroid Nets (0)")
+    parser.add_argument("--points", type=whole_number, default=1000, help="test points to compare on (default: 1000)")
+    parser.add_argument("--budget", type=number, default=BUDGET, help=f"operations per layer's proof ({BUDGET:g})")
     parser.add_argument("--checkpoint", default="best", help="best, last, or a step (default: best)")
     parser.add_argument("--weights", default="raw", help="raw, or an average such as swa (default: raw)")
     add_locations(parser)

@@ -8,13 +8,13 @@ import functools
 import types
 import typing
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from docstring_parser import parse as parse_docstring
 
 from atoll.cli.answers import print_json
 from atoll.cli.output import error_console, progress_bar
+from atoll.cli.values import number, path, whole_number
 from atoll.distributed import is_main, process_group
 from atoll.measure import Result, Settings
 from atoll.runs.data_record import LOCATIONS
@@ -27,7 +27,7 @@ def add_flags(
     runs: str = "folder of a run; several runs are compared",
 ) -> None:
     """Runs, one flag per field of the settings, and the options of all measurements."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=runs)
+    parser.add_argument("runs", nargs="+", type=path, metavar="RUN", help=runs)
     texts = _help_texts(settings)
     hints = typing.get_type_hints(settings)
     for item in dataclasses.fields(settings):
@@ -65,7 +65,7 @@ def add_locations(parser: Any) -> None:
 
 
 def _location(key: str, place: str) -> tuple[str, str]:
-    return key, place
+    return key, str(path(place))
 
 
 def add_device(parser: Any) -> None:
@@ -105,22 +105,6 @@ def _add_flag(parser: argparse.ArgumentParser, item: Any, hint: Any, text: str) 
         parser.add_argument(flag, type=hint, metavar="TEXT", **common)
 
 
-def whole_number(word: str) -> int:
-    """An integer option."""
-    try:
-        return int(word)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {word!r}") from None
-
-
-def number(word: str) -> float:
-    """An option that is a number."""
-    try:
-        return float(word)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {word!r}") from None
-
-
 def settings_from(options: argparse.Namespace, settings: type[Settings], **more: Any) -> Settings:
     """The settings that the flags describe."""
     names = {item.name for item in dataclasses.fields(settings)}
@@ -144,7 +128,7 @@ def measure_runs(
     checkpoint = parse_checkpoint(options.checkpoint)
     places = dict(options.locations)
     runs = {
-        str(path): open_run(path, trust=options.trust, data=places) for path in options.runs
+        str(folder): open_run(folder, trust=options.trust, data=places) for folder in options.runs
     }  # all, before any work
     results: dict[str, Result] = {}
     with process_group(), progress_bar("") as bar:

@@ -15,19 +15,19 @@ Examples:
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from atoll.cli.answers import print_json
-from atoll.cli.measure import add_run_flags, parse_checkpoint, warn_about_selection, whole_number
+from atoll.cli.measure import add_run_flags, parse_checkpoint, warn_about_selection
 from atoll.cli.output import print_table
+from atoll.cli.values import path, whole_number
 from atoll.config import to_plain
 from atoll.runs.predict import Prediction
 from atoll.runs.run import open_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="image file, or folder of images")
+    parser.add_argument("run_folder", type=path, metavar="RUN", help="folder of a run")
+    parser.add_argument("images", nargs="+", type=path, metavar="IMAGE", help="image file, or folder of images")
     parser.add_argument(
         "--top", type=whole_number, default=3, metavar="K", help="show the K most probable classes (default: 3)"
     )

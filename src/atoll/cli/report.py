@@ -10,24 +10,24 @@ commands that measure them.  Runs share a row only if they were measured with th
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from atoll.cli.answers import print_json
 from atoll.cli.output import print_lines
+from atoll.cli.values import path
 from atoll.report import write_report
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders; several runs are compared")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: report.html in the first run's folder")
+    parser.add_argument("runs", nargs="+", type=path, metavar="RUN", help="run folders; several runs are compared")
+    parser.add_argument("-o", "--out", type=path, metavar="FILE", help="default: report.html in the first run's folder")
     parser.add_argument("--title", help="title of the page (default: the names of the runs)")
 
 
 def run(options: argparse.Namespace) -> None:
-    path = write_report(options.runs, options.out or options.runs[0] / "report.html", title=options.title)
-    size = path.stat().st_size
+    page = write_report(options.runs, options.out or options.runs[0] / "report.html", title=options.title)
+    size = page.stat().st_size
     if options.json:
         runs = [str(folder) for folder in options.runs]
-        print_json("report", {"report": str(path), "bytes": size, "runs": runs})
+        print_json("report", {"report": str(page), "bytes": size, "runs": runs})
     else:
-        print_lines(f"The report is in {path} ({size / 1e6:.1f} MB). Open it in a browser.")
+        print_lines(f"The report is in {page} ({size / 1e6:.1f} MB). Open it in a browser.")

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.cli.answers import print_json
-from atoll.cli.measure import add_device, number, whole_number
+from atoll.cli.measure import add_device
 from atoll.cli.output import print_lines, print_table, progress_bar
+from atoll.cli.values import number, path, whole_number
 from atoll.errors import InputError
 from atoll.studies import STUDIES, StudyReport, StudyResults
 from atoll.studies.base import SCALES, Study
@@ -40,9 +41,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="value to use instead of the recipes'")
     parser.add_argument("--scale", default="smoke", choices=SCALES, help=scale)
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of the study (default: runs/studies/NAME-SCALE)"
+        "--out", type=path, metavar="DIR", help="folder of the study (default: runs/studies/NAME-SCALE)"
     )
-    parser.add_argument("--cells", type=Path, metavar="DIR", help=cells)
+    parser.add_argument("--cells", type=path, metavar="DIR", help=cells)
     parser.add_argument("--engine", default="sequential", choices=["sequential", "ray"], help=engine)
     parser.add_argument(
         "--address", metavar="HOST", help="address of the Ray cluster (default: RAY_ADDRESS, or this machine)"

@@ -31,6 +31,7 @@ import yaml
 from atoll.cli.answers import print_json
 from atoll.cli.measure import add_device
 from atoll.cli.output import error_console, print_lines, print_table
+from atoll.cli.values import path
 from atoll.distributed import is_main
 from atoll.errors import Interrupted, RecipeError
 from atoll.runs.recipe import build_recipe, recipes
@@ -43,7 +44,7 @@ from atoll.training.trainer import Trainer
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="name or YAML file; leave it out with --resume")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="value to use instead of the recipe's")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/RECIPE)")
+    parser.add_argument("--out", type=path, metavar="DIR", help="folder of the run (default: runs/RECIPE)")
     parser.add_argument("--resume", action="store_true", help="resume the run in --out after an interruption")
     parser.add_argument("--dry-run", action="store_true", help="check the recipe, print it with all defaults, and exit")
     add_device(parser)
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
         raise RecipeError(f"a resumed run keeps its recipe; it cannot take {overrides[0]!r}")
     if options.dry_run:
         trust = options.trust or recipe is not None
-        tree = build_recipe(options.out / "recipe.yaml" if recipe is None else recipe, *overrides, trust=trust).tree
+        tree = build_recipe(Run(options.out).recipe if recipe is None else recipe, *overrides, trust=trust).tree
         if options.json:
             print_json("train", {"recipe": tree})
         else:

@@ -16,6 +16,7 @@ from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.trace import OnProgress
 from atoll.data.decode import read_npz
 from atoll.errors import DataError, InputError, check_count, check_range
+from atoll.files import write_arrays
 from atoll.modules import evaluation_mode, preserve_buffers
 from atoll.rng import PointRNG, generator
 
@@ -34,7 +35,7 @@ class Landscape:
 
     def save(self, path: Path) -> None:
         """Save the data as ``.npz``."""
-        np.savez(path, a=self.a.numpy(), b=self.b.numpy(), loss=self.loss.numpy(), axes=np.array(self.axes))
+        write_arrays(path, a=self.a.numpy(), b=self.b.numpy(), loss=self.loss.numpy(), axes=np.array(self.axes))
 
     @staticmethod
     def load(path: Path) -> Landscape:

@@ -7,7 +7,6 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -27,11 +26,13 @@ from atoll.data.base import Split, SubSplit, sample_rows, to_float
 from atoll.display import TextTable, cell
 from atoll.distributed import is_main
 from atoll.errors import InputError
+from atoll.files import write_figure
 from atoll.losses.base import Loss
 from atoll.measure import (
     MEASUREMENTS,
     Context,
     Measurement,
+    Ranges,
     Result,
     Settings,
     SplitName,
@@ -72,6 +73,7 @@ class CurvatureSettings(Settings):
     """
 
     kind: ClassVar[str] = "curvature"
+    ranges: ClassVar[Ranges] = {"steps": 1, "relative_error": "(0, inf)", "max_probes": 2, "top": 0, "proof": 0}
     split: SplitName = "train"
     points: int | None = 512
     loss: str | None = None
@@ -88,9 +90,7 @@ class CurvatureSettings(Settings):
     eps: str | None = None
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, steps=1, top=0, max_probes=2, proof=0)
-        if not 0 < self.relative_error < math.inf:
-            raise InputError(f"relative_error: expected a finite number > 0, got {self.relative_error}")
+        super().__post_init__()
 
     def resolve(self, subject: Subject) -> Self:
         threat = resolve_threat(subject, self.norm, self.eps)
@@ -168,17 +168,13 @@ class CurvatureResult(Result):
 
     def landscape(self) -> Landscape | None:
         """Load the loss landscape, or return None if there is none."""
-        path = self._file(f"landscape-{self.settings.landscape}.npz")
+        path = self.file(f"landscape-{self.settings.landscape}.npz")
         return None if path is None else Landscape.load(path)
 
     def density(self) -> Density | None:
         """Load the density of eigenvalues, or return None if there is none."""
-        path = self._file("density.npz")
+        path = self.file("density.npz")
         return None if path is None else Density.load(path)
-
-    def _file(self, name: str) -> Path | None:
-        path = None if self.folder is None else self.folder / name
-        return path if path is not None and path.is_file() else None
 
 
 @MEASUREMENTS.register("curvature", own_name=False)
@@ -275,7 +271,7 @@ class MeasureCurvature(Measurement):
             return
         context.folder.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures.items():
-            picture.plot().savefig(context.folder / f"{name}.png", dpi=120)
+            write_figure(context.folder / f"{name}.png", picture.plot())
             if not isinstance(picture, WCI):
                 picture.save(context.folder / f"{name}.npz")
 

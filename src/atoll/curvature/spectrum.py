@@ -15,6 +15,7 @@ from atoll.curvature.products import HessianProducts
 from atoll.curvature.risk import EmpiricalRisk, flatten
 from atoll.data.decode import read_npz
 from atoll.errors import AtollError, DataError, InputError, check_count
+from atoll.files import write_arrays
 from atoll.rng import generator
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Density:
 
     def save(self, path: Path) -> None:
         """Save the data as ``.npz``."""
-        np.savez(path, eigenvalues=self.eigenvalues, weights=self.weights)
+        write_arrays(path, eigenvalues=self.eigenvalues, weights=self.weights)
 
     @staticmethod
     def load(path: Path) -> Density:

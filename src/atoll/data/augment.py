@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.data.boxes import rectangles
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count, check_range
 from atoll.registry import Registry
 from atoll.rng import PointRNG
 from atoll.threat import per_point
@@ -56,7 +56,7 @@ class RandomCrop(Augmentation):
     padding: int = 4
 
     def __post_init__(self) -> None:
-        check_range("[0, inf)", padding=self.padding)
+        check_count(0, 10_000, padding=self.padding)
 
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)
@@ -140,7 +140,7 @@ class Cutout(Augmentation):
     fill: float = 0.5
 
     def __post_init__(self) -> None:
-        check_range("[1, inf)", size=self.size)
+        check_count(1, size=self.size)
         check_range("[0, 1]", fill=self.fill)
 
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
@@ -238,7 +238,7 @@ class Elastic(Augmentation):
 
     def __post_init__(self) -> None:
         check_range("[0, inf)", strength=self.strength)
-        check_range("[2, inf)", nodes=self.nodes)
+        check_count(2, 1000, nodes=self.nodes)
 
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:
         check_images(x)

@@ -21,7 +21,7 @@ from atoll.data.boxes import UNKNOWN, boxes_of, check_boxes
 from atoll.data.decode import as_images, as_labels, decode, image_size, read_npz
 from atoll.data.download import Progress, Remote, folders, obtain
 from atoll.data.fingerprint import Fingerprint, Inspection, tensor_digest
-from atoll.errors import AtollError, DataError, InputError, check_range
+from atoll.errors import AtollError, DataError, InputError, check_count, check_range
 from atoll.registry import Registry, constructor_call
 from atoll.rng import PointRNG, generator
 from atoll.threat import Bounds
@@ -228,7 +228,7 @@ class Data(ABC):
             raise InputError("root: expected a folder, got an empty string")
         check_range("[0, 1)", validation=validation)
         check_range("(0, 1)", extra_ratio=extra_ratio)
-        check_range("[1, inf)", limit=limit)
+        check_count(1, limit=limit)
         self.root = Path(root).expanduser() if root is not None else None
         self.extra = Path(extra).expanduser() if extra is not None else None
         self.download, self.validation_share, self.split_seed = download, validation, split_seed
@@ -509,7 +509,7 @@ def in_order(length: int, batch_size: int) -> list[Tensor]:
     >>> in_order(3, 2)
     [tensor([0, 1]), tensor([2])]
     """
-    check_range("[1, inf)", batch_size=batch_size)
+    check_count(1, batch_size=batch_size)
     return list(torch.split(torch.arange(length), batch_size)) if length else []
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.data.base import DATA, Data, Split, Splits, in_order
 from atoll.data.boxes import boxes_of, known
-from atoll.errors import DataError, InputError, check_range
+from atoll.errors import LARGEST_SIZE, DataError, InputError, check_count, check_range
 from atoll.rng import PointRNG
 
 _WAVES = 8  # number of waves of a texture across a canvas
@@ -166,8 +166,8 @@ class ClutteredCanvas(Data):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_range("[0, inf)", clutter=clutter)
-        check_range("[1, inf)", fragment=fragment)
+        check_count(0, 10_000, clutter=clutter)
+        check_count(1, LARGEST_SIZE, fragment=fragment)
         check_range("[0, 1]", spurious=spurious, spurious_test=spurious_test, texture=texture)
         if data.limit is not None or data.augment or data.extra is not None:
             raise InputError("data: limit, augment and extra are options of ClutteredCanvas; move them out of data")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from atoll.data.base import DATA, Data, Split, Splits, SubSplit
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count
 
 
 @DATA.register()
@@ -28,7 +28,7 @@ class FewerClasses(Data):
 
     def __init__(self, *, data: Data, count: int, **options: Any) -> None:
         super().__init__(**options)
-        check_range("[2, inf)", count=count)
+        check_count(2, count=count)
         if data.limit is not None or data.augment or data.extra is not None:
             raise InputError("data: limit, augment and extra are options of FewerClasses; move them out of data")
         self.data, self.count, self.bounds, self.resize = data, count, data.bounds, data.resize

@@ -69,7 +69,12 @@ class Fingerprint:
 
     @staticmethod
     def from_json(tree: Any) -> Fingerprint:
+        """Read plain data; raises a ValueError, TypeError, KeyError or AttributeError if it is something else."""
         files = {name: FileRecord(*record) for name, record in tree["files"].items()}
+        if not all(isinstance(count, int) for count in tree["points"].values()):
+            raise ValueError("expected numbers of points")
+        if not all(isinstance(digest, str) for digest in tree["digests"].values()):
+            raise ValueError("expected digests")
         return Fingerprint(tree["points"], tree["digests"], files)
 
 

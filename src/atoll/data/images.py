@@ -21,10 +21,12 @@ def find_images(paths: Iterable[Path | str]) -> tuple[list[Path], list[str]]:
     faults: list[str] = []
     for path in map(Path, paths):
         inside = image_files(path) if path.is_dir() else [path]
-        files += [file for file in inside if file.exists()]
+        files += [file for file in inside if file.is_file()]  # reading a pipe would never end
         if path.is_dir() and not inside:
             faults.append(f"{path}: expected images in this folder, got none")
-        faults += [f"{file}: no such file" for file in inside if not file.exists()]
+        faults += [
+            f"{file}: {'not a file' if file.exists() else 'no such file'}" for file in inside if not file.is_file()
+        ]
     return files, faults
 
 

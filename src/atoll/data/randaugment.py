@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.data.augment import AUGMENTATIONS, Augmentation, affine, check_images
-from atoll.errors import check_range
+from atoll.errors import check_count, check_range
 from atoll.rng import PointRNG
 from atoll.threat import per_point
 
@@ -172,7 +172,7 @@ class RandAugment(Augmentation):
     magnitude: int = 9
 
     def __post_init__(self) -> None:
-        check_range("[0, inf)", num_ops=self.num_ops)
+        check_count(0, 1000, num_ops=self.num_ops)
         check_range("[0, 30]", magnitude=self.magnitude)
 
     def __call__(self, x: Tensor, streams: PointRNG) -> Tensor:

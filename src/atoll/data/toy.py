@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from atoll.data.base import DATA, Data, MemorySplit, Splits
-from atoll.errors import check_range
+from atoll.errors import check_count, check_range
 
 _TRAIN_SEED, _TEST_SEED, _TEST_POINTS = 0, 1, 1000
 
@@ -60,7 +60,7 @@ class TwoMoons(Data):
 
     def __init__(self, *, n: int = 500, noise: float = 0.1, **options: Any) -> None:
         super().__init__(**options)
-        check_range("[2, inf)", n=n)
+        check_count(2, 10_000_000, n=n)
         check_range("[0, inf)", noise=noise)
         self.n, self.noise = n, noise
 

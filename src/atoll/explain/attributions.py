@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from atoll.attacks.base import check_labels
 from atoll.attacks.evaluate import automatic_batch_size
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count
 from atoll.explain.boundary import BoundaryPoints, boundary_search
 from atoll.losses.objectives import margin
 from atoll.modules import evaluation_mode
@@ -71,7 +71,7 @@ class PointAttribution(GradientAttribution):  # type: ignore[misc]
         x = check_inputs(inputs)
         if return_convergence_delta and not self.has_convergence_delta():
             raise InputError(f"return_convergence_delta: not supported by {type(self).__name__}")
-        check_range("[1, inf)", internal_batch_size=internal_batch_size)
+        check_count(1, internal_batch_size=internal_batch_size)
         with evaluation_mode(self.model):
             batch_size = internal_batch_size or automatic_batch_size(self.model, x)
             classes = resolve_target(self.model, x, target, batch_size)
@@ -339,7 +339,7 @@ def path_gradient(model: nn.Module, x: Tensor, baseline: Tensor, target: Tensor,
 
     The weights are 1/(n - 1), and half of that at both ends; exact if the gradient is linear along the path.
     """
-    check_range("[2, inf)", steps=steps)
+    check_count(2, steps=steps)
     t = torch.linspace(0, 1, steps, dtype=x.dtype, device=x.device)
     weights = torch.full_like(t, 1 / (steps - 1))
     weights[[0, -1]] /= 2

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from atoll.attacks.fab import FAB
 from atoll.attacks.iterative import AttackState, Points, where_rows
 from atoll.attacks.rays import FAR, RayS
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count
 from atoll.measure import OnProgress
 from atoll.modules import evaluation_mode
 from atoll.rng import PointRNG, content_hash
@@ -166,7 +166,7 @@ def boundary_search(
     """
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance: expected a number between 0 and 1, got {tolerance}")
-    check_range("[1, inf)", batch_size=batch_size)
+    check_count(1, batch_size=batch_size)
     threat = ThreatModel(norm, 0.0, bounds)
     threat.require_convex("norm")
     for inputs in (x,) if pool is None else (x, pool):

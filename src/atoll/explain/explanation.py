@@ -37,6 +37,7 @@ from atoll.threat import Bounds, Norm
 PAIRS = (("SM", "BSM"), ("IG", "BIG"))  # attributions and their counterparts at the boundary (thesis, table 3.1)
 # Short, because Lipschitz estimates of boundary attributions need a boundary search at every step.
 LIPSCHITZ: dict[str, Any] = {"starts": 2, "steps": 5}
+COMPARISONS = 12  # of the sanity check; deep networks have hundreds of layers
 CHECK_BUDGET = 100  # budget of boundary searches in checks
 LARGEST_BATCH = 256
 
@@ -133,7 +134,7 @@ def explain(
         maps = explain_where_possible(method, x, target, boundary, batch_size)
         if check_points:
             report(f"{name}: sanity check", number, len(methods))
-            sanity = sanity_check(make, model, x[few], target[few], seed=seed)
+            sanity = sanity_check(make, model, x[few], target[few], comparisons=COMPARISONS, seed=seed)
             report(f"{name}: local sensitivity", number, len(methods))
             sensitivity = attribution_lipschitz(
                 method, x[few], target[few], eps=eps, bounds=bounds, seed=seed, **LIPSCHITZ

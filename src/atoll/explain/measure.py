@@ -23,12 +23,13 @@ from atoll.distributed import is_main
 from atoll.errors import InputError, ResultError
 from atoll.explain.attributions import ATTRIBUTIONS, NAMES, STANDARD
 from atoll.explain.explanation import AttributionMetrics, Explanation, explain
-from atoll.files import write_atomic
+from atoll.files import write_atomic, write_figure
 from atoll.graph import tensors_digest
 from atoll.measure import (
     MEASUREMENTS,
     Context,
     Measurement,
+    Ranges,
     Result,
     Settings,
     execution,
@@ -42,6 +43,8 @@ from atoll.subject import Subject
 from atoll.threat import Norm
 
 SHOWN = 8  # number of rows of figures
+CHECKS, FEW_CHECKS = 16, 2  # default number of points of the checks: few for large images
+LARGE = 64 * 64  # pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +59,16 @@ class ExplainSettings(Settings):
         pool: number of training examples from which the search may start.
         sigma: standard deviation of the noise of INFD.
         radius: l2 radius of the local sensitivity.
-        checks: number of points for the sanity check and the local sensitivity, which cost the most (0: skip both).
+        checks: number of points for the sanity check and the local sensitivity, which cost the most (0: skip both;
+            default: 16, or 2 if images have more than 64 x 64 pixels).
         images: image files to explain instead of points of the data set.
         batch_size: rows per batch (default: chosen to fit memory).
     """
 
     kind: ClassVar[str] = "explain"
+    ranges: ClassVar[Ranges] = {
+        "budget": 1, "pool": 0, "sigma": "(0, inf)", "radius": "(0, inf)", "checks": 0, "batch_size": 1
+    }  # fmt: skip
     points: int | None = 100
     methods: tuple[str, ...] = STANDARD
     norm: Norm = "l2"
@@ -69,22 +76,21 @@ class ExplainSettings(Settings):
     pool: int = 1000
     sigma: float = 0.1
     radius: float = 0.1
-    checks: int = 16
+    checks: int | None = None
     images: tuple[str, ...] = ()
     batch_size: int | None = execution(None)
 
     def __post_init__(self) -> None:
-        self.at_least(points=1, pool=0, checks=0, batch_size=1, budget=1)
-        for name in ("sigma", "radius"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name}: expected a finite number > 0, got {getattr(self, name)}")
+        super().__post_init__()
         if not self.methods:
             raise InputError("methods: expected at least one attribution, got none")
 
     def resolve(self, subject: Subject) -> Self:
         names = {ATTRIBUTIONS.resolve(name).cls: name for name in NAMES}  # short names, such as SM for Saliency
         methods = dict.fromkeys(names.get(ATTRIBUTIONS.resolve(name).cls, name) for name in self.methods)
-        return dataclasses.replace(self, methods=tuple(methods))
+        pixels = math.prod(subject.data.shape[-2:])
+        checks = self.checks if self.checks is not None else FEW_CHECKS if pixels > LARGE else CHECKS
+        return dataclasses.replace(self, methods=tuple(methods), checks=checks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +104,7 @@ class MethodResult:
         scale: the factor that minimizes INFD.
         completeness_gap: completeness gap, for path attributions.
         sanity_passed: whether the attribution depends on the weights.
-        sanity_layers: rank correlation after randomizing the layers down to each one.
+        sanity_layers: rank correlation after randomizing the layers down to each one; of deep networks, to some.
         sensitivity: lower bound of the local Lipschitz constant.
         precision: locality: share of the positive attribution that is on the object.
         recall: locality: share of the attribution on the object that is positive.
@@ -194,9 +200,9 @@ class ExplainResult(Result):
 
     def tensors(self) -> dict[str, Tensor]:
         """Load inputs, attributions and boundary points from the folder of the result."""
-        if self.folder is None:
+        path = self.file("attributions.safetensors")
+        if path is None:
             raise ResultError("the attributions of this result were not stored")
-        path = self.folder / "attributions.safetensors"
         try:
             return load_file(path)
         except (OSError, SafetensorError) as error:
@@ -248,7 +254,7 @@ class MeasureExplanation(Measurement):
             bounds=subject.data.bounds,
             sigma=settings.sigma,
             eps=settings.radius,
-            check_points=settings.checks,
+            check_points=settings.checks or 0,
             batch_size=settings.batch_size,
             seed=settings.seed,
             on_progress=context.on_progress,
@@ -335,7 +341,7 @@ def picture(path: Path, x: Tensor, maps: dict[str, Tensor], titles: list[str], b
     selected = {name: values[rows] for name, values in maps.items()}
     boxes = None if boxes is None else boxes[rows]
     figure = plot_attributions(x[rows], selected, boxes, [titles[row] for row in rows])
-    figure.savefig(path, dpi=120)
+    write_figure(path, figure)
     return True
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import InputError
+from atoll.errors import InputError, check_count
 from atoll.explain.attributions import PointAttribution, Target, check_inputs, resolve_target
 from atoll.explain.faithfulness import explain_where_possible
 from atoll.modules import evaluation_mode
@@ -26,7 +26,7 @@ class SanityCheck:
     """Rank correlations with the attributions of the trained model as more and more layers are randomized.
 
     Args:
-        layers: names of the layers in the order in which they are randomized, top layer first.
+        layers: name of the last layer that was randomized before each comparison, top layer first.
         correlation: ``(layers, points)``; NaN if an attribution is constant or there is no boundary point.
     """
 
@@ -35,7 +35,7 @@ class SanityCheck:
 
     @property
     def means(self) -> tuple[Estimate, ...]:
-        """Means over the points, after each layer."""
+        """Means over the points, for each comparison."""
         return tuple(Estimate.mean_of(row) for row in self.correlation)
 
     @property
@@ -53,6 +53,7 @@ def sanity_check(
     inputs: Tensor,
     target: Target = None,
     *,
+    comparisons: int | None = None,
     seed: object = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> SanityCheck:
@@ -68,8 +69,9 @@ def sanity_check(
         model: maps inputs to logits; it is copied and does not change.
         inputs: ``(points, ...)``.
         target: the classes to explain; the predictions of the trained model if None.
+        comparisons: largest number of comparisons, evenly spread over the layers (default: after every layer).
         seed: seed of the random parameters.
-        on_progress: called with the number of finished layers and the total.
+        on_progress: called with the number of randomized layers and the total.
     """
     x = check_inputs(inputs)
     classes = resolve_target(model, x, target, len(x))
@@ -78,13 +80,18 @@ def sanity_check(
     if not order:
         raise InputError("model: expected layers with parameters, got none")
     randomized = copy.deepcopy(model)
-    rows = []
+    check_count(1, comparisons=comparisons)
+    count = min(comparisons or len(order), len(order))
+    compared = {round(len(order) * k / count) for k in range(1, count + 1)}
+    names, rows = [], []
     for done, name in enumerate(reversed(order), 1):
         randomize(randomized.get_submodule(name), seed, name)
-        rows.append(rank_correlation(trained, explain_where_possible(make(randomized), x, classes).abs()))
+        if done in compared:
+            names.append(name)
+            rows.append(rank_correlation(trained, explain_where_possible(make(randomized), x, classes).abs()))
         if on_progress is not None:
             on_progress(done, len(order))
-    return SanityCheck(tuple(reversed(order)), torch.stack(rows))
+    return SanityCheck(tuple(names), torch.stack(rows))
 
 
 def layers(model: nn.Module, x: Tensor) -> list[str]:

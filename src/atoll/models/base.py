@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count
 from atoll.registry import Registry
 from atoll.threat import Bounds
 
@@ -100,7 +100,7 @@ class Classifier(nn.Module):
             )
         if not input_shape or min(input_shape) < 1:
             raise InputError(f"input_shape: expected positive sizes, got {tuple(input_shape)}")
-        check_range("[2, inf)", num_classes=num_classes)
+        check_count(2, num_classes=num_classes)
         self.input_shape = tuple(input_shape)
         self.num_classes = num_classes
         self.bounds = bounds

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import InputError, check_range
+from atoll.errors import LARGEST_SIZE, InputError, check_count, check_range
 from atoll.models.base import MODELS, Classifier
 from atoll.models.stretch import Stretch
 
@@ -39,7 +39,7 @@ class Centroids(nn.Module):
         self, features: int, num_classes: int, per_class: int, stretch: float = 0.0, learn_stretch: bool = False
     ) -> None:
         super().__init__()
-        check_range("[1, inf)", per_class=per_class)
+        check_count(1, LARGEST_SIZE, per_class=per_class)
         self.stretch = Stretch(stretch, features if learn_stretch else 0) if stretch else None
         self.centroids = nn.Parameter(torch.empty(num_classes, per_class, features))
         nn.init.normal_(self.centroids, std=1 / math.sqrt(features))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from atoll.errors import check_range
+from atoll.errors import LARGEST_SIZE, check_count
 from atoll.models.activations import ACTIVATIONS, Activation, expect_groups
 from atoll.models.base import MODELS, Classifier, Initialization, choose, expect_image, initialize
 
@@ -40,7 +40,7 @@ class PlainConvNet(Classifier):
         expect_groups(activation, *(out for out, _, _ in self.convolutions), *self.dense)
         layers: list[nn.Module] = []
         for out, kernel, stride in self.convolutions:
-            check_range("[1, inf)", channels=out)
+            check_count(1, LARGEST_SIZE, channels=out)
             layers.append(nn.Conv2d(channels, out, kernel, stride, padding=1, bias=not self.batch_norm))
             layers += [nn.BatchNorm2d(out), act(out)] if self.batch_norm else [act(out)]
             channels = out
@@ -48,7 +48,7 @@ class PlainConvNet(Classifier):
         layers.append(nn.Flatten())
         features = channels * height * width
         for out in self.dense:
-            check_range("[1, inf)", dense=out)
+            check_count(1, LARGEST_SIZE, dense=out)
             layers += [nn.Linear(features, out), act(out)]
             features = out
         self.body = nn.Sequential(*layers)

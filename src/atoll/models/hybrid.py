@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from atoll.errors import InputError, check_range
+from atoll.errors import LARGEST_SIZE, InputError, check_count
 from atoll.models.base import MODELS, Classifier, expect_image
 from atoll.models.vit import Encoder, Variant, linear_head, size_of
 
@@ -177,7 +177,7 @@ class HybridViT(Classifier):
             )
         if stem_width < 1 or stem_width % GROUPS:
             raise InputError(f"stem_width: expected a multiple of {GROUPS}, got {stem_width}")
-        check_range("[2, inf)", root_kernel=root_kernel)  # a single weight cannot be standardized
+        check_count(2, LARGEST_SIZE, root_kernel=root_kernel)  # a single weight cannot be standardized
         super().__init__(input_shape, num_classes, **options)
         size = size_of(variant, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
         stem = ResNetStem(channels, width=stem_width, blocks=blocks, strides=strides, root_kernel=root_kernel)

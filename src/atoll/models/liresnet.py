@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.errors import check_range
+from atoll.errors import LARGEST_SIZE, check_count
 from atoll.models.activations import ACTIVATIONS, Activation, expect_groups
 from atoll.models.base import MODELS, Classifier, Initialization, choose, expect_image, initialize
 
@@ -139,7 +139,7 @@ class LiResNet(Classifier):
     ) -> None:
         # For smaller images, the output of the stem would be smaller than the kernel of the neck.
         channels, height, side = expect_image(input_shape, type(self).__name__, at_least=7)
-        check_range("[1, inf)", depth=depth, width=width, features=features)
+        check_count(1, LARGEST_SIZE, depth=depth, width=width, features=features)
         nonlinearity = choose(ACTIVATIONS, activation, "activation")
         expect_groups(activation, width, *[features] * neck_activation)
         super().__init__(input_shape, num_classes, **options)

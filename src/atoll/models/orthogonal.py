@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.errors import InputError, check_range
+from atoll.errors import LARGEST_SIZE, InputError, check_count
 from atoll.models.activations import ACTIVATIONS, Activation, expect_groups
 from atoll.models.base import MODELS, Classifier, choose, expect_image
 from atoll.models.liresnet import UnitLinear
@@ -57,7 +57,7 @@ class OrthogonalLinear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__()
-        check_range("[1, inf)", in_features=in_features, out_features=out_features)
+        check_count(1, in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         self.weight = _cayley_parameter(max(in_features, out_features), min(in_features, out_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
@@ -102,8 +102,8 @@ class OrthogonalConv2d(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        check_range("[1, inf)", in_channels=in_channels, out_channels=out_channels, stride=stride)
-        check_range("[0, inf)", padding=padding)
+        check_count(1, LARGEST_SIZE, in_channels=in_channels, out_channels=out_channels, stride=stride)
+        check_count(0, LARGEST_SIZE, padding=padding)
         if kernel_size < stride:
             raise InputError(f"kernel_size: expected at least {stride} (the stride), got {kernel_size}")
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -168,8 +168,8 @@ class OrthogonalNet(Classifier):
         activation: Activation = "minmax",
         **options: Any,
     ) -> None:
-        check_range("[1, inf)", width=width, stages=stages, features=features)
-        check_range("[0, inf)", depth=depth)
+        check_count(1, LARGEST_SIZE, width=width, stages=stages, features=features)
+        check_count(0, LARGEST_SIZE, depth=depth)
         channels, height, side = expect_image(input_shape, type(self).__name__, at_least=2**stages)
         nonlinearity = choose(ACTIVATIONS, activation, "activation")
         expect_groups(activation, width, features)

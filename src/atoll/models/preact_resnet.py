@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from atoll.errors import check_range
+from atoll.errors import LARGEST_SIZE, check_count
 from atoll.models.base import MODELS, Classifier, choose, expect_image
 
 DEPTHS: dict[int, tuple[int, int, int, int]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
@@ -78,7 +78,7 @@ class PreActResNet(Classifier):
     ) -> None:
         # Three stages halve the image; below eight pixels, the last one would mostly see padding.
         channels, *_ = expect_image(input_shape, type(self).__name__, at_least=8)
-        check_range("[1, inf)", width=width)
+        check_count(1, LARGEST_SIZE, width=width)
         super().__init__(input_shape, num_classes, **options)
         stages = [(blocks, width * 2**stage) for stage, blocks in enumerate(choose(DEPTHS, depth, "depth"))]
         self.body = preact_body(channels, width, stages)

@@ -127,14 +127,14 @@ def _read(path: Path) -> Weights:
         )
     if path.suffix not in (".npz", ".safetensors"):
         raise CheckpointError(f"{path.name}: expected a .safetensors or .npz file")
+    if not path.is_file():  # reading a pipe would never end
+        raise CheckpointError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     try:
         if path.suffix == ".safetensors":
             tensors: Weights = load_file(path)
             return tensors
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
     except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, SafetensorError) as error:
         raise CheckpointError(f"{path.name} cannot be read: {error}") from error
 

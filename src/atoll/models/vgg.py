@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from atoll.errors import check_range
+from atoll.errors import LARGEST_SIZE, check_count
 from atoll.models.base import MODELS, Classifier, choose, expect_image
 
 # Convolutions in each of the five stages.
@@ -44,7 +44,7 @@ class VGG(Classifier):
         **options: Any,
     ) -> None:
         channels, *_ = expect_image(input_shape, type(self).__name__)
-        check_range("[1, inf)", width=width)
+        check_count(1, LARGEST_SIZE, width=width)
         super().__init__(input_shape, num_classes, **options)
         layers: list[nn.Module] = []
         for convolutions, factor in zip(choose(DEPTHS, depth, "depth"), (1, 2, 4, 8, 8), strict=True):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import InputError, check_range
+from atoll.errors import LARGEST_SIZE, InputError, check_count, check_range
 from atoll.models.base import MODELS, Classifier, choose, expect_image
 
 Variant = Literal["Ti", "S", "B", "L"]
@@ -26,9 +26,9 @@ class EncoderSize:
     mlp_ratio: float = 4.0
 
     def __post_init__(self) -> None:
-        check_range(
-            "[1, inf)", width=self.width, depth=self.depth, heads=self.heads, mlp=round(self.width * self.mlp_ratio)
-        )
+        check_count(1, LARGEST_SIZE, width=self.width, depth=self.depth, heads=self.heads)
+        check_range("(0, 1024]", mlp_ratio=self.mlp_ratio)
+        check_count(1, mlp=round(self.width * self.mlp_ratio))
         if self.width % self.heads:
             raise InputError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
 
@@ -203,7 +203,7 @@ class ViT(Classifier):
         **options: Any,
     ) -> None:
         stride = patch_size if stride is None else stride
-        check_range("[1, inf)", patch_size=patch_size, stride=stride)
+        check_count(1, LARGEST_SIZE, patch_size=patch_size, stride=stride)
         shape = expect_image(input_shape, type(self).__name__, at_least=patch_size)
         if any((side - patch_size) % stride for side in shape[1:]):
             raise InputError(

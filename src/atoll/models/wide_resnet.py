@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count, check_range
 from atoll.models.base import MODELS, Classifier, expect_image
 from atoll.models.preact_resnet import preact_body
 
@@ -36,7 +36,7 @@ class WideResNet(Classifier):
         **options: Any,
     ) -> None:
         channels, *_ = expect_image(input_shape, type(self).__name__, at_least=4)
-        check_range("[1, inf)", widen_factor=widen_factor)
+        check_count(1, 1024, widen_factor=widen_factor)
         check_range("[0, 1)", dropout=dropout)
         if depth < 10 or depth % 6 != 4:
             raise InputError(f"depth: expected 6 n + 4 (10, 16, 22, 28, 34, ...), got {depth!r}")

@@ -43,8 +43,7 @@ class Comparison(Generic[R]):
         self, about: str, name: str, read: Callable[[Path], T], *, whole: bool = True
     ) -> list[tuple[RunSummary, T]]:
         """A file that belongs to each of the results, as far as it can be read."""
-        folders = [(run, result.folder) for run, result in self.results if result.folder is not None]
-        values = [(run, run.load(about, folder / name, read, whole=whole)) for run, folder in folders]
+        values = [(run, run.load_file(about, result, name, read, whole=whole)) for run, result in self.results]
         return [(run, value) for run, value in values if value is not None]
 
     def table(self, cells: Callable[[R], Mapping[str, str | TableCell]], heading: str = "") -> list[Block]:

@@ -6,10 +6,11 @@ Files that are not regular, too large, or links out of the run's folder are not 
 
 from __future__ import annotations
 
-import json
+import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,13 +19,14 @@ from atoll.certify.measure import CertifyResult
 from atoll.curvature.measure import CurvatureResult
 from atoll.errors import AtollError, CheckpointError, DataError, InputError
 from atoll.explain.measure import ExplainResult
+from atoll.files import read_record
 from atoll.health import HealthResult
 from atoll.measure import Result
 from atoll.report.blocks import Callout, Missing
 from atoll.report.commands import VERBS, command, resume
 from atoll.report.text import plain
 from atoll.runs.run import Run, open_run
-from atoll.training.observers import read_records
+from atoll.training.observers import read_metrics
 
 LARGEST = 64 * 2**20  # bytes of one file; Atoll writes far smaller ones
 R = TypeVar("R", bound=Result)
@@ -97,19 +99,32 @@ class RunSummary:
     def add_warning(self, about: str, what: str, message: str) -> None:
         self.warnings.append(Callout(about, what, message, self.number))
 
-    def load(self, about: str, path: Path, read: Callable[[Path], T], *, whole: bool = True) -> T | None:
-        """A file of the run; None if it is not there, and a note as well if it cannot be read.
+    def load(self, about: str, path: Path, read: Callable[[Path], T]) -> T | None:
+        """A file of the run; None if it is not there, and a note as well if it cannot be read."""
+        try:
+            return read(path) if os.path.lexists(path) else None
+        except (OSError, ValueError, RecursionError, AtollError, zipfile.BadZipFile) as error:
+            reason = str(error).removeprefix(f"{path} cannot be read: ")
+            self.add_missing(about, path.name, f"cannot be read: {reason}")
+            return None
+
+    def load_file(
+        self, about: str, result: Result, name: str, read: Callable[[Path], T], *, whole: bool = True
+    ) -> T | None:
+        """A file of a result, verified; None if it has none, and a note as well if it cannot be read.
 
         A file that ``read`` does not read as a ``whole`` may have any size.
         """
         try:
-            if not path.is_file() or not _is_inside(path, self.folder):
+            path = result.file(name)
+            if path is None:
                 return None
             if whole and _size(path) > LARGEST:
                 raise DataError(f"larger than {LARGEST // 2**20} MB")
             return read(path)
         except (OSError, ValueError, RecursionError, AtollError, zipfile.BadZipFile) as error:
-            self.add_missing(about, path.name, f"cannot be read: {error}")
+            reason = str(error).removeprefix(f"{result.folder}/{name} cannot be read: ")
+            self.add_missing(about, name, f"cannot be read: {reason}")
             return None
 
 
@@ -163,11 +178,13 @@ def _size(path: Path) -> int:
 
 
 def _read_training(summary: RunSummary) -> None:
-    summary.environment = summary.load("training", summary.folder / "environment.json", _mapping) or {}
-    records, broken = summary.load("training", summary.folder / "metrics.jsonl", _records) or ([], 0)
+    summary.environment = summary.load("training", summary.folder / "environment.json", _environment) or {}
+    least = summary.run.index.get("epoch", 0)
+    read = partial(read_metrics, epochs=least)
+    records, faults = summary.load("training", summary.folder / "metrics.jsonl", read) or ([], [])
     summary.epochs = [record for record in records if record.get("kind") == "epoch"]
-    if broken:
-        summary.add_missing("training", "metrics", f"{broken} unreadable lines of metrics.jsonl are left out")
+    for fault in faults:
+        summary.add_missing("training", "metrics.jsonl", fault)
     if not summary.run.is_finished:
         planned = plain(summary.recipe_value("trainer", "epochs"))
         reason = f"not finished: {len(summary.epochs)} of {planned} epochs are recorded"
@@ -183,18 +200,9 @@ def _read_training(summary: RunSummary) -> None:
         summary.add_warning("training", "Selected on the test set", message)
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    tree = json.loads(path.read_text())
-    if not isinstance(tree, dict):
-        raise DataError("expected a mapping")
+def _environment(path: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = read_record(path, "an environment", old=True)
     return tree
-
-
-def _records(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The records of a metrics file, and how many of its lines are not records."""
-    records = [record for record in read_records(path) if isinstance(record, dict)]
-    lines = sum(bool(line.strip()) for line in path.read_bytes().splitlines())
-    return records, lines - len(records)
 
 
 def _read_results(summary: RunSummary) -> None:

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
 from atoll.data.base import Data
 from atoll.errors import AtollError, RecipeError
-from atoll.files import write_atomic, write_json
+from atoll.files import write_record
 from atoll.graph.classifier import StoredClassifier, classifier_state
 from atoll.graph.stored import store_graph
 from atoll.runs.data_record import DataRecord
-from atoll.runs.recipe import DEFAULTS
+from atoll.runs.recipe import DEFAULTS, write_recipe
 from atoll.runs.run import Run
 from atoll.runs.train import environment
 from atoll.training.checkpoint import Checkpoint, Checkpoints
@@ -66,11 +65,11 @@ def store_run(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         Checkpoints(folder / "checkpoints").save(0, Checkpoint(classifier_state(graph, tensors), about=about))
-        write_json(folder / "index.json", {"finished": True, "last": 0, "best": {"raw": 0}})
-        write_json(folder / "environment.json", environment())
-        write_json(folder / "adopted.json", dict(origin))
+        write_record(folder / "index.json", "the checkpoints", {"finished": True, "last": 0, "best": {"raw": 0}})
+        write_record(folder / "environment.json", "an environment", environment())
+        write_record(folder / "adopted.json", "an adopted model", origin)
         record.save(folder)
-        write_atomic(folder / "recipe.yaml", yaml.safe_dump(tree, sort_keys=False).encode())  # last: marks a run
+        write_recipe(folder / "recipe.yaml", tree)  # last: marks a run
     except OSError as error:
         raise AtollError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
     return Run(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 from atoll.data.base import Data
 from atoll.data.fingerprint import Fingerprint
-from atoll.errors import CheckpointError, InputError
-from atoll.files import write_atomic
+from atoll.errors import CheckpointError, DamagedError, InputError
+from atoll.files import read_record, write_record
 
 LOCATIONS = ("root", "path", "extra", "boxes")
 """Arguments of data sets that are locations of files.  A run may change them, but not the data."""
@@ -42,19 +41,19 @@ class DataRecord:
     def save(self, run: Path) -> None:
         tree = {"folder": str(self.folder), "validation": self.validation, "classes": self.classes}
         tree |= self.fingerprint.to_json()
-        write_atomic(run / "data.json", json.dumps(tree).encode())
+        write_record(run / "data.json", "a data set", tree)
 
     @staticmethod
     def load(run: Path) -> DataRecord | None:
         """Load the record of a run; returns None if it was trained by a version without records."""
         path = run / "data.json"
-        if not path.exists():
-            return None
         try:
-            tree = json.loads(path.read_text())
+            tree = read_record(path, "a data set")
             classes = tuple(map(str, tree.get("classes", ())))
             return DataRecord(Fingerprint.from_json(tree), Path(tree["folder"]), int(tree["validation"]), classes)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except FileNotFoundError:
+            return None
+        except (DamagedError, ValueError, TypeError, KeyError, AttributeError):
             raise CheckpointError(f"{path} is damaged; delete it to continue without checking the data") from None
 
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from atoll.attacks.measure import AttackResult
 from atoll.attacks.suites import SUITES
 from atoll.certify.measure import CertifyResult
@@ -23,6 +21,7 @@ from atoll.curvature.measure import CurvatureResult
 from atoll.errors import AtollError
 from atoll.explain.measure import ExplainResult
 from atoll.measure import Result
+from atoll.runs.recipe import read_recipe_file
 
 LARGEST = 64 * 2**20  # largest file in bytes; those of version 0.1 are far smaller
 
@@ -191,7 +190,7 @@ def _method(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _tests(folder: Path, tree: Any) -> Iterator[Result]:
     """Read the final test; its PGD has its own name, because its step size was 2.5 eps / steps."""
     index = _load(folder / "index.json")
-    threat = yaml.safe_load((folder / "recipe.yaml").read_text())["threat"]
+    threat = read_recipe_file(folder / "recipe.yaml", inside=folder)["threat"]
     if "last" not in tree:
         raise ValueError("expected the test of the last checkpoint")
     averages = {name: part for name, part in tree.items() if isinstance(part, dict) and "last" in part}

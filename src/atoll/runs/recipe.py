@@ -22,7 +22,9 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import hashlib
 import itertools
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,15 +33,20 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from atoll.attacks.base import AttackFactory, training_attack
 from atoll.config import Builder, argument_keys, parse_yaml
 from atoll.data.base import Data
-from atoll.errors import AtollError, RecipeError
+from atoll.errors import LARGEST_SEED, AtollError, DamagedError, InputError, RecipeError, check_count
+from atoll.files import check_nesting, read_file, write_atomic
 from atoll.losses import Loss
 from atoll.models.base import Classifier
 from atoll.registry import closest, installed_entry_points, suggest
 from atoll.threat import ThreatModel
 from atoll.training.methods import Method
+from atoll.training.methods.base import check_methods
+from atoll.training.optimizers import check_factory
 from atoll.training.schedules import Schedule
 from atoll.training.trainer import OptimizerFactory, TrainerSettings
 
@@ -63,6 +70,9 @@ class Recipe:
     seed: int
     tree: Mapping[str, Any]
 
+
+CHECKSUM = "# sha256: "  # how the recipe of a run begins
+MOST_VALUES = 100_000  # in a recipe
 
 # What a section is where a recipe leaves it out.
 DEFAULTS: dict[str, Any] = {
@@ -103,7 +113,7 @@ def variants(grid: str) -> list[str]:
     >>> "digits-flat/trades-trh" in variants("digits-flat")
     True
     """
-    tree = parse_yaml(_recipe_text(grid), grid)
+    tree = _read(grid)
     if not _is_grid(tree):
         return [grid]
     return [f"{grid}/{'-'.join(choices)}" for choices in itertools.product(*tree["vary"])]
@@ -138,7 +148,7 @@ def read_recipe(
     else:
         grid, _, variant = str(source).partition("/")
         in_grid = grid in recipes() and variant
-        tree = parse_yaml(_recipe_text(grid if in_grid else source), str(source))
+        tree = _read(grid if in_grid else source)
         if in_grid and _is_grid(tree):
             tree = _variant(tree, grid, variant)
         elif _is_grid(tree):
@@ -231,6 +241,7 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
         else:
             builder.error(name, "this section is required")
     _check_attack(builder, parts)
+    _check_training(builder, parts)
     if builder.errors:
         title = source if isinstance(source, str | Path) else "recipe"
         raise RecipeError("\n  ".join([f"{title} has {len(builder.errors)} error(s):", *builder.errors]))
@@ -254,15 +265,78 @@ def _check_attack(builder: Builder, parts: Mapping[str, Any]) -> None:
         builder.error("attack", f"{error}{reason}")
 
 
-def _recipe_text(source: str | Path) -> str:
+def _check_training(builder: Builder, parts: Mapping[str, Any]) -> None:
+    """Check what the trainer would refuse: methods listed twice, a long warm-up, an optimizer that does not work."""
+    checks: list[tuple[str, Callable[[], None]]] = []
+    if parts.get("threat") is not None:
+        checks.append(("threat", parts["threat"].check_radius))
+    if parts.get("methods") is not None:
+        checks.append(("methods", lambda: check_methods([m for m in parts["methods"] if m is not None])))
+    if parts.get("schedule") is not None and parts.get("trainer") is not None:
+        checks.append(("schedule", lambda: parts["schedule"].check(parts["trainer"].epochs)))
+    if parts.get("optimizer") is not None:
+        checks.append(("optimizer", lambda: check_factory(parts["optimizer"])))
+    checks.append(("seed", lambda: check_count(-LARGEST_SEED, LARGEST_SEED, seed=parts.get("seed"))))
+    for name, check in checks:
+        try:
+            check()
+        except InputError as error:
+            builder.error(name, str(error).removeprefix(f"{name}: "))
+
+
+def write_recipe(path: Path, tree: Mapping[str, Any]) -> None:
+    """Write the recipe of a run.  Its first line, a comment, is the checksum of the rest."""
+    text = yaml.safe_dump(dict(tree), sort_keys=False)
+    write_atomic(path, f"{CHECKSUM}{hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())
+
+
+def read_recipe_file(path: Path, *, inside: Path | None = None) -> Any:
+    """Read a recipe as plain data; raises a RecipeError if it is not YAML or its checksum does not match.
+
+    A file without a checksum was written by a user or by version 0.1.
+
+    Args:
+        path: the file.
+        inside: a folder that the file must be in if it is a link.
+    """
+    try:
+        text = read_file(path, inside=inside).decode()
+        first, _, rest = text.partition("\n")
+        if re.search("[0-9a-f]{32}", first) and first != CHECKSUM + hashlib.sha256(rest.encode()).hexdigest():
+            raise RecipeError(
+                f"{path} was damaged or edited: its checksum does not match; restore the file, or delete its first line"
+                " to accept the changes"
+            )
+        tree = parse_yaml(text, str(path))
+        check_nesting(tree)
+        _check_size(tree)
+        return tree
+    except FileNotFoundError:
+        raise RecipeError(f"cannot read the recipe {path}: No such file or directory") from None
+    except DamagedError as error:
+        raise RecipeError(str(error)) from None
+    except ValueError as error:
+        raise RecipeError(f"{path} cannot be read: {error}") from None
+
+
+def _check_size(tree: Any) -> None:
+    """Raise a ValueError for plain data that a few anchors make huge."""
+    rest = [tree]
+    for _ in range(MOST_VALUES):
+        if not rest:
+            return
+        part = rest.pop()
+        rest += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    raise ValueError(f"expected at most {MOST_VALUES:,} values")
+
+
+def _read(source: str | Path) -> Any:
+    """Read a shipped recipe or a file."""
     path = Path(source)
     if path.suffix in (".yaml", ".yml") or path.is_file():
-        try:
-            return path.read_text()
-        except OSError as error:
-            raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from None
+        return read_recipe_file(path)
     if file := _recipe_files().get(str(source)):
-        return file.read_text()
+        return parse_yaml(file.read_text(), str(source))
     raise RecipeError(f"no recipe {str(source)!r}{suggest(str(source), recipes())}")
 
 

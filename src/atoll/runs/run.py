@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from atoll.attacks.measure import AttackResult, AttackSettings
@@ -42,9 +41,10 @@ from atoll.curvature.measure import CurvatureResult, CurvatureSettings
 from atoll.data.base import Data, to_float
 from atoll.display import Displayed, TextTable
 from atoll.distributed import default_device, process_group
-from atoll.errors import AtollError, CheckpointError, InputError, ResultError
+from atoll.errors import AtollError, CheckpointError, DamagedError, InputError, RecipeError, ResultError
 from atoll.explain.measure import ExplainResult, ExplainSettings
 from atoll.export import Exported, Metadata, export_model
+from atoll.files import read_record
 from atoll.graph import Digest
 from atoll.graph.classifier import StoredClassifier
 from atoll.health import HealthResult, HealthSettings
@@ -57,14 +57,17 @@ from atoll.registry import closest
 from atoll.runs import legacy
 from atoll.runs.data_record import DataRecord, locate, relocate
 from atoll.runs.predict import Prediction, predict
-from atoll.runs.recipe import ModelFactory
+from atoll.runs.recipe import ModelFactory, read_recipe_file
 from atoll.stats import Accuracy, percent
 from atoll.subject import Origin, Subject
 from atoll.threat import ThreatModel
 from atoll.training.checkpoint import Checkpoint, Checkpoints, load_checkpoint, load_weights
-from atoll.training.observers import read_records
+from atoll.training.observers import read_metrics
 
 Which = Literal["best", "last"] | int
+
+# The entries of ``index.json`` and their types.
+INDEX: Mapping[str, type] = {"last": int, "best": dict, "epoch": int, "finished": bool, "selected_on": str}
 
 FEW_POINTS = 100
 """Below this number of points, the standard error of an accuracy may exceed 5 percentage points."""
@@ -119,11 +122,11 @@ class Run(Displayed):
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe as plain data."""
+        if not os.path.lexists(self.folder / "recipe.yaml"):
+            raise CheckpointError(f"{self.folder} is not a run: it has no recipe.yaml")
         try:
-            tree = yaml.safe_load((self.folder / "recipe.yaml").read_text())
-        except FileNotFoundError:
-            raise CheckpointError(f"{self.folder} is not a run: it has no recipe.yaml") from None
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            tree = read_recipe_file(self.folder / "recipe.yaml", inside=self.folder)
+        except RecipeError as error:
             raise CheckpointError(f"{self.folder} is not a run: {error}") from None
         if not isinstance(tree, dict):
             raise CheckpointError(f"{self.folder}/recipe.yaml: expected a mapping of sections")
@@ -131,7 +134,11 @@ class Run(Displayed):
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        return read_records(self.folder / "metrics.jsonl")
+        """The records of ``metrics.jsonl``; raises a DamagedError if some are damaged or missing."""
+        records, faults = read_metrics(self.folder / "metrics.jsonl", self.index.get("epoch", 0))
+        if faults:
+            raise DamagedError(f"{self.folder}/metrics.jsonl: {'; '.join(faults)}")
+        return records
 
     @cached_property
     def data(self) -> Data:
@@ -165,8 +172,8 @@ class Run(Displayed):
         if not path.exists():
             return None
         try:
-            return from_plain(Conventions, json.loads(path.read_text())["conventions"])
-        except (OSError, ValueError, TypeError, KeyError, RecursionError, ResultError):
+            return from_plain(Conventions, read_record(path, "an adopted model", inside=self.folder)["conventions"])
+        except (DamagedError, KeyError, ResultError):
             raise CheckpointError(f"{path} is damaged; adopt the model again") from None
 
     # --- checkpoints --------------------------------------------------------------------------------------------
@@ -182,12 +189,21 @@ class Run(Displayed):
 
     @property
     def index(self) -> dict[str, Any]:
-        """The last and best checkpoints as plain data; empty if the index cannot be read."""
+        """The last and best checkpoints as plain data; empty if nothing is saved yet."""
+        path = self.folder / "index.json"
         try:
-            index = json.loads((self.folder / "index.json").read_text())
-        except (OSError, ValueError, RecursionError):
+            index: dict[str, Any] = read_record(path, "the checkpoints", inside=self.folder, old=True)
+            if not all(isinstance(index.get(name, kind()), kind) for name, kind in INDEX.items()):
+                raise DamagedError(f"{path} cannot be read: expected other types")
+            if "last" not in index or not all(isinstance(step, int) for step in index["best"].values()):
+                raise DamagedError(f"{path} cannot be read: expected the last and the best steps")
+        except FileNotFoundError:
             return {}
-        return index if isinstance(index, dict) else {}
+        except (DamagedError, KeyError) as error:
+            adopted = (self.folder / "adopted.json").exists()
+            advice = "adopt the model again" if adopted else "resume the training to write it again"
+            raise CheckpointError(f"{error}; {advice}") from None
+        return index
 
     @property
     def weight_sets(self) -> list[str]:
@@ -426,7 +442,10 @@ class Run(Displayed):
         model = copy.deepcopy(subject.model).to(getattr(torch, settings.precision or "float64"))
         certifier = certifier_for(model, budget=settings.budget, radii=settings.radii, eta=settings.eta)
         assert isinstance(certifier, GloRo | NearestCentroid)
-        stored = load_file(result.folder / "certificates.safetensors")
+        file = result.file("certificates.safetensors")
+        if file is None:
+            raise ResultError(f"{result.folder} has no certificates; measure them again with --restart")
+        stored = load_file(file)
         split = select(subject.data, settings.split, settings.points)
         x = to_float(split.fetch(torch.arange(len(split))))
         return write_proof(Path(path), certifier, x, Certificate(stored["prediction"], stored["radius"]))

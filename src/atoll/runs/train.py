@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -11,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifySettings
 from atoll.distributed import barrier, is_main, process_group, raise_on_lost_worker
 from atoll.errors import AtollError, RecipeError
-from atoll.files import write_atomic, write_json
+from atoll.files import write_record
 from atoll.measure import Environment, OnProgress
 from atoll.models import Classifier, load_pretrained
 from atoll.progress import show_progress
 from atoll.rng import key
 from atoll.runs.data_record import LOCATIONS, DataRecord, locate, without_locations
-from atoll.runs.recipe import Recipe, build_recipe, full_key, read_recipe
+from atoll.runs.recipe import Recipe, build_recipe, full_key, write_recipe
 from atoll.runs.run import Run, TestRow
+from atoll.training.checkpoint import Checkpoints
 from atoll.training.observers import JsonLines, Observer, TensorBoard
 from atoll.training.progress import TrainingProgress
 from atoll.training.trainer import Trainer
@@ -90,12 +91,14 @@ def train(
     """
     folder = Path(out)
     with process_group():
-        existing = (folder / "recipe.yaml").exists()
+        existing = os.path.lexists(folder / "recipe.yaml")
         barrier()  # no process may write before all have checked
         if existing and not resume:
             raise RecipeError(f"{folder} already contains a run; resume it or choose another folder")
         if recipe is None and not existing:
             raise RecipeError(f"there is no run to resume in {folder}")
+        if not existing and Checkpoints(folder / "checkpoints").steps():  # of a recipe that nobody knows
+            raise RecipeError(f"{folder} has checkpoints but no recipe.yaml; restore it or choose another folder")
         trust = trust or recipe is not None
         if isinstance(recipe, Recipe):
             built = recipe
@@ -124,10 +127,10 @@ def train(
             on_trainer(trainer)
         if is_main():
             try:
-                write_json(folder / "environment.json", environment())
+                write_record(folder / "environment.json", "an environment", environment())
                 record.save(folder)
                 # Last, because the presence of this file marks the folder as a run.
-                write_atomic(folder / "recipe.yaml", yaml.safe_dump(dict(built.tree), sort_keys=False).encode())
+                write_recipe(folder / "recipe.yaml", built.tree)
             except OSError as error:
                 raise AtollError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
         trainer.fit(resume=resume)
@@ -157,7 +160,7 @@ def final_test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]
 
 def _saved_recipe(folder: Path, overrides: Sequence[str], trust: bool) -> Recipe:
     """Build the recipe of a run to resume; overrides may only change the location of its data."""
-    saved, record = read_recipe(folder / "recipe.yaml"), DataRecord.load(folder)
+    saved, record = Run(folder).recipe, DataRecord.load(folder)
     for override in overrides:
         section, *_, name = full_key(saved, override.partition("=")[0], trust=trust).split(".")
         if section != "data" or name not in LOCATIONS:
@@ -172,7 +175,7 @@ def _saved_recipe(folder: Path, overrides: Sequence[str], trust: bool) -> Recipe
 
 
 def _same_recipe(folder: Path, recipe: Recipe) -> None:
-    saved = yaml.safe_load((folder / "recipe.yaml").read_text())
+    saved = Run(folder).recipe
     # Locations may differ, because the fingerprint tells whether the data is the same.
     trees = ({**tree, "data": without_locations(tree.get("data"))} for tree in (saved, recipe.tree))
     saved, current = (_without_modules(json.loads(json.dumps(tree))) for tree in trees)

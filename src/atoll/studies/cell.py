@@ -12,7 +12,18 @@ from typing import Any, ClassVar
 from atoll.config import to_plain
 from atoll.display import TextTable, cell
 from atoll.errors import InputError
-from atoll.measure import MEASUREMENTS, Context, Environment, Measurement, Result, Settings, load_result, save_result
+from atoll.measure import (
+    MEASUREMENTS,
+    SEEDS,
+    Context,
+    Environment,
+    Measurement,
+    Ranges,
+    Result,
+    Settings,
+    load_result,
+    save_result,
+)
 from atoll.runs.run import Run
 from atoll.subject import Subject
 
@@ -22,6 +33,7 @@ class CellSettings(Settings):
     """Settings of a cell: the study and the cell."""
 
     kind: ClassVar[str] = "cell"
+    ranges: ClassVar[Ranges] = {"cell_seed": SEEDS}
     study: str
     scale: str
     row: str

@@ -12,7 +12,6 @@ Files of a study::
 from __future__ import annotations
 
 import fnmatch
-import json
 import shlex
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +23,8 @@ from typing import Protocol
 
 from atoll.config import to_plain
 from atoll.distributed import launch, requested_device, torchrun_world_size, use_device
-from atoll.errors import AtollError, InputError
-from atoll.files import finite, write_atomic, write_json
+from atoll.errors import AtollError, DamagedError, InputError
+from atoll.files import finite, read_record, write_atomic, write_figure, write_json, write_record
 from atoll.registry import class_path
 from atoll.runs.recipe import expand_overrides
 from atoll.runs.run import Run
@@ -87,11 +86,11 @@ class CellRunner:
             result = load_cell(self.run(cell.name), settings)
             return None if result is None else result.numbers
         try:
-            record = json.loads(self.run_folder(f"{cell.name}.json").read_text())
-            numbers: Numbers = record["numbers"]
-            return numbers if record["definition"] == settings.definition else None
-        except (OSError, ValueError, KeyError, TypeError):
+            record = read_record(self.run_folder(f"{cell.name}.json"), "a cell")
+        except (FileNotFoundError, DamagedError):  # measured again
             return None
+        numbers: Numbers | None = record.get("numbers")
+        return numbers if record.get("definition") == settings.definition else None
 
     def __call__(self, cell: Cell) -> CellOutcome:
         """Train, measure and store a cell, resuming an interrupted training; errors are returned as a reason."""
@@ -114,7 +113,7 @@ class CellRunner:
         if cell.recipe is None:
             numbers: Numbers = to_plain(self.study.measure(cell, None, self.scale, dependencies))
             path = self.run_folder(f"{cell.name}.json")
-            write_json(path, {"definition": settings.definition, "numbers": numbers})
+            write_record(path, "a cell", {"definition": settings.definition, "numbers": numbers})
             return numbers
         overrides = merge_overrides(self.study.overrides(cell, dependencies), self.overrides_for(cell))
         folder = self.run_folder(cell.name)
@@ -309,7 +308,7 @@ def write_study(
     first = next(iter(report.tables.values()), None)
     figures = report.figures or ({} if first is None else {"table": first.figure()})
     for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=90)
+        write_figure(folder / f"{name}.png", figure, dpi=90)
         lines += [f"![{name}]({name}.png)", ""]
     if results.failed:
         reasons = [f"- {cell.name}: {' '.join(reason.split())}" for cell, reason in results.failed.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from atoll.distributed import all_sum
-from atoll.files import write_atomic
+from atoll.files import append_record, read_records, record_line, write_atomic
 
 if TYPE_CHECKING:
     from atoll.training.trainer import Trainer
@@ -61,8 +60,10 @@ class JsonLines(Observer):
         self.path = path
 
     def start(self, trainer: Trainer) -> None:
-        lines = [json.dumps(r) + "\n" for r in read_records(self.path) if self._stays(r, trainer)]
-        write_atomic(self.path, "".join(lines).encode())
+        """Keep the records up to the checkpoint, and damaged lines, which a report mentions."""
+        records, damaged = read_records(self.path, old=True)
+        lines = [record_line(record) for record in records if _is_metric(record) and self._stays(record, trainer)]
+        write_atomic(self.path, b"".join([*damaged, *lines]))
 
     @staticmethod
     def _stays(record: Record, trainer: Trainer) -> bool:
@@ -76,21 +77,27 @@ class JsonLines(Observer):
         return bool(record["kind"] == "step" and record["step"] <= trainer.step)
 
     def record(self, record: Record) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        append_record(self.path, record)
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Read the records of a metrics file; skips a last line that a kill has truncated."""
-    if not path.exists():
-        return []
-    records = []
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            records.append(json.loads(line))
-        except (ValueError, RecursionError):
-            continue
-    return records
+def read_metrics(path: Path, epochs: int = 0) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read a metrics file, and return its records with what is damaged or missing.
+
+    Args:
+        path: the file.
+        epochs: number of epochs that it must contain at least.
+    """
+    records, damaged = read_records(path, old=True)
+    metrics = [record for record in records if _is_metric(record)]
+    unreadable = len(damaged) + len(records) - len(metrics)
+    faults = [f"{unreadable} unreadable lines are left out"] if unreadable else []
+    missing = set(range(1, epochs + 1)) - {record["epoch"] for record in metrics if record["kind"] == "epoch"}
+    return metrics, [*faults, *([f"{len(missing)} of {epochs} epochs are missing"] if missing else [])]
+
+
+def _is_metric(record: Record) -> bool:
+    numbers = (record.get(name) for name in ("step", "epoch"))
+    return isinstance(record.get("kind"), str) and all(isinstance(number, int | float) for number in numbers)
 
 
 class TensorBoard(Observer):

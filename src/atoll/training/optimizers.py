@@ -3,10 +3,45 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch.optim import Optimizer
+import torch
+from torch import nn
+from torch.optim import Optimizer, SparseAdam
+
+from atoll.errors import InputError, check_range
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise an InputError for an optimizer that cannot train a network step by step.
+
+    >>> import torch
+    >>> check_optimizer(torch.optim.LBFGS([torch.zeros(2, requires_grad=True)]))
+    Traceback (most recent call last):
+    atoll.errors.InputError: optimizer: LBFGS evaluates the loss several times per step; use SGD or AdamW
+    """
+    name = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise InputError(f"optimizer: {name} evaluates the loss several times per step; use SGD or AdamW")
+    if isinstance(optimizer, SparseAdam):
+        raise InputError(f"optimizer: {name} requires sparse gradients, which networks do not have; use SGD or AdamW")
+    for group in optimizer.param_groups:
+        check_range("[0, inf)", lr=group.get("lr"))
+
+
+def check_factory(factory: Callable[[Iterable[nn.Parameter]], Optimizer]) -> None:
+    """Raise an InputError unless a factory makes a working optimizer for weight matrices and biases.
+
+    It creates an optimizer for tiny parameters, which checks all arguments.
+    """
+    try:
+        optimizer = factory([nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"optimizer: {' '.join(str(error).split())}") from None
+    check_optimizer(optimizer)
+
 
 _DEVICES = ("cpu", "cuda")  # devices with fused kernels for all optimizers that have the option
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from atoll.errors import check_range
+from atoll.errors import InputError, check_range
 from atoll.registry import Registry
 
 SCHEDULES = Registry("schedule", "schedules", "atoll.training.schedules.Schedule", "atoll.training.schedules")
@@ -38,6 +38,11 @@ class Schedule(ABC):
         """Return the factor at ``epoch`` (fractional) of ``epochs``."""
         rise = min(1.0, epoch / self.warmup) if self.warmup else 1.0
         return rise * self.factor(epoch, epochs)
+
+    def check(self, epochs: int) -> None:
+        """Raise an InputError unless the warm-up ends within the run; a run without training has none."""
+        if epochs and self.warmup > epochs:
+            raise InputError(f"warmup: expected at most the number of epochs, {epochs:,}, got {self.warmup:g}")
 
     @abstractmethod
     def factor(self, epoch: float, epochs: int) -> float:

@@ -27,8 +27,16 @@ from atoll.distributed import (
     synchronize_batch_norm,
     world_size,
 )
-from atoll.errors import CheckpointError, InputError, Interrupted, TrainingError, check_range
-from atoll.files import write_json
+from atoll.errors import (
+    LARGEST_STEPS,
+    CheckpointError,
+    InputError,
+    Interrupted,
+    TrainingError,
+    check_count,
+    check_range,
+)
+from atoll.files import write_record
 from atoll.losses.base import Loss, Outputs
 from atoll.models.base import Classifier
 from atoll.modules import preserve_buffers
@@ -36,9 +44,9 @@ from atoll.rng import key
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
 from atoll.training.checkpoint import Best, Checkpoint, Checkpoints, load_weights
-from atoll.training.methods.base import Method, Step
+from atoll.training.methods.base import Method, Step, check_methods
 from atoll.training.observers import Observer, RunningMeans
-from atoll.training.optimizers import fuse, resume_optimizer
+from atoll.training.optimizers import check_optimizer, fuse, resume_optimizer
 from atoll.training.passes import ForwardPasses, cat_outputs
 from atoll.training.schedules import Piecewise, Schedule
 from atoll.training.validation import validate
@@ -90,9 +98,11 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         positive = ("batch_size", "accumulate", "evaluate_every", "keep", "log_every", "power_iterations")
-        check_range("[1, inf)", **{name: getattr(self, name) for name in positive})
-        at_least_0 = ("epochs", "validation_steps", "test_steps", "workers", "checkpoint_minutes")
-        check_range("[0, inf)", **{name: getattr(self, name) for name in at_least_0})
+        check_count(1, **{name: getattr(self, name) for name in positive})
+        at_least_0 = ("epochs", "validation_steps", "test_steps", "workers")
+        check_count(0, LARGEST_STEPS, **{name: getattr(self, name) for name in at_least_0})
+        check_count(1, **{f"keep_epochs[{i}]": epoch for i, epoch in enumerate(self.keep_epochs)})
+        check_range("[0, inf)", checkpoint_minutes=self.checkpoint_minutes)
         check_range("(0, inf)", clip_norm=self.clip_norm)
 
 
@@ -158,6 +168,7 @@ class Trainer:
             self.passes = DistributedDataParallel(self.passes)
         make_optimizer = optimizer or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=5e-4))
         self.optimizer = fuse(make_optimizer(model.parameters()))
+        check_optimizer(self.optimizer)
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
@@ -449,7 +460,7 @@ class Trainer:
             return
         best = {weights: best.step for weights, best in self.best.items()}
         index = {"last": self.step, "best": best, "epoch": self.epoch, "finished": self.trained}
-        write_json(self.folder / "index.json", {**index, "selected_on": self.settings.select_on})
+        write_record(self.folder / "index.json", "the checkpoints", {**index, "selected_on": self.settings.select_on})
 
     def stop(self) -> None:
         """Stop after the current step and a save, or at once if everything is saved; for signal handlers."""
@@ -508,6 +519,9 @@ class Trainer:
     def _check(self) -> None:
         """Raise an InputError for invalid combinations of settings, before any work."""
         settings = self.settings
+        check_methods(self.methods)
+        self.threat.check_radius(self.data.shape)
+        self.schedule.check(settings.epochs)
         if settings.precision != "float32" and self.device.type == "cpu":
             raise InputError(f"precision: {settings.precision} requires a GPU; use float32 on the CPU")
         if settings.batch_size % (world_size() * settings.accumulate):

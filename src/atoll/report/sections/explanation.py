@@ -39,7 +39,7 @@ def _describe(result: ExplainResult) -> str:
 
 def section(runs: Sequence[RunSummary]) -> Section:
     blocks: list[Block] = []
-    for comparison in compare(runs, ExplainResult, _describe, named=("methods", "norm")):
+    for comparison in compare(runs, ExplainResult, _describe, named=("methods", "norm", "checks")):
         text = "Red pixels support the predicted class, blue pixels oppose it. Every map has its own color scale."
         blocks += [Title("Attributions", comparison.title), Paragraphs([text])]
         blocks += [Columns(_galleries(comparison)), *comparison.table(_cells)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.distributed import all_sum, world_size
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count, check_range
 from atoll.losses.base import Outputs
 from atoll.models.base import Classifier
 from atoll.modules import move_parameters, preserve_buffers, weight_matrices
@@ -40,7 +40,8 @@ class AWP(Method):
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        check_range("[0, inf)", gamma=self.gamma, warmup=self.warmup)
+        check_range("[0, inf)", gamma=self.gamma)
+        check_count(0, warmup=self.warmup)
 
     @contextmanager
     def around_step(self, trainer: Trainer, step: Step) -> Iterator[None]:

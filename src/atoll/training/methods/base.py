@@ -16,13 +16,14 @@ Methods are called in the order in which they are listed.  A method with state s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from atoll.errors import InputError
 from atoll.losses.base import Outputs
 from atoll.registry import Registry
 
@@ -89,3 +90,11 @@ class Method:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+def check_methods(methods: Sequence[Method]) -> None:
+    """Raise an InputError if a method is listed twice."""
+    names = [type(method).__name__ for method in methods]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"methods: expected each method once, got {name} {names.count(name)} times")

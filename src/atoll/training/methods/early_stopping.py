@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import check_range
+from atoll.errors import check_count
 from atoll.training.methods.base import METHODS, Method
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class EarlyStopping(Method):
     waited: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        check_range("[1, inf)", patience=self.patience)
+        check_count(1, patience=self.patience)
 
     def after_epoch(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if trainer.selection_metric not in metrics:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from atoll.errors import check_range
+from atoll.errors import check_count, check_range
 from atoll.training.methods.base import METHODS, Method, Step
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Lookahead(Method):
     slow: list[Tensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        check_range("[1, inf)", k=self.k)
+        check_count(1, k=self.k)
         check_range("(0, 1]", alpha=self.alpha)
 
     def setup(self, trainer: Trainer) -> None:

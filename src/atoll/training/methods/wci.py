@@ -10,7 +10,7 @@ from atoll.curvature.gap import robust_gap
 from atoll.curvature.risk import EmpiricalRisk, check_deterministic
 from atoll.curvature.wci import WCI, wci
 from atoll.data.base import sample
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_count, check_range
 from atoll.modules import evaluation_mode
 from atoll.training.methods.base import METHODS, Method, Step
 
@@ -48,8 +48,8 @@ class MeasureWCI(Method):
 
     def __post_init__(self) -> None:
         check_range("[0, 1)", start=self.start)
-        check_range("[1, inf)", interval=self.interval, points=self.points)
-        check_range("[2, inf)", probes=self.probes)
+        check_count(1, interval=self.interval, points=self.points)
+        check_count(2, probes=self.probes)
 
     def setup(self, trainer: Trainer) -> None:
         """Raise an InputError now if the measurement would fail after the first epoch."""
@@ -127,7 +127,7 @@ class WCISchedule(MeasureWCI):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("(0, inf]", threshold=self.threshold)
+        check_range("(0, inf)", threshold=self.threshold)
         check_range("[0, 1)", smoothing=self.smoothing)
 
     def after_epoch(self, trainer: Trainer, metrics: MutableMapping[str, float]) -> None:
