@@ -34,6 +34,25 @@ def check_attack(name, norm):
         assert torch.equal(result.cpu(), expected)
 
 
+@pytest.mark.parametrize("bounds", [None, (0.0, 1.0)], ids=str)
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_projections_onto_hyperplanes(norm, bounds):
+    """Also of points that are mostly at their bounds, with a fixed number of iterations instead of a check."""
+    draw = torch.Generator().manual_seed(0)
+    threat = ThreatModel(norm, 1.0, bounds)
+    x = (2 * torch.rand(300, 50, generator=draw) - 0.5).clamp(0, 1)
+    w = torch.randn(300, 50, generator=draw) * torch.rand(300, 50, generator=draw) ** 3
+    w[0] = 0
+    rise = torch.randn(300, generator=draw) * torch.rand(300, generator=draw) * 10
+    expected = threat.to_hyperplane(x, w, rise)
+    with accelerator() as counts:
+        arguments = [value.to(DEVICE) for value in (x, w, rise)]
+        before = counts.waits
+        result = threat.to_hyperplane(*arguments)
+        assert counts.waits == before
+        assert torch.equal(result.cpu(), expected)
+
+
 @pytest.mark.parametrize("name", sorted({member.cls.__name__ for member in ATTACKS.members().values()}))
 def test_attacks(name):
     check_attack(name, ATTACKS.resolve(name).cls.norms[0])
