@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from atoll.cli.answers import print_error
 from atoll.errors import AtollError, TrainingError, describe
-from atoll.registry import closest, forget_foreign_folders, suggest
+from atoll.import_path import forget_foreign_folders
+from atoll.registry import closest, suggest
 
 
 class Verb(NamedTuple):
