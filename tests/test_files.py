@@ -5,9 +5,12 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from atoll.errors import DamagedError, InputError
 from atoll.files import (
@@ -15,11 +18,16 @@ from atoll.files import (
     append_record,
     check_nesting,
     check_writable,
+    is_inside,
+    open_for_writing,
     read_file,
     read_record,
     read_records,
+    read_tensors,
+    reserve,
     write_atomic,
     write_record,
+    write_tensors,
 )
 
 
@@ -165,3 +173,107 @@ def test_nesting_that_contains_itself_is_refused():
     tree.append(tree)
     with pytest.raises(ValueError, match="nested too deeply"):
         check_nesting(tree)
+
+
+def locked(folder):
+    """Whether another process finds a folder locked."""
+    code = f"import fcntl, os; fcntl.flock(os.open({str(folder)!r}, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode != 0
+
+
+def test_a_folder_has_one_writer(tmp_path):
+    folder = tmp_path / "run" / "results"
+    with open_for_writing(folder, tmp_path / "run"):
+        assert locked(folder)
+        with pytest.raises(InputError, match="in use by another process; wait"), open_for_writing(folder, tmp_path):
+            pass
+        assert locked(folder)
+        (folder / "a").write_text("")
+    assert not locked(folder)
+    with open_for_writing(folder, tmp_path / "run"):
+        assert [path.name for path in folder.iterdir()] == ["a"]
+
+
+def test_a_forked_process_does_not_keep_the_lock(tmp_path):
+    ready, end = os.pipe(), os.pipe()
+    with open_for_writing(tmp_path / "run", tmp_path):
+        child = os.fork()
+        if not child:
+            os.write(ready[1], b"x")
+            os.read(end[0], 1)
+            os._exit(0)
+        os.read(ready[0], 1)
+        (tmp_path / "run" / "a").write_text("")
+        assert locked(tmp_path / "run")
+    assert not locked(tmp_path / "run")
+    os.write(end[1], b"x")
+    os.waitpid(child, 0)
+
+
+def test_a_new_folder_that_stays_empty_is_removed(tmp_path):
+    with open_for_writing(tmp_path / "a" / "b" / "c", tmp_path):
+        assert (tmp_path / "a" / "b" / "c").is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_temporary_files_of_dead_processes_are_removed(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    (tmp_path / "checkpoints" / f".00000004.{process.pid}.tmp").mkdir(parents=True)
+    (tmp_path / "checkpoints" / f".00000004.{process.pid}.tmp" / "model.safetensors").write_text("")
+    names = [f".index.json.{process.pid}.tmp", f".index.json.{os.getpid()}.tmp", ".mine.tmp", ".1.tmp", "x.tmp"]
+    for name in names:
+        (tmp_path / name).write_text("")
+    with open_for_writing(tmp_path, tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", *names[1:]}
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("name", ["results", "results/attack", "results/attack/1/points"])
+def test_nothing_is_written_through_a_link_out_of_the_run(tmp_path, name):
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    outside.mkdir()
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(outside)
+    with pytest.raises(InputError, match="leads out of"), open_for_writing(run / "results/attack/1", run):
+        pass
+    with pytest.raises(InputError, match="leads out of"), open_for_writing(run, run):
+        pass
+    assert not list(outside.iterdir())
+    (run / name).unlink()
+    (run / "inner").mkdir()
+    (run / name).symlink_to(run / "inner")
+    (tmp_path / "alias").symlink_to(run)
+    with open_for_writing(tmp_path / "alias" / "results/attack/1", tmp_path / "alias"):
+        pass
+
+
+def test_a_loop_of_links_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "a").symlink_to(tmp_path / "run" / "b")
+    (tmp_path / "run" / "b").symlink_to(tmp_path / "run" / "a")
+    with pytest.raises(DamagedError, match="cannot be read"):
+        read_file(tmp_path / "run" / "a")
+    assert is_inside(tmp_path / "run" / "a", tmp_path / "run")
+
+
+def test_reserved_space_is_allocated(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    reserve(tmp_path / "a", 100_000)
+    assert (tmp_path / "a").stat().st_blocks * 512 >= 100_000
+    assert (tmp_path / "a").read_bytes() == b"abc" + bytes(99_997)
+
+
+def test_tensors_are_read_as_they_were_written(tmp_path):
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([True, False])}
+    write_tensors(tmp_path / "x", "a test", tensors, {"n": [1, None]})
+    read, about = read_tensors(tmp_path / "x", "a test")
+    assert about == {"n": [1, None]}
+    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
+    with pytest.raises(DamagedError, match="expected the record of a cell"):
+        read_tensors(tmp_path / "x", "a cell")
+    content = (tmp_path / "x").read_bytes()
+    for place in range(len(content)):
+        (tmp_path / "x").write_bytes(content[:place] + bytes([content[place] ^ 8]) + content[place + 1 :])
+        with pytest.raises(DamagedError):
+            read_tensors(tmp_path / "x", "a test")

@@ -9,27 +9,26 @@ must match.  What fails is a ``DamagedError``; nothing is used unchecked.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
 import math
 import os
+import re
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
 
 from atoll.errors import DamagedError, InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 LARGEST = 64 * 2**20  # bytes of a file of text; Atoll writes far smaller ones
 DEEPEST = 64  # levels of nested lists and mappings
@@ -58,8 +57,83 @@ def sync(path: Path) -> None:
 def check_writable(folder: Path) -> None:
     """Refuse a folder of results that nothing can be written to, before any work; it need not exist yet."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        raise InputError(f"{existing} is a file, expected a folder; choose another one")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"{existing} is read-only; copy the run to a folder that you can write to")
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, with all links resolved, is in a folder."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def check_links(folder: Path, inside: Path) -> None:
+    """Refuse to write to a folder that is or contains a link out of another folder."""
+    entries = (Path(place, name) for place, folders, files in os.walk(folder) for name in (*folders, *files))
+    for path in (folder, *(entry for entry in entries if entry.is_symlink())):
+        if not is_inside(path, inside):
+            raise InputError(f"{path} leads out of {inside}; replace the link by what it points to")
+
+
+@contextmanager
+def open_for_writing(folder: Path, inside: Path) -> Iterator[None]:
+    """Lock a folder for this process, check its links, and remove temporary files of processes that are gone.
+
+    The lock has no file, and the kernel releases it when the process ends.  A new folder that stays empty is removed.
+
+    Args:
+        folder: the folder, which need not exist yet.
+        inside: the folder of the run, out of which no link may lead.
+    """
+    check_links(folder, inside)
+    check_writable(folder)
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _locks.add(descriptor)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{folder} is in use by another process; wait until it has finished") from None
+        except OSError:  # a file system without locks
+            pass
+        for path in (*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")):
+            match = re.fullmatch(r"\..+\.(\d+)\.tmp", path.name)
+            if match and not _is_running(int(match[1])):
+                discard(path)
+        yield
+    finally:
+        if descriptor in _locks:  # not in a forked process
+            _locks.remove(descriptor)
+            os.close(descriptor)
+        with suppress(OSError):  # not empty
+            for path in new:
+                path.rmdir()
+
+
+_locks: set[int] = set()  # descriptors of locked folders
+
+
+def _close_locks() -> None:
+    """Close the locks in a forked process, which would otherwise keep them when its parent is killed."""
+    for descriptor in _locks:
+        os.close(descriptor)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_close_locks)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -90,6 +164,8 @@ def write_figure(path: Path, figure: Figure, dpi: int = 120) -> None:
 
 def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
     """Write an ``.npz`` file atomically."""
+    import numpy as np  # slow to import
+
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]
     write_atomic(path, content.getvalue())
@@ -129,10 +205,10 @@ def check_file(path: Path, *, inside: Path | None = None) -> None:
         raise
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
-    if inside is not None and not path.resolve().is_relative_to(inside.resolve()):
+    if inside is not None and not is_inside(path, inside):
         raise DamagedError(f"{path} cannot be read: a link to a file outside the run folder")
     if not stat.S_ISREG(mode):
-        raise DamagedError(f"{path} cannot be read: not a file written by Atoll")
+        raise DamagedError(f"{path} cannot be read: not a regular file")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -220,6 +296,8 @@ def _line_checksum(record: Mapping[str, Any], salt: str) -> str:
 
 def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors and plain data with a checksum of both, atomically; ``read_tensors`` reads them."""
+    from safetensors.torch import save  # slow to import
+
     metadata = {"record": kind, "about": json.dumps(about), CHECKSUM: BLANK}
     before, blank, after = save(dict(tensors), metadata).partition(BLANK.encode())
     write_atomic(path, before + hashlib.sha256(before + blank + after).hexdigest().encode() + after)
@@ -230,6 +308,9 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], Any]:
 
     Raises a FileNotFoundError if there is no file.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load  # slow to import
+
     check_file(path, inside=path.parent)
     try:
         content = path.read_bytes()

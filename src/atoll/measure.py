@@ -14,10 +14,10 @@ import dataclasses
 import hashlib
 import inspect
 import platform
-import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -31,7 +31,7 @@ from atoll.data.base import Data, Split, SubSplit
 from atoll.display import Displayed, TextTable, cell
 from atoll.distributed import barrier, default_device, is_main, world_size
 from atoll.errors import LARGEST_SEED, AtollError, DamagedError, InputError, ResultError, check_count, check_range
-from atoll.files import check_file, check_writable, json_digest, read_record, sha256, write_record
+from atoll.files import check_file, discard, json_digest, open_for_writing, read_record, sha256, write_record
 from atoll.graph import tensors_digest
 from atoll.registry import Registry, class_path
 from atoll.stats import Accuracy, Estimate
@@ -288,35 +288,41 @@ def measure(
     context = Context(on_progress=on_progress, open_subject=open_subject, device=device or default_device())
     subject.model.to(context.device)
     split = method.inputs(subject, settings)
-    inputs, folder = "", None
-    if results is not None:
-        inputs = split_digest(split)
-        others = method.depends_on(subject, settings, context)
-        folder = results / settings.kind / result_digest(method.result, subject, inputs, settings, others)
-        if restart and is_main():
-            shutil.rmtree(folder, ignore_errors=True)
+    if results is None:
+        return _compute(method, subject, settings, context, "", len(split))
+    inputs = split_digest(split)
+    others = method.depends_on(subject, settings, context)
+    folder = results / settings.kind / result_digest(method.result, subject, inputs, settings, others)
+    context = dataclasses.replace(context, folder=folder)
+    if not restart and (stored := _load_if_finished(folder, method.result)) is not None:
+        return stored
+    barrier()
+    with open_for_writing(folder, results.parent) if is_main() else nullcontext():
+        for path in folder.iterdir() if restart and is_main() else ():
+            discard(path)
         barrier()
-        stored = None if restart else _load_if_finished(folder, method.result)
+        result = _compute(method, subject, settings, context, inputs, len(split))
+        if is_main():
+            result = save_result(result, folder)
         barrier()
-        if stored is not None:
-            return stored
-        check_writable(folder)
+    return result
+
+
+def _compute(
+    method: Measurement, subject: Subject, settings: Settings, context: Context, inputs: str, points: int
+) -> Result:
     began = time.monotonic()
-    fields = method.measure(subject, settings, dataclasses.replace(context, folder=folder))
-    result = method.result(
-        subject=subject.record if results is not None else SubjectRecord("", model=type(subject.model).__name__),
+    fields = method.measure(subject, settings, context)
+    return method.result(
+        subject=SubjectRecord("", model=type(subject.model).__name__) if context.folder is None else subject.record,
         inputs=inputs,
-        points=len(split),
+        points=points,
         settings=settings,
         environment=Environment.current(context.device),
         seconds=time.monotonic() - began,
-        folder=folder,
+        folder=context.folder,
         **fields,
     )
-    if folder is not None and is_main():
-        result = save_result(result, folder)
-    barrier()
-    return result
 
 
 def result_digest(

@@ -8,6 +8,7 @@ import pytest
 import atoll
 from atoll.cli import main
 from atoll.errors import InputError
+from atoll.files import json_digest
 from atoll.runs.collect import find_runs, main_numbers
 from atoll.runs.run import open_run
 
@@ -64,8 +65,12 @@ def test_stale_results_are_told_apart(runs, tmp_path):
     run = open_run(folder)
     step = run.results()[0].subject.origin.step
     record = json.loads((folder / "checkpoints" / f"{step:08d}" / "checkpoint.json").read_text())
+    del record["digest"]
     record["files"]["model"] = "0" * 64
-    (folder / "checkpoints" / f"{step:08d}" / "checkpoint.json").write_text(json.dumps(record))
+    path = folder / "checkpoints" / f"{step:08d}" / "checkpoint.json"
+    path.write_text(json.dumps({**record, "digest": json_digest(record)}))
     assert "other weights" in open_run(folder).results()[0].stale
+    path.write_text(json.dumps(record))
+    assert "checkpoint is damaged" in open_run(folder).results()[0].stale
     shutil.rmtree(folder / "checkpoints" / f"{step:08d}")
     assert "checkpoint was deleted" in open_run(folder).results()[0].stale

@@ -354,7 +354,7 @@ def test_a_link_out_of_the_run_shows_nothing_of_its_target(tmp_path):
         lambda: train(None, out=tmp_path / "run", resume=True),
         lambda: train("digits-at", out=tmp_path / "run", resume=True),
     ):
-        with pytest.raises(AtollError, match="a link to a file outside the run folder") as error:
+        with pytest.raises(AtollError, match=r"a link to a file outside the run folder|leads out of") as error:
             resume()
         assert "hunter2" not in str(error.value)
     assert (tmp_path / "secret").read_text() == "password: [hunter2"

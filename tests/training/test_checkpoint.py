@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from atoll.errors import CheckpointError
+from atoll.errors import AtollError, CheckpointError
+from atoll.files import json_digest
+from atoll.runs.run import open_run
 from atoll.training.checkpoint import (
     Checkpoint,
     Checkpoints,
@@ -22,6 +24,7 @@ from atoll.training.checkpoint import (
     save_checkpoint,
     unpack,
 )
+from support import tiny_trainer
 
 plain = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text()
 trees = st.recursive(
@@ -146,7 +149,9 @@ def test_a_file_full_of_pickle_is_not_opened(tmp_path, checkpoint):
 FULL_DISK = """
 import sys, signal, resource, torch
 from pathlib import Path
-from atoll.errors import CheckpointError
+from atoll.errors import AtollError, CheckpointError
+from atoll.files import json_digest
+from atoll.runs.run import open_run
 from atoll.training.checkpoint import *
 folder = Path(sys.argv[1])
 checkpoints = Checkpoints(folder)
@@ -190,3 +195,80 @@ def test_an_interrupted_write_leaves_only_hidden_files(tmp_path, checkpoint, mon
     (tmp_path / ".00000002.123.tmp" / "checkpoint.json").unlink()
     assert checkpoints.steps() == [1]
     assert checkpoints.newest() is not None
+
+
+def signed(folder, **entries):
+    """Change entries of a checkpoint's record, with a digest that matches; None removes one."""
+    path = folder / "checkpoint.json"
+    record = json.loads(path.read_text()) | entries
+    record = {name: value for name, value in record.items() if value is not None and name != "digest"}
+    path.write_text(json.dumps({**record, "digest": json_digest(record)}))
+
+
+WRONG = {
+    "no files": {"files": None},
+    "files": {"files": [1]},
+    "no model": {"files": {"training": "0"}},
+    "path": {"files": {"../model": "0", "model": "0", "training": "0"}},
+    "digest": {"files": {"model": 1, "training": "0"}},
+    "no about": {"about": None},
+    "about": {"about": "x"},
+    "no training": {"training": None},
+    "tensor": {"training": {"a": {"$tensor": "/none"}}},
+    "tensor name": {"training": {"a": {"$tensor": ["x"]}}},
+    "number": {"training": {"#x": 1}},
+    "format": {"format": [1]},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_record_with_other_entries_is_one_sentence(tmp_path, checkpoint, name):
+    save_checkpoint(tmp_path / "1", checkpoint)
+    signed(tmp_path / "1", **WRONG[name])
+    with pytest.raises(CheckpointError, match=rf"^[^\n]*{tmp_path / '1'}"):
+        load_checkpoint(tmp_path / "1")
+
+
+STATE = {
+    "empty": {},
+    "methods": {"methods": 3},
+    "no position": {"methods": []},
+    "position": {"position": {"epoch": "one", "batch": 0, "step": 0}},
+    "float": {"position": {"epoch": 1.5, "batch": 0, "step": 0}},
+    "best": {"best": {"raw": [1]}},
+    "score": {"best": {"raw": {"score": "x", "step": 1, "epoch": 1}}},
+    "sums": {"sums": {"loss": 3}},
+    "optimizer": {"optimizer": {"state": 1, "param_groups": 2}},
+}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_a_state_that_does_not_fit_is_one_sentence(tmp_path, name):
+    tiny_trainer(folder=tmp_path, epochs=1).fit()
+    folder = Checkpoints(tmp_path / "checkpoints").path(Checkpoints(tmp_path / "checkpoints").steps()[-1])
+    training = json.loads((folder / "checkpoint.json").read_text())["training"]
+    signed(folder, training={**training, **STATE[name]} if name not in ("empty", "no position") else STATE[name])
+    with pytest.raises(CheckpointError, match="start again in another folder"):
+        tiny_trainer(folder=tmp_path, epochs=1).fit(resume=True)
+
+
+ABOUT = {
+    "recipe": {"recipe": 3},
+    "model": {"recipe": {"model": "SmallConvNet"}},
+    "shape": {"input_shape": "1x8x8"},
+    "negative": {"input_shape": [1, -8, 8]},
+    "classes": {"num_classes": None},
+    "many classes": {"num_classes": 10**30},
+    "bounds": {"bounds": [0]},
+    "step": {"epoch": "one"},
+}
+
+
+@pytest.mark.parametrize("name", ABOUT)
+def test_a_description_that_does_not_fit_is_one_sentence(trained, tmp_path, name):
+    run = open_run(shutil.copytree(trained, tmp_path / "run"))
+    folder = run.checkpoint_path()
+    about = json.loads((folder / "checkpoint.json").read_text())["about"]
+    signed(folder, about={**about, **ABOUT[name]})
+    with pytest.raises(AtollError, match=rf"^[^\n]*{folder}"):
+        run.model()

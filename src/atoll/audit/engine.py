@@ -10,7 +10,6 @@ stored plan, so its results are bit-identical to those of an audit that was not 
 from __future__ import annotations
 
 import copy
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from atoll.config import fields_to_plain, from_plain, to_plain
 from atoll.display import Displayed, TextTable
 from atoll.distributed import default_device
 from atoll.errors import AtollError, InputError, UnsoundError
-from atoll.files import finite, read_record, write_json, write_record
+from atoll.files import finite, open_for_writing, read_record, write_json, write_record
 from atoll.health import HealthResult
 from atoll.measure import Result, resolve_threat, select, split_digest
 from atoll.registry import suggest
@@ -203,17 +202,16 @@ def audit(
         "only": list(only),
         "version": version("atoll"),
     }
-    if restart:
-        shutil.rmtree(folder, ignore_errors=True)
-    state = _State.load(folder, key, only)
-    resumed = state is not None
-    if state is None:
-        state = _State(folder, key, _facts(subject, threat, only), seconds, only)
-        state.save()
-    if on_plan is not None:
-        on_plan(state.steps, resumed)
-    results = _measure(run, state, checkpoint, weights, restart, on_step, on_progress)
-    page, data = _write(run, state, folder)
+    with open_for_writing(folder, run.folder):
+        state = None if restart else _State.load(folder, key, only)
+        resumed = state is not None
+        if state is None:
+            state = _State(folder, key, _facts(subject, threat, only), seconds, only)
+            state.save()
+        if on_plan is not None:
+            on_plan(state.steps, resumed)
+        results = _measure(run, state, checkpoint, weights, restart, on_step, on_progress)
+        page, data = _write(run, state, folder)
     return Audit(run, tuple(state.stages), results, page, data)
 
 

@@ -24,7 +24,7 @@ from atoll.data.boxes import as_boxes
 from atoll.data.decode import decode
 from atoll.data.download import Remote, find
 from atoll.errors import DataError
-from atoll.files import sync
+from atoll.files import reserve, sync
 
 _FOLDER = "tiny-imagenet-200"
 _SIDE = 64
@@ -166,6 +166,7 @@ def _decode_all(source: _Source, place: Path) -> None:
 def _write_records(source: _Source, files: Sequence[tuple[str, int]], path: Path) -> None:
     """Write one row of bytes per image, label first as in CIFAR, so that labels and pixels stay together."""
     records = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(len(files), 1 + _PIXELS))
+    reserve(path, path.stat().st_size)
 
     def convert(row: int) -> None:
         name, label = files[row]

@@ -19,7 +19,7 @@ from atoll.certify.measure import CertifyResult
 from atoll.curvature.measure import CurvatureResult
 from atoll.errors import AtollError, CheckpointError, DataError, InputError
 from atoll.explain.measure import ExplainResult
-from atoll.files import read_record
+from atoll.files import is_inside, read_record
 from atoll.health import HealthResult
 from atoll.measure import Result
 from atoll.report.blocks import Callout, Missing
@@ -164,11 +164,6 @@ def short_names(runs: Sequence[Run]) -> list[str]:
     return [name if not (before := names[:i].count(name)) else f"{name} ({before + 1})" for i, name in enumerate(names)]
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path, links resolved, is inside a folder."""
-    return path.resolve().is_relative_to(folder.resolve())
-
-
 def _size(path: Path) -> int:
     """Bytes of a file; of an ``.npz``, of what it unpacks to."""
     if path.suffix != ".npz":
@@ -210,7 +205,7 @@ def _read_results(summary: RunSummary) -> None:
     for error in errors:
         summary.add_missing("results", "A result", error.replace(f"{summary.folder}/", ""))
     for result in results:
-        if result.folder is not None and not _is_inside(result.folder / "result.json", summary.folder):
+        if result.folder is not None and not is_inside(result.folder / "result.json", summary.folder):
             summary.add_missing(
                 "results", f"A result of {plain(result.kind)}", "a link to a file outside the run folder"
             )

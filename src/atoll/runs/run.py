@@ -475,9 +475,11 @@ class Run(Displayed):
         """Return why a result of this origin does not describe current weights of the run, or ""."""
         if origin.step is None:
             return ""
-        file = self._files.get(origin.step, {}).get("model" if origin.weights == "raw" else origin.weights)
-        if file is None:
+        if origin.step not in self._files:
             return f"measured at step {origin.step}, whose checkpoint was deleted"
+        file = self._files[origin.step].get("model" if origin.weights == "raw" else origin.weights)
+        if file is None:
+            return f"measured at step {origin.step}, whose checkpoint is damaged"
         changed = origin.file not in ("", file)
         return f"measured with other weights than those now saved at step {origin.step}" if changed else ""
 
@@ -558,6 +560,7 @@ def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", tru
     about = checkpoint.about
     if "recipe" not in about:
         raise CheckpointError(f"{source} does not contain a recipe; build the model yourself and use load_weights")
+    _check_about(about, source)
     tree = about["recipe"]["model"]
     if "pretrained" in tree["init_args"]:  # the weights are in the checkpoint, so do not download any
         tree = {**tree, "init_args": tree["init_args"] | {"pretrained": False}}
@@ -568,9 +571,36 @@ def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", tru
         factory = build_part(ModelFactory, tree, "model", trust=trust)
     with torch.random.fork_rng(devices=[]):
         bounds = tuple(about["bounds"]) if about["bounds"] else None
-        model = factory(tuple(about["input_shape"]), about["num_classes"], bounds=bounds)  # type: ignore[call-arg]
+        try:
+            model = factory(tuple(about["input_shape"]), about["num_classes"], bounds=bounds)  # type: ignore[call-arg]
+        except AtollError:
+            raise
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise CheckpointError(f"{source} does not describe a model: {error}") from None
     load_weights(model, checkpoint.weights(weights), source)
     return model.eval()
+
+
+def _check_about(about: Mapping[str, Any], source: str) -> None:
+    """Raise a CheckpointError if a checkpoint does not describe a model."""
+
+    def expect(condition: bool, name: str, what: str) -> None:
+        if not condition:
+            raise CheckpointError(f"{source}/checkpoint.json: {name}: expected {what}")
+
+    model = about["recipe"].get("model") if isinstance(about["recipe"], Mapping) else None
+    expect(isinstance(model, Mapping) and isinstance(model.get("init_args"), Mapping), "model", "a class and arguments")
+    shape, bounds = about.get("input_shape"), about.get("bounds")
+    expect(isinstance(shape, list) and all(_is_count(size) for size in shape), "input_shape", "a list of sizes")
+    expect(_is_count(about.get("num_classes")), "num_classes", "a number of classes")
+    numbers = isinstance(bounds, list) and len(bounds) == 2 and all(isinstance(end, int | float) for end in bounds)
+    expect(numbers or bounds is None, "bounds", "two numbers or null")
+    for name in ("step", "epoch"):
+        expect(about.get(name) is None or isinstance(about[name], int), name, "an integer")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def check_which(which: object, name: str = "checkpoint") -> None:

@@ -17,7 +17,7 @@ from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifySettings
 from atoll.distributed import barrier, is_main, process_group, raise_on_lost_worker
 from atoll.errors import AtollError, RecipeError
-from atoll.files import write_record
+from atoll.files import open_for_writing, write_record
 from atoll.measure import Environment, OnProgress
 from atoll.models import Classifier, load_pretrained
 from atoll.progress import show_progress
@@ -90,7 +90,7 @@ def train(
         progress: show progress bars, in terminals and notebooks.
     """
     folder = Path(out)
-    with process_group():
+    with process_group(), open_for_writing(folder, folder) if is_main() else nullcontext():
         existing = os.path.lexists(folder / "recipe.yaml")
         barrier()  # no process may write before all have checked
         if existing and not resume:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from atoll.config import to_plain
 from atoll.display import TextTable, cell
 from atoll.errors import InputError
+from atoll.files import open_for_writing
 from atoll.measure import (
     MEASUREMENTS,
     SEEDS,
@@ -92,7 +93,8 @@ def store_cell(run: Run, settings: CellSettings, measure: Callable[[], dict[str,
     )
     digest = hashlib.sha256(json.dumps(settings.definition, sort_keys=True).encode()).hexdigest()[:16]
     folder = run.folder / "results" / "cell" / digest
-    save_result(result, folder)
+    with open_for_writing(folder, run.folder):
+        save_result(result, folder)
     stored = load_result(folder)
     assert isinstance(stored, CellResult)
     return stored

@@ -26,8 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from atoll.errors import CheckpointError
-from atoll.files import json_digest, sha256, sync
+from atoll.errors import CheckpointError, DamagedError
+from atoll.files import json_digest, parse_json, read_file, sha256, sync, write_atomic
 
 FORMAT = 1
 _TENSOR = "$tensor"
@@ -120,9 +120,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             digests[name] = sha256(file)
         record = {"format": FORMAT, "files": digests, "about": checkpoint.about, "training": training}
         record["digest"] = json_digest(record)
-        (temporary / "checkpoint.json").write_text(json.dumps(record, indent=1))
-        sync(temporary / "checkpoint.json")
-        sync(temporary)
+        write_atomic(temporary / "checkpoint.json", json.dumps(record, indent=1).encode())
         shutil.rmtree(folder, ignore_errors=True)  # the same step, saved before an interruption
         temporary.rename(folder)
         sync(folder.parent)
@@ -137,19 +135,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 def load_checkpoint(folder: Path, *, with_training: bool = True) -> Checkpoint:
     """Read and verify a checkpoint; raises a CheckpointError that says what is wrong if it is damaged."""
-    try:
-        record = json.loads((folder / "checkpoint.json").read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} is not a checkpoint: it has no checkpoint.json") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}/checkpoint.json cannot be read: {error}") from None
-    if not isinstance(record, dict) or record.pop("digest", None) != json_digest(record):
-        raise CheckpointError(f"{folder}/checkpoint.json is damaged: the digest does not match")
-    if record.get("format") != FORMAT:
-        raise CheckpointError(f"{folder}: expected checkpoint format {FORMAT}, got {record.get('format')!r}")
+    record = _read_record(folder)
     names = [name for name in record["files"] if with_training or name != "training"]
-    if any(not name.isidentifier() for name in names):  # not a path out of the folder
-        raise CheckpointError(f"{folder}/checkpoint.json lists files that are not part of a checkpoint")
     tensors: dict[str, dict[str, Tensor]] = {}
     for name in names:
         file = folder / f"{name}.safetensors"
@@ -157,10 +144,41 @@ def load_checkpoint(folder: Path, *, with_training: bool = True) -> Checkpoint:
             if sha256(file) != record["files"][name]:
                 raise CheckpointError(f"{file} is damaged: the digest does not match")
             tensors[name] = load_file(file)
+        except DamagedError as error:
+            raise CheckpointError(str(error)) from None
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from None
-    training = unpack(record["training"], tensors.pop("training")) if with_training else {}
+    try:
+        training = unpack(record["training"], tensors.pop("training")) if with_training else {}
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{folder}/checkpoint.json refers to tensors that {folder} does not have") from None
     return Checkpoint(tensors.pop("model"), training, record["about"], dict(tensors), record["files"])
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """Read and verify ``checkpoint.json``, including the types of its entries."""
+    path = folder / "checkpoint.json"
+    try:
+        record = parse_json(read_file(path, inside=folder.parent))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no checkpoint.json") from None
+    except DamagedError as error:
+        raise CheckpointError(str(error)) from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if not isinstance(record, dict) or record.pop("digest", None) != json_digest(record):
+        raise CheckpointError(f"{path} is damaged: the digest does not match")
+    if record.get("format") != FORMAT:
+        raise CheckpointError(f"{folder}: expected checkpoint format {FORMAT}, got {record.get('format')!r}")
+    for name in ("files", "about", "training"):
+        if not isinstance(record.get(name), dict):
+            raise CheckpointError(f"{path}: {name}: expected a mapping")
+    if missing := {"model", "training"} - record["files"].keys():
+        raise CheckpointError(f"{path}: files: expected {' and '.join(sorted(missing))}")
+    for name, digest in record["files"].items():
+        if not name.isidentifier() or not isinstance(digest, str):  # not a path out of the folder
+            raise CheckpointError(f"{path} lists files that are not part of a checkpoint")
+    return record
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
@@ -202,10 +220,10 @@ class Checkpoints:
     def files(self, step: int) -> dict[str, str]:
         """Return the digests of the files of a checkpoint by name; empty if they cannot be read."""
         try:
-            files = json.loads((self.path(step) / "checkpoint.json").read_text())["files"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            files: dict[str, str] = _read_record(self.path(step))["files"]
+        except CheckpointError:
             return {}
-        return files if isinstance(files, dict) else {}
+        return files
 
     def save(self, step: int, checkpoint: Checkpoint, protect: Collection[int] = ()) -> None:
         """Write a checkpoint and remove old ones, except the newest ``keep`` and protected ones (best, scheduled)."""

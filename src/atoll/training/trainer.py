@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -101,7 +102,7 @@ class TrainerSettings:
         check_count(1, **{name: getattr(self, name) for name in positive})
         at_least_0 = ("epochs", "validation_steps", "test_steps", "workers")
         check_count(0, LARGEST_STEPS, **{name: getattr(self, name) for name in at_least_0})
-        check_count(1, **{f"keep_epochs[{i}]": epoch for i, epoch in enumerate(self.keep_epochs)})
+        check_count(0, **{f"keep_epochs[{i}]": epoch for i, epoch in enumerate(self.keep_epochs)})
         check_range("[0, inf)", checkpoint_minutes=self.checkpoint_minutes)
         check_range("(0, inf)", clip_norm=self.clip_norm)
 
@@ -496,12 +497,24 @@ class Trainer:
             return
         checkpoint, self.damaged = newest
         state = checkpoint.training
+        if not isinstance(state.get("methods"), list):
+            raise CheckpointError(f"{self.folder}/checkpoints has no states of methods; start again in another folder")
         if len(state["methods"]) != len(self.methods):
             raise CheckpointError(
                 f"the checkpoint has the state of {len(state['methods'])} methods, but the recipe has"
                 f" {len(self.methods)}; resume with the original recipe"
             )
         load_weights(self.model, checkpoint.model)
+        try:
+            self._restore(checkpoint, state)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the state of the training in {self.folder}/checkpoints does not fit the recipe or this version of"
+                f" Atoll ({type(error).__name__}: {error}); start again in another folder"
+            ) from error
+
+    def _restore(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
+        """Restore the state of optimizer, methods and position."""
         self.optimizer = resume_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         for method, saved in zip(self.methods, state["methods"], strict=True):
@@ -509,10 +522,13 @@ class Trainer:
             for name, average in method.averages().items():
                 for entry, value in checkpoint.weights(name).items():
                     average[entry].copy_(value)
-        self.epoch, self.batch, self.step = (state["position"][name] for name in ("epoch", "batch", "step"))
+        self.epoch, self.batch, self.step = (operator.index(state["position"][n]) for n in ("epoch", "batch", "step"))
         self.sums = RunningMeans({name: value.to(self.device) for name, value in state["sums"].items()})
-        self.best = {weights: Best(**best) for weights, best in state["best"].items()}
-        self.finished = state["finished"]
+        self.best = {
+            weights: Best(float(best["score"]), operator.index(best["step"]), operator.index(best["epoch"]))
+            for weights, best in state["best"].items()
+        }
+        self.finished = bool(state["finished"])
         if self.lipschitz is not None:
             self.lipschitz.load_state_dict(state["lipschitz"])
 
