@@ -111,14 +111,26 @@ class ThreatModel:
 
     def check(self, x: Tensor) -> None:
         """Raise an InputError unless all inputs are finite and inside the bounds."""
-        low, high = torch.stack(torch.aminmax(x)).tolist() if x.numel() else (0.0, 0.0)  # waits for the device once
+        if not x.numel() or not self.outside(x):
+            return
+        low, high = (float(value) for value in torch.aminmax(x))
         if not (math.isfinite(low) and math.isfinite(high)):
             raise InputError("inputs: expected finite numbers, got NaN or infinity")
-        if self.bounds is not None and (low < self.bounds[0] or high > self.bounds[1]):
-            raise InputError(
-                f"inputs: expected values in [{self.bounds[0]:g}, {self.bounds[1]:g}], got [{low:g}, {high:g}]"
-                "; move normalization inside the model"
-            )
+        assert self.bounds is not None
+        raise InputError(
+            f"inputs: expected values in [{self.bounds[0]:g}, {self.bounds[1]:g}], got [{low:g}, {high:g}]"
+            "; move normalization inside the model"
+        )
+
+    def outside(self, x: Tensor) -> Tensor:
+        """Return whether any input is not finite or outside the bounds, without waiting for the device.
+
+        >>> ThreatModel().outside(torch.tensor([[0.0, 1.5]]))
+        tensor(True)
+        """
+        low, high = torch.aminmax(x)
+        lowest, highest = self.bounds or (-torch.finfo(x.dtype).max, torch.finfo(x.dtype).max)
+        return ~((low >= lowest) & (high <= highest))
 
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the norm of ``a - b`` for each point."""

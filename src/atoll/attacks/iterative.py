@@ -109,7 +109,7 @@ class IterativeAttack(Attack):
             logits = model(x)
         if y.dim() != 1:
             raise InputError(f"labels: expected class indices for {type(self).__name__}, got probabilities")
-        check_labels(logits, y)
+        check_labels(logits, y, self.known_classes)
         batches = iter([Points(x, y, torch.arange(len(y), device=y.device), logits)])
         x_adv = x.clone()
         loop = AttackLoop(
