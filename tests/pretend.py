@@ -17,6 +17,8 @@ process could compute gradients.
 
 from __future__ import annotations
 
+import copy
+import importlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,12 +31,13 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from atoll.training import optimizers
 
+capture = importlib.import_module("atoll.graph.capture")  # the package has a function of this name
 NAME = "privateuseone"
 DEVICE = torch.device(NAME, 0)
 META = torch.device("meta")
@@ -77,6 +80,7 @@ class Counts:
 
 
 _counts = Counts()
+_export_on_cpu = capture._export
 _half: torch.dtype | None = None  # the precision of autocast, if it is on
 
 
@@ -118,10 +122,10 @@ class PretendTensor(Tensor):
 
     def __deepcopy__(self, memo: dict[int, object]) -> PretendTensor:
         if id(self) not in memo:
-            copy = PretendTensor(self.values.clone()).requires_grad_(self.requires_grad)
+            clone = PretendTensor(self.values.clone()).requires_grad_(self.requires_grad)
             if isinstance(self, torch.nn.Parameter):
-                copy = torch.nn.Parameter(copy, self.requires_grad)
-            memo[id(self)] = copy
+                clone = torch.nn.Parameter(clone, self.requires_grad)
+            memo[id(self)] = clone
         return memo[id(self)]
 
     @classmethod
@@ -161,7 +165,8 @@ def _call(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any
         raise RuntimeError(f"{func.__name__}: expected a generator on the device of the tensor, got {generator.device}")
     if func in (torch.tensor, torch.as_tensor) and device == META:
         options = {name: value for name, value in kwargs.items() if name not in ("device", "requires_grad")}
-        return func(*args, **options).to(META).requires_grad_(kwargs.get("requires_grad", False))
+        tensor = func(*args, **options).to(META)
+        return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
     if _half is not None and (func in HALF or func in FULL):
         args, kwargs = _cast((args, kwargs), _half if func in HALF else torch.float32)
     return func(*args, **kwargs)
@@ -294,16 +299,26 @@ class Autocast(torch.autocast):
         return None
 
 
+def _export(model: torch.nn.Module, example: Tensor) -> Any:
+    """Export a copy on the CPU, without the modes of this module, which would also see the tensors of torch.export."""
+    if not isinstance(example, PretendTensor):
+        return _export_on_cpu(model, example)
+    model, example = copy.deepcopy(model).to("cpu"), example.values
+    with _disable_current_modes(), _pop_mode_temporarily():
+        return _export_on_cpu(model, example)
+
+
 @contextmanager
 def accelerator() -> Iterator[Counts]:
     """Provide the pretend device, and count its operations and waits."""
-    global _counts
-    _counts = Counts()
+    global _counts, _export_on_cpu
+    _counts, _export_on_cpu = Counts(), capture._export  # which another test may have replaced
     sys.modules[f"torch.{NAME}"] = ModuleType(NAME)  # which PyTorch imports before it creates a tensor there
     try:
         with (
             mock.patch.object(torch, "Generator", Generator),
             mock.patch.object(torch, "autocast", Autocast),
+            mock.patch.object(capture, "_export", _export),
             mock.patch.object(optimizers, "_DEVICES", (*optimizers._DEVICES, NAME)),  # as GPUs have fused optimizers
             _Operations(),
             _Functions(),

@@ -152,13 +152,22 @@ def tiny_centroid_net(batch_norm: bool = False) -> CentroidNet:
         return CentroidNet((1, 8, 8), 3, per_class=4, encoder=encoder)
 
 
-def first_batch(trainer):
+def first_batch(trainer, device="cpu"):
     """The first sixteen points, as a step gets them."""
-    return next(batches(trainer.data.train, in_order(16, 16)))
+    return next(batches(trainer.data.train, in_order(16, 16), device=device))
 
 
 def tiny_trainer(
-    loss="at", *, methods=(), folder=None, batch_norm=False, optimizer=None, observers=(), double=False, **settings
+    loss="at",
+    *,
+    methods=(),
+    folder=None,
+    batch_norm=False,
+    optimizer=None,
+    observers=(),
+    double=False,
+    device="cpu",
+    **settings,
 ):
     defaults = {"epochs": 3, "batch_size": 16, "validation_steps": 2, "test_steps": 3, "log_every": 1}
     model = tiny_centroid_net(batch_norm) if loss in CENTROID else tiny_model(batch_norm)
@@ -176,7 +185,7 @@ def tiny_trainer(
         settings=TrainerSettings(**defaults | settings),
         folder=folder,
         observers=observers,
-        device="cpu",
+        device=device,
     )
 
 

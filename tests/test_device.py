@@ -9,7 +9,19 @@ import torch
 from atoll.attacks.base import ATTACKS
 from atoll.threat import ThreatModel
 from pretend import DEVICE, accelerator
-from support import TinyData, tiny_model
+from support import (
+    ANNEALED,
+    CENTROID,
+    CERTIFIED,
+    LOSSES,
+    METHODS,
+    TinyData,
+    assert_identical,
+    first_batch,
+    tiny_model,
+    tiny_trainer,
+    weights,
+)
 
 EPS = {"linf": 0.05, "l2": 0.5, "l1": 5.0, "l0": 6}
 SHORT = {"steps": 6, "queries": 12}  # for attacks with these options
@@ -34,6 +46,25 @@ def check_attack(name, norm):
         assert torch.equal(result.cpu(), expected)
 
 
+@pytest.mark.parametrize("bounds", [None, (0.0, 1.0)], ids=str)
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_projections_onto_hyperplanes(norm, bounds):
+    """Also of points that are mostly at their bounds, with a fixed number of iterations instead of a check."""
+    draw = torch.Generator().manual_seed(0)
+    threat = ThreatModel(norm, 1.0, bounds)
+    x = (2 * torch.rand(300, 50, generator=draw) - 0.5).clamp(0, 1)
+    w = torch.randn(300, 50, generator=draw) * torch.rand(300, 50, generator=draw) ** 3
+    w[0] = 0
+    rise = torch.randn(300, generator=draw) * torch.rand(300, generator=draw) * 10
+    expected = threat.to_hyperplane(x, w, rise)
+    with accelerator() as counts:
+        arguments = [value.to(DEVICE) for value in (x, w, rise)]
+        before = counts.waits
+        result = threat.to_hyperplane(*arguments)
+        assert counts.waits == before
+        assert torch.equal(result.cpu(), expected)
+
+
 @pytest.mark.parametrize("name", sorted({member.cls.__name__ for member in ATTACKS.members().values()}))
 def test_attacks(name):
     check_attack(name, ATTACKS.resolve(name).cls.norms[0])
@@ -43,3 +74,45 @@ def test_attacks(name):
 @pytest.mark.parametrize(("name", "norm"), ATTACK_CASES)
 def test_attacks_in_all_norms(name, norm):
     check_attack(name, norm)
+
+
+def check_training(loss, methods=(), **settings):
+    """Three steps and a validation; a step of the loss alone waits at most once."""
+    results = []
+    for device in ("cpu", DEVICE):
+        with accelerator() as counts:
+            trainer = tiny_trainer(loss, methods=methods, device=device, batch_norm=True, epochs=1, **settings)
+            for method in trainer.methods:
+                method.setup(trainer)
+            batch = first_batch(trainer, device)
+            for _ in range(3):
+                before = counts.waits
+                trainer.train_step(batch)
+                assert methods or counts.waits - before <= 1
+                trainer.step += 1
+            accuracy = trainer.validate(trainer.data.validation, 2)
+            states = [weights(trainer.model), *trainer.averages.values()]
+            results.append((accuracy, [{name: value.cpu() for name, value in state.items()} for state in states]))
+    (accuracy, states), (accuracy_there, states_there) = results
+    assert accuracy_there == accuracy
+    for ours, theirs in zip(states, states_there, strict=True):
+        assert_identical(ours, theirs)
+
+
+@pytest.mark.parametrize("loss", ["standard", "trades", "gloro-trades", "centroid-margin"])
+def test_training(loss):
+    check_training(loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("loss", LOSSES | ANNEALED | CERTIFIED | CENTROID)
+def test_training_with_all_losses(loss, accumulate):
+    check_training(loss, accumulate=accumulate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in [*METHODS, "eps-ramp"] if name != "rat-exact"])
+def test_training_with_all_methods(method):
+    """Except for derivatives in forward mode, whose wrappers do not know the pretend tensors."""
+    check_training("gloro-trades" if method == "eps-ramp" else "trades", (method,))

@@ -353,3 +353,13 @@ def test_each_point_can_have_its_own_radius(norm):
     for i in range(3):
         alone = ThreatModel(norm, float(radius[i])).project(x_adv[i : i + 1], x[i : i + 1])
         torch.testing.assert_close(together[i : i + 1], alone)
+
+
+def test_inputs_are_compared_with_bounds_in_their_own_precision():
+    threat = ThreatModel("linf", 0.1, (-0.42, 0.3))  # in float32, 0.3 is larger than 0.3 in float64
+    threat.check(torch.tensor([[-0.42, 0.3]]))
+    for value in (0.31, -0.43, math.nan, math.inf):
+        with pytest.raises(InputError, match="inputs: expected"):
+            threat.check(torch.tensor([[value, 0.0]]))
+    with pytest.raises(InputError, match="finite numbers"):
+        ThreatModel(bounds=None).check(torch.tensor([[math.inf]]))

@@ -1,7 +1,11 @@
 """Errors that the user can fix.  Each message is one clear sentence and needs no traceback."""
 
+from __future__ import annotations
+
+import errno
 import math
 import operator
+import re
 
 
 class AtollError(Exception):
@@ -117,3 +121,52 @@ def shorten(value: object) -> str:
         return f"an integer with {math.floor(math.log10(abs(value))) + 1} digits"
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+# What to do about an error of the operating system.
+_ADVICE = {
+    **dict.fromkeys(
+        (errno.EROFS, errno.EACCES, errno.EPERM),
+        "copy the run to a folder that you can write to, or choose another place for the output",
+    ),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space and rerun the same command"),
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f) and rerun the same command",
+    errno.EMFILE: "raise the limit on open files (ulimit -n) and rerun the same command",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ENOTDIR: "choose a path that does not lead through a file",
+    errno.EISDIR: "choose a file instead of a folder",
+    errno.ENOENT: "check the path",
+}
+_MEMORY = "use a smaller batch size, model or data set, or a machine with more memory"
+
+
+def describe(error: BaseException) -> str | None:
+    """Return one sentence about an error of the system that says what to do; None for all other errors.
+
+    This covers full disks, paths that cannot be used, too little memory (also PyTorch's errors), and files that are not
+    text or are nested too deeply.
+
+    >>> describe(OSError(errno.ENOSPC, "No space left on device", "runs/x"))
+    'runs/x: No space left on device; free some space and rerun the same command'
+    >>> describe(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 36000000000 bytes."))
+    'not enough memory for another 36.0 GB; use a smaller batch size, model or data set, or a machine with more memory'
+    >>> describe(KeyError("x")) is None
+    True
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return f"not enough memory; {_MEMORY}"
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        advice = _ADVICE.get(error.errno or 0)
+        return f"{where}{error.strerror or text}" + (f"; {advice}" if advice else "")
+    if isinstance(error, RuntimeError) and re.search("can't allocate memory|out of memory|bad allocation", text):
+        size = re.search(r"allocate (\d+) bytes", text)
+        return f"not enough memory{f' for another {int(size[1]) / 1e9:.1f} GB' if size else ''}; {_MEMORY}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"expected a text file in UTF-8, got the byte {error.object[error.start]:#04x} at position {error.start}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"cannot write {error.object[error.start]!r} in {error.encoding}; set PYTHONUTF8=1 or rename the file"
+    if isinstance(error, RecursionError):
+        return "the input is nested too deeply; use one with fewer levels"
+    return None

@@ -235,7 +235,7 @@ def check_file(path: Path, *, inside: Path | None = None) -> None:
     if inside is not None and not is_inside(path, inside):
         raise DamagedError(f"{path} cannot be read: a link to a file outside the run folder")
     if not stat.S_ISREG(mode):
-        raise DamagedError(f"{path} cannot be read: not a file written by Atoll")
+        raise DamagedError(f"{path} cannot be read: not a regular file")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -206,7 +206,7 @@ def test_bad_arguments_are_one_sentence():
     threat = ThreatModel()
     for build, sentence in (
         (lambda: PGD(threat, "mse"), "objective: expected one of ce, kl, margin, pm, dlr, got 'mse'"),
-        (lambda: PGD(threat, steps=0), "steps, restarts: expected at least 1"),
+        (lambda: PGD(threat, steps=0), "steps: expected at least 1"),
         (lambda: PGD(threat, "kl", targeted=True), "not supported with the kl objective"),
         (lambda: PGD(threat, step_size="x"), "step_size: expected a number or a fraction"),
     ):

@@ -241,7 +241,7 @@ def test_an_interrupted_estimate_resumes(tmp_path, seed):
     ("call", "message"),
     [
         (lambda: Sampling({}, budget=0), "budget: expected a number in"),
-        (lambda: Sampling({}, width=float("nan")), "width: expected a number in"),
+        (lambda: Sampling({}, width=float("nan")), "width: expected a finite number"),
         (lambda: estimate(width=-1.0), "width: expected a number in"),
         (
             lambda: evaluate(classifier(), points(), {"a": Threshold(0.1)}, sampling=Sampling({})),

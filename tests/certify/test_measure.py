@@ -75,7 +75,11 @@ proofs = st.builds(
     budget=numbers,
 )
 smoothings = st.builds(
-    CertifySettings, smooth=st.floats(0.01, 10), samples=st.integers(1, 10**6), alpha=st.floats(1e-6, 0.5), eps=names
+    CertifySettings,
+    smooth=st.floats(0.01, 10),
+    samples=st.integers(1, 10**6),
+    alpha=st.floats(1e-6, 0.5),
+    eps=st.none() | st.text(min_size=1, max_size=8),
 )
 results = st.builds(
     CertifyResult,
@@ -137,7 +141,7 @@ def test_results_come_back_from_a_file(result, tmp_path_factory):
     [
         ({"points": 0}, "points: expected at least 1, got 0"),
         ({"check": 0}, "check: expected at least 1, got 0"),
-        ({"eta": -0.1}, "eta: expected at least 0, got -0.1"),
+        ({"eta": -0.1}, r"eta: expected a number in \[0, 1\], got -0.1"),
         ({"smooth": 0.0}, "smooth: expected a number > 0, got 0"),
         ({"smooth": 0.1, "reject": ("noise",)}, "smooth: cannot be combined with reject or eta"),
         ({"smooth": 0.1, "eta": 0.1}, "smooth: cannot be combined with reject or eta"),

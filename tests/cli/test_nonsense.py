@@ -47,8 +47,8 @@ RECIPES = {
 # What is typed in place of {run}, a finished run, and {tmp}, a folder with a pipe, a file and a file that is not UTF-8.
 COMMANDS = {
     "train: no threat": (["train", "{tmp}/plain.yaml", "--dry-run"], ""),
-    "train: not UTF-8": (["train", "{tmp}/latin.yaml"], "latin.yaml: it is not a text file in UTF-8"),
-    "train: a pipe as recipe": (["train", "{tmp}/pipe.yaml"], "pipe.yaml: it is not a file"),
+    "train: not UTF-8": (["train", "{tmp}/latin.yaml"], "latin.yaml cannot be read: not a text file in UTF-8"),
+    "train: a pipe as recipe": (["train", "{tmp}/pipe.yaml"], "pipe.yaml cannot be read: not a regular file"),
     "train: long recipe": (["train", f"{LONG}.yaml"], "File name too long"),
     "train: long name": (["train", LONG], "File name too long"),
     "train: empty out": (["train", *SMALL, "--out", ""], "--out: expected a path, got ''"),

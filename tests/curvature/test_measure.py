@@ -51,12 +51,12 @@ proofs = st.builds(PACBayesProof, texts, numbers, counts, counts, *[numbers] * 5
 all_settings = st.builds(
     CurvatureSettings,
     split=st.sampled_from(["train", "test"]),
-    points=st.none() | st.integers(1, 2**62),
-    loss=st.none() | texts,
+    points=st.none() | st.integers(1, 10**9),
+    loss=st.none() | texts.filter(len),
     relative_error=st.floats(1e-6, 1.0),
     landscape=st.sampled_from([None, "input", "weights"]),
     density=st.booleans(),
-    eps=st.none() | texts,
+    eps=st.none() | texts.filter(len),
 )
 results = st.builds(
     CurvatureResult,
@@ -227,8 +227,8 @@ def test_names_of_losses_resolve_again(loss):
     [
         ({"points": 0}, "points: expected at least 1, got 0"),
         ({"max_probes": 1}, "max_probes: expected at least 2, got 1"),
-        ({"relative_error": 0.0}, "relative_error: expected a finite number > 0, got 0.0"),
-        ({"relative_error": math.nan}, "relative_error: expected a finite number > 0, got nan"),
+        ({"relative_error": 0.0}, "relative_error: expected a number > 0, got 0.0"),
+        ({"relative_error": math.nan}, "relative_error: expected a finite number, got nan"),
         ({"loss": "Magic"}, "expected a loss, got 'Magic'; expected one of ALP, AT"),
         ({"loss": "TRDAES"}, "did you mean TRADES"),
         ({"loss": "TRADES(6)"}, "loss: expected a name or a call such as TRADES"),

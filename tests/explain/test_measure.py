@@ -57,10 +57,10 @@ methods = st.builds(
 )
 all_settings = st.builds(
     ExplainSettings,
-    points=st.none() | st.integers(1, 2**62),
+    points=st.none() | st.integers(1, 10**9),
     methods=st.lists(texts, min_size=1, max_size=3).map(tuple),
     norm=st.sampled_from(["linf", "l2", "l1"]),
-    budget=st.none() | st.integers(1, 2**62),
+    budget=st.none() | st.integers(1, 10**9),
     images=st.lists(texts, max_size=2).map(tuple),
 )
 results = st.builds(
@@ -281,8 +281,8 @@ def test_a_constant_model_is_explained_as_far_as_possible():
     [
         ({"points": 0}, "points: expected at least 1, got 0"),
         ({"pool": -1}, "pool: expected at least 0, got -1"),
-        ({"sigma": 0.0}, "sigma: expected a finite number > 0, got 0.0"),
-        ({"radius": math.nan}, "radius: expected a finite number > 0, got nan"),
+        ({"sigma": 0.0}, "sigma: expected a number > 0, got 0.0"),
+        ({"radius": math.nan}, "radius: expected a finite number, got nan"),
         ({"methods": ()}, "methods: expected at least one attribution, got none"),
         ({"methods": ("SM", "XX")}, "expected an attribution, got 'XX'"),
         ({"budget": 3}, "budget: expected at least 17 calls"),

@@ -147,6 +147,7 @@ def test_the_index_of_two_losses_is_in_two_rows(measured, robust, tmp_path):
             {"origin": {"weights": "swa", "file": ""}},
             "FGSM,PGD-3 at linf 0.15, 40 test points, swa weights",
         ),
+        ({"points": None}, {}, None),  # if the split has 40 points
         ({"curve": True}, {}, None),
         ({"adbd": True}, {}, None),  # one more number about the same question
         ({"corruptions": True}, {}, None),

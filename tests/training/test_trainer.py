@@ -317,6 +317,16 @@ def test_a_gradient_that_is_not_finite_moves_nothing(tmp_path, optimizer, method
     assert all(tensor.isfinite().all() for tensor in tensors)
 
 
+@pytest.mark.parametrize(("value", "message"), [(math.nan, "finite numbers"), (1.5, r"values in \[0, 1\], got \[0")])
+def test_invalid_inputs_move_nothing(value, message):
+    trainer = tiny_trainer("trades")
+    batch, before = first_batch(trainer), weights(trainer.model)
+    batch.x[3, 0, 1, 2] = value
+    with pytest.raises(InputError, match=f"inputs: expected {message}"):
+        trainer.train_step(batch)
+    assert_identical(weights(trainer.model), before)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_one_number_of_one_gradient_is_enough(value):
     class Set(Method):

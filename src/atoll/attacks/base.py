@@ -34,6 +34,9 @@ class Attack(ABC):
     eot = 1  # number of passes to average a prediction over, for randomized models
     norms: ClassVar[Sequence[AttackNorm]] = get_args(Norm)  # for which the attack works
 
+    # The number of classes if the caller has checked inputs and labels.  A check in every call waits for the device.
+    known_classes: int | None = None
+
     def __init__(self, threat: ThreatModel) -> None:
         if threat.norm not in self.norms:
             raise InputError(f"{type(self).__name__}: expected {' or '.join(self.norms)}, got {threat.norm}")
@@ -57,7 +60,8 @@ class Attack(ABC):
         """
         if len(x) != len(y):
             raise InputError(f"labels: expected one per input, got {len(x)} inputs and {len(y)} labels")
-        self.threat.check(x)
+        if self.known_classes is None:
+            self.threat.check(x)
         if not len(x):
             return x.clone()
         index = torch.arange(len(x), device=x.device) if index is None else index
@@ -88,8 +92,14 @@ def training_attack(factory: AttackFactory, threat: ThreatModel, objective: Obje
     return factory(threat)
 
 
-def check_labels(logits: Tensor, y: Tensor) -> None:
-    """Raise an InputError, instead of an index error later, for labels that are not classes of the model."""
+def check_labels(logits: Tensor, y: Tensor, known_classes: int | None = None) -> None:
+    """Raise an InputError, instead of an index error later, for labels that are not classes of the model.
+
+    Args:
+        logits: the output of the model.
+        y: class indices or probabilities.
+        known_classes: the number of classes of the labels; None to read them.
+    """
     check_logits(logits)
     classes = logits.shape[1]
     if not (y.dtype == torch.int64 and y.dim() == 1) and not (y.is_floating_point() and y.shape[1:] == (classes,)):
@@ -98,7 +108,8 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
             f" {tuple(y.shape)}"
         )
     if y.dim() == 1:
-        low, high = torch.stack(torch.aminmax(y)).tolist()  # waits for the device once
+        read = known_classes is None
+        low, high = torch.stack(torch.aminmax(y)).tolist() if read else (0, known_classes - 1)  # waits at most once
         if low < 0 or high >= classes:
             raise InputError(f"labels: expected classes in [0, {classes - 1}], got [{low}, {high}]")
 

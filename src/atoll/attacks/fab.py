@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from atoll.attacks.base import ATTACKS
-from atoll.attacks.iterative import AttackState, MinimumNormAttack, Points, current_target, ranked_targets
+from atoll.attacks.iterative import (
+    AttackState,
+    MinimumNormAttack,
+    Points,
+    assign_rows,
+    current_target,
+    draw_rows,
+    ranked_targets,
+)
 from atoll.errors import LARGEST_STEPS, check_count
 from atoll.rng import PointRNG
 from atoll.threat import ThreatModel, dot, per_point
@@ -72,54 +80,72 @@ class FAB(MinimumNormAttack):
         slope = dot(w, delta)
         pull = torch.where(adversarial, BETA, 1.0).to(x.dtype)
         point = delta.mul_(per_point(pull, x)).add_(x)
-        d_point = threat.to_hyperplane(point, w, (1 - pull) * slope - f)
-        d_x = threat.to_hyperplane(x, w, slope - f)
+        d_point, d_x = self._to_hyperplane((point, x), w, ((1 - pull) * slope - f, slope - f))
         far, near = threat.size(d_point), threat.size(d_x)
         alpha = per_point((far / (far + near).clamp_min(1e-12)).clamp_max(ALPHA_MAX), x)
         for start, d in ((point, d_point), (x, d_x)):
             torch.add(start, d, alpha=ETA, out=d)
         s["iterate"] = threat.clamp(d_point.lerp_(d_x, alpha))
         rows.iteration += 1
-        self._restart(rows)
+        if self.num_steps(s["order"].shape[1] + 1) > self.steps + 1:
+            self._restart(rows)
+
+    def _to_hyperplane(
+        self, points: tuple[Tensor, Tensor], w: Tensor, rises: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Project two points per row onto the hyperplane of this row; on an accelerator both at once."""
+        if w.device.type == "cpu":  # where copying costs more than it saves
+            first, second = (self.threat.to_hyperplane(x, w, rise) for x, rise in zip(points, rises, strict=True))
+        else:
+            both = self.threat.to_hyperplane(torch.cat(points), torch.cat([w, w]), torch.cat(rises))
+            first, second = both.chunk(2)
+        return first, second
 
     def _linearize(self, model: nn.Module, rows: AttackState) -> tuple[Tensor, Tensor, Tensor]:
         """Return value and gradient of the relevant logit difference, and whether the iterates are adversarial."""
         iterate, y = rows.state["iterate"].detach().requires_grad_(), rows.y[:, None]
         with torch.enable_grad():
             logits = model(iterate)
+        values = logits.detach()
+        own, adversarial = values.gather(1, y), values.argmax(1) != rows.y
         if self.targets:
-            f, w = _difference(logits, current_target(rows, (self.steps + 1) * self.restarts), y, iterate)
-        else:
-            dual = {"linf": 1, "l2": 2, "l1": math.inf}[self.threat.norm]
-            f, w = logits.new_zeros(len(y)), torch.zeros_like(rows.x)
-            nearest = torch.full_like(f, math.inf)
-            for shift in range(1, logits.shape[1]):
-                other_f, other_w = _difference(logits, (y + shift) % logits.shape[1], y, iterate)
-                distance = other_f.abs() / torch.linalg.vector_norm(other_w.flatten(1), dual, dim=1).clamp_min(1e-12)
-                closer = distance < nearest
-                f[closer], w[closer], nearest[closer] = other_f[closer], other_w[closer], distance[closer]
-        return f, w, logits.detach().argmax(1) != rows.y
+            target = current_target(rows, (self.steps + 1) * self.restarts)
+            (w,) = torch.autograd.grad(logits, iterate, _difference(values, target, y))
+            return (values.gather(1, target) - own).squeeze(1), w, adversarial
+        # The closest of all linearized boundaries, one class after the other to save memory.
+        dual = {"linf": 1, "l2": 2, "l1": math.inf}[self.threat.norm]
+        classes = values.shape[1]
+        f, w = values.new_zeros(len(y)), torch.zeros_like(rows.x)
+        nearest = torch.full_like(f, math.inf)
+        for shift in range(1, classes):
+            target = (y + shift) % classes
+            (other_w,) = torch.autograd.grad(
+                logits, iterate, _difference(values, target, y), retain_graph=shift < classes - 1
+            )
+            other_f = (values.gather(1, target) - own).squeeze(1)
+            distance = other_f.abs() / torch.linalg.vector_norm(other_w.flatten(1), dual, dim=1).clamp_min(1e-12)
+            closer = distance < nearest
+            assign_rows(w, closer, other_w)
+            f, nearest = torch.where(closer, other_f, f), torch.where(closer, distance, nearest)
+        return f, w, adversarial
 
     def _restart(self, rows: AttackState) -> None:
         """Start the next run in rows that have finished one."""
         s, run = rows.state, rows.iteration // (self.steps + 1)
         finished = rows.iteration % (self.steps + 1) == 0
-        s["iterate"][finished] = rows.x[finished]
-        again = (finished & (run % self.restarts > 0)).nonzero().squeeze(1)
-        if len(again):
-            x, streams = rows.x[again], rows.streams[again]
-            share = (s["closest"][again] / max(self.threat.radius, 1e-30)).clamp_max(1) / 2
-            start = self.threat.random_start(x, streams)
-            rows.streams.put(again, streams)
-            s["iterate"][again] = x + per_point(share, x) * (start - x)
+        assign_rows(s["iterate"], finished, rows.x)
+        if self.restarts > 1:
+            draw_rows(s["iterate"], finished & (run % self.restarts > 0), rows, self._start, s["closest"])
+
+    def _start(self, x: Tensor, streams: PointRNG, closest: Tensor) -> Tensor:
+        share = (closest / max(self.threat.radius, 1e-30)).clamp_max(1) / 2
+        start = self.threat.random_start(x, streams)
+        return x + per_point(share, x) * (start - x)
 
 
-def _difference(logits: Tensor, target: Tensor, y: Tensor, iterate: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the target logit minus the logit of the true class, and the gradient of this difference."""
-    with torch.enable_grad():
-        f = (logits.gather(1, target) - logits.gather(1, y)).squeeze(1)
-        (w,) = torch.autograd.grad(f.sum(), iterate, retain_graph=True)
-    return f.detach(), w
+def _difference(logits: Tensor, target: Tensor, y: Tensor) -> Tensor:
+    """Return the derivative of the target logit minus the logit of the true class with respect to all logits."""
+    return torch.zeros_like(logits).scatter_(1, target, 1.0).scatter_(1, y, -1.0)
 
 
 ATTACKS.add("FAB-T", FAB, targets=9)

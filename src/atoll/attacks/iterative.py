@@ -109,7 +109,7 @@ class IterativeAttack(Attack):
             logits = model(x)
         if y.dim() != 1:
             raise InputError(f"labels: expected class indices for {type(self).__name__}, got probabilities")
-        check_labels(logits, y)
+        check_labels(logits, y, self.known_classes)
         batches = iter([Points(x, y, torch.arange(len(y), device=y.device), logits)])
         x_adv = x.clone()
         loop = AttackLoop(
@@ -234,16 +234,9 @@ class AttackLoop:
             else:
                 nothing = rows[:0] if nothing is None else nothing
                 yield nothing
-            until_check = self._until_check(progress[~done], num_steps)
-
-    def _until_check(self, progress: Tensor, num_steps: int) -> int:
-        """Return the number of iterations until the next check whether rows are done, given those that are not.
-
-        On an accelerator, rows that succeed earlier stay in the batch until then and do not change.
-        """
-        if self.rows is None or self.rows.x.device.type == "cpu" or not len(progress):
-            return 1
-        return min(CHECK_EVERY, num_steps - int(progress.max()))
+            # On an accelerator, rows that succeed before the next check stay in the batch and do not change.
+            waits = rows.x.device.type != "cpu" and len(self.rows)
+            until_check = min(CHECK_EVERY, num_steps - int(progress[~done].max())) if waits else 1
 
     def _step(self, rows: AttackState) -> AttackState:
         """Run one iteration of all rows, in as many parts as memory requires."""
@@ -312,15 +305,15 @@ def assign_rows(target: Tensor, mask: Tensor, values: Tensor) -> None:
         target[rows] = values[rows]
 
 
-def draw_rows(target: Tensor, mask: Tensor, rows: AttackState, draw: Callable[[Tensor, PointRNG], Tensor]) -> None:
-    """Replace the rows of ``target`` selected by ``mask`` with random draws, given their clean points and streams."""
+def draw_rows(target: Tensor, mask: Tensor, rows: AttackState, draw: Callable[..., Tensor], *values: Tensor) -> None:
+    """Replace the rows of ``target`` selected by ``mask`` with ``draw(x, streams, *values)`` of these rows."""
     if target.device.type != "cpu":
         streams = rows.streams[:]
-        assign_rows(target, mask, draw(rows.x, streams))
+        assign_rows(target, mask, draw(rows.x, streams, *values))
         rows.streams.put_where(mask, streams)
         return
     selected = mask.nonzero().squeeze(1)
     if len(selected):
         streams = rows.streams[selected]
-        target[selected] = draw(rows.x[selected], streams)
+        target[selected] = draw(rows.x[selected], streams, *(value[selected] for value in values))
         rows.streams.put(selected, streams)

@@ -105,7 +105,7 @@ class PGD(Attack):
             with torch.enable_grad():
                 logits = model(x_adv)
                 if iteration == 0:
-                    check_labels(logits, y)
+                    check_labels(logits, y, self.known_classes)
                 loss = objective(logits, y, clean).sum()
             (gradient,) = torch.autograd.grad(loss, x_adv)
             x_adv = self.threat.project(x_adv.detach().add_(self.threat.steepest(gradient), alpha=step), x)

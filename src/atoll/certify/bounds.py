@@ -95,8 +95,13 @@ class TracedConstant(float):
         function, *arguments = self.recipe
         tensors = [a.evaluate(leaves) if isinstance(a, TracedConstant) else a for a in arguments]
         like = next(t for t in tensors if isinstance(t, Tensor))
-        result: Tensor = function(*(torch.as_tensor(t, dtype=like.dtype, device=like.device) for t in tensors))
+        result: Tensor = function(*(as_tensor(t, like) for t in tensors))
         return result
+
+
+def as_tensor(value: Tensor | float, like: Tensor) -> Tensor:
+    """Return a tensor or a number as a tensor of the data type and on the device of another, without waiting for it."""
+    return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
 
 
 def hypot(*values: float) -> float:

@@ -70,7 +70,7 @@ class CertifySettings(Settings):
     kind: ClassVar[str] = "certify"
     ranges: ClassVar[Ranges] = {
         "check": 1, "batch_size": 1, "samples": 1, "eta": "[0, 1]", "smooth": "(0, inf)", "alpha": "(0, 1)",
-        "budget": "[1, inf]",
+        "budget": "[0, inf)",
     }  # fmt: skip
     eps: str | None = None
     attacks: str = "APGD-CE"

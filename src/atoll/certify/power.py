@@ -71,8 +71,10 @@ class LipschitzEstimator(nn.Module):
         with torch.autocast(self._device_type, enabled=False):
             weights = self._weights()
             norms = {name: self._norm(name, weights, update) for name in plan.parts}
-            body = plan.body.evaluate(norms) if isinstance(plan.body, TracedConstant) else float(plan.body)
-            body = torch.as_tensor(body, dtype=self._dtype, device=self._device)
+            if isinstance(plan.body, TracedConstant):
+                body = plan.body.evaluate(norms).to(self._device, self._dtype)
+            else:
+                body = torch.full((), float(plan.body), dtype=self._dtype, device=self._device)
             if plan.head is None:  # all logits have the same constant
                 differ = 1 - torch.eye(self._classes, dtype=self._dtype, device=self._device)
                 scale = 1.0 if plan.centroids is None else plan.centroids.lipschitz  # changes if thresholds are learned

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import importlib
 import os
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from atoll.cli.answers import print_error
-from atoll.errors import AtollError, TrainingError
+from atoll.errors import AtollError, TrainingError, describe
 from atoll.import_path import forget_foreign_folders
 from atoll.registry import closest, suggest
 
@@ -197,11 +196,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `atoll ls | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a folder that is read-only, a full disk
-        if options.debug:
+    except Exception as error:  # a full disk, too little memory; anything else is a bug, whose traceback helps
+        sentence = describe(error)
+        if sentence is None or options.debug:
             raise
-        if _is_main():
-            print_error(options.verb, "OSError", _describe(error), as_json=options.json)
+        if _is_main() or not isinstance(error, OSError):
+            kind = "OSError" if isinstance(error, OSError) else type(error).__name__
+            print_error(options.verb, kind, sentence, as_json=options.json)
         return 1
 
 
@@ -220,21 +221,6 @@ def _run(options: argparse.Namespace) -> int:
 def _is_main() -> bool:
     """Whether this process prints; like ``atoll.distributed.is_main``, which imports PyTorch."""
     return int(os.environ.get("RANK", "0")) == 0
-
-
-def _describe(error: OSError) -> str:
-    """One sentence for an error of the operating system.
-
-    >>> _describe(OSError(errno.ENOSPC, "No space left on device", "runs/x"))
-    'runs/x: No space left on device; free some space and rerun the same command'
-    """
-    advice = ""
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        advice = "; copy the run to a folder that you can write to, or choose another place for the output"
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-        advice = "; free some space and rerun the same command"
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}{advice}"
 
 
 def _begins_anew(word: str) -> bool:

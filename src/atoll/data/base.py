@@ -483,7 +483,7 @@ def batches(
                 raise images
             x = to_float(images.to(device, non_blocking=True))
             y = split.labels[index].to(device, non_blocking=True)
-            index = index.to(device)
+            index = index.to(device, non_blocking=True)
             for number, augmentation in enumerate(augment):
                 x = augmentation(x, PointRNG(seed, number, type(augmentation).__name__, index=index))
             yield Batch(x, y, index)

@@ -113,7 +113,8 @@ def usual_checkpoint(runs: Sequence[RunSummary]) -> str:
 
 
 def _question(run: RunSummary, result: Result, ignore: Collection[str]) -> str:
-    settings = {name: value for name, value in result.settings.to_json().items() if name not in ignore}
+    # All points and as many points as there are is the same question.
+    settings = {name: value for name, value in result.settings.to_json().items() if name not in {*ignore, "points"}}
     inputs = result.inputs or run.recipe_value("data")  # versions before did not store a digest
     other = getattr(getattr(result, "surrogate", None), "digest", "")
     parts = [result.kind, settings, inputs, result.points, result.subject.origin.weights, other]

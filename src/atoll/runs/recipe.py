@@ -315,6 +315,8 @@ def read_recipe_file(path: Path, *, inside: Path | None = None) -> Any:
         raise RecipeError(f"cannot read the recipe {path}: No such file or directory") from None
     except DamagedError as error:
         raise RecipeError(str(error)) from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path} cannot be read: not a text file in UTF-8") from None
     except ValueError as error:
         raise RecipeError(f"{path} cannot be read: {error}") from None
 

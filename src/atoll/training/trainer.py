@@ -102,7 +102,7 @@ class TrainerSettings:
         check_count(1, **{name: getattr(self, name) for name in positive})
         at_least_0 = ("epochs", "validation_steps", "test_steps", "workers")
         check_count(0, LARGEST_STEPS, **{name: getattr(self, name) for name in at_least_0})
-        check_count(1, **{f"keep_epochs[{i}]": epoch for i, epoch in enumerate(self.keep_epochs)})
+        check_count(0, **{f"keep_epochs[{i}]": epoch for i, epoch in enumerate(self.keep_epochs)})
         check_range("[0, inf)", checkpoint_minutes=self.checkpoint_minutes)
         check_range("(0, inf)", clip_norm=self.clip_norm)
 
@@ -152,6 +152,8 @@ class Trainer:
         self.threat.require_convex("threat.norm")
         factory = attack or functools.partial(PGD, steps=10)
         self.attack = training_attack(factory, self.threat, loss.objective) if loss.objective else None
+        if self.attack is not None:  # labels are checked when they are loaded, and inputs before each update
+            self.attack.known_classes = data.num_classes
         self.schedule = schedule or Piecewise()
         self.observers = tuple(observers) if rank() == 0 else ()
         self.about = dict(about or {})
@@ -365,7 +367,7 @@ class Trainer:
 
     def _observe(self, step: Step) -> None:
         labels = step.y if step.y.dim() == 1 else step.y.argmax(1)
-        self.sums.add("count", torch.tensor(float(len(labels)), device=self.device))
+        self.sums.add("count", torch.full((), float(len(labels)), device=self.device))
         self.sums.add("loss", torch.stack(list(step.terms.values())).sum() * len(labels))
         for name, logits in (("clean", step.out.logits), ("robust", step.out.adv_logits)):
             if logits is not None:
@@ -563,19 +565,25 @@ class Trainer:
     def _check_finite(self, step: Step) -> None:
         """Raise a TrainingError before the update if a term or a gradient is not finite on any process.
 
-        The flags of a step are read together, to wait only once for the device.  With loss scaling, gradients may
-        overflow; the scaler then skips the update and halves the scale.  At scale 1, after 16 halvings, this is an
-        error.
+        Inputs outside the bounds of the threat model are an InputError.  The flags of a step are read together, to wait
+        only once for the device.  With loss scaling, gradients may overflow; the scaler then skips the update and
+        halves the scale.  At scale 1, after 16 halvings, this is an error.
         """
         named = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
         may_overflow = self.scaler.get_scale() > 1
         largest = nn.utils.get_total_norm([] if may_overflow else named.values(), norm_type=math.inf)
         numbers = [value.to(self.device) for value in (*step.terms.values(), largest)]
-        wrong = all_sum(torch.stack([~number.isfinite() for number in numbers]).int())
-        if not wrong.any():
+        flags = [~number.isfinite() for number in numbers]
+        if self.attack is not None:
+            flags.append(self.threat.outside(step.x))
+        wrong = all_sum(torch.stack(flags).int()).tolist()
+        if not any(wrong):
             return
+        if self.attack is not None and wrong[-1]:
+            self.threat.check(step.x)
+            raise InputError("inputs: another process got values that are not finite or outside the bounds")
         bad = []
-        for name, value, flag in zip(step.terms, numbers, wrong.tolist(), strict=False):
+        for name, value, flag in zip(step.terms, numbers, wrong, strict=False):
             if flag:
                 bad.append(f"the loss term {name} is {'not finite' if value.isfinite() else value.item()}")
         gradients = [name for name, gradient in named.items() if not gradient.isfinite().all()]
