@@ -158,11 +158,16 @@ def _is_running(process: int) -> bool:
     return True
 
 
+def check_no_folder(path: Path) -> None:
+    """Raise a DamagedError if there is a folder in the place of a file."""
+    if path.is_dir() and not path.is_symlink():
+        raise DamagedError(f"{path} is a folder; remove it and rerun the same command")
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write to a temporary file, fsync and rename, so that a reader never sees a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir() and not path.is_symlink():
-        raise DamagedError(f"{path} is a folder; remove it and rerun the same command")
+    check_no_folder(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
