@@ -108,7 +108,10 @@ def check_labels(logits: Tensor, y: Tensor, known_classes: int | None = None) ->
             f" {tuple(y.shape)}"
         )
     if y.dim() == 1:
-        low, high = (0, known_classes - 1) if known_classes is not None else torch.stack(torch.aminmax(y)).tolist()
+        if known_classes is None:
+            low, high = torch.stack(torch.aminmax(y)).tolist()  # waits for the device once
+        else:
+            low, high = 0, known_classes - 1
         if low < 0 or high >= classes:
             raise InputError(f"labels: expected classes in [0, {classes - 1}], got [{low}, {high}]")
 
