@@ -575,9 +575,7 @@ def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", tru
         bounds = tuple(about["bounds"]) if about["bounds"] else None
         try:
             model = factory(tuple(about["input_shape"]), about["num_classes"], bounds=bounds)  # type: ignore[call-arg]
-        except AtollError:
-            raise
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        except (AtollError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise CheckpointError(f"{source} does not describe a model: {error}") from None
     load_weights(model, checkpoint.weights(weights), source)
     return model.eval()
