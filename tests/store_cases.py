@@ -86,7 +86,9 @@ def report(folder: Path) -> tuple[Any, bool]:
     """Write a report; returns it, and whether it names something as missing or damaged."""
     summaries = read_runs([folder])
     page = render(summaries, "a title")
-    return page.replace(str(folder), "RUN"), any(gap.is_problem for run in summaries for gap in run.missing)
+    (run,) = summaries
+    named = any(gap.is_problem for gap in run.missing) or any(result.stale for result in run.results)
+    return page.replace(str(folder), "RUN"), named
 
 
 def resume(folder: Path) -> tuple[Any, bool]:
@@ -105,7 +107,8 @@ def measure(folder: Path) -> tuple[Any, bool]:
 def run_audit(folder: Path) -> tuple[Any, bool]:
     """Repeat an audit."""
     result = audit(open_run(folder), budget="45m", only=("health",))
-    return [[stage.step.name for stage in result.stages], content(list(result.results.values()))], False
+    failed = any(stage.record.state == "failed" for stage in result.stages)
+    return [[stage.step.name for stage in result.stages], content(list(result.results.values()))], failed
 
 
 def study(folder: Path) -> tuple[Any, bool]:

@@ -459,9 +459,11 @@ class Run(Displayed):
     def read_results(self) -> tuple[list[Result], list[str]]:
         """Return all results, and the reasons why some cannot be read."""
         results, errors = [], []
-        for path in sorted((self.folder / "results").glob("*/*/result.json")):
+        for folder in sorted((self.folder / "results").glob("*/*")):
+            if not os.path.lexists(folder / "result.json"):  # not finished
+                continue
             try:
-                results.append(load_result(path.parent))
+                results.append(load_result(folder))
             except ResultError as error:
                 errors.append(str(error))
         older, more = legacy.read_results(self.folder)
