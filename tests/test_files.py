@@ -17,6 +17,7 @@ from atoll.files import (
     LARGEST,
     append_record,
     check_nesting,
+    check_output,
     check_writable,
     is_inside,
     open_for_writing,
@@ -277,3 +278,24 @@ def test_tensors_are_read_as_they_were_written(tmp_path):
         (tmp_path / "x").write_bytes(content[:place] + bytes([content[place] ^ 8]) + content[place + 1 :])
         with pytest.raises(DamagedError):
             read_tensors(tmp_path / "x", "a test")
+
+
+HEADS = {"an HTML page": b"<!doctype html>x", "an ONNX file": b"\x08\x08", "a proof file": b'........{"a":{"proof":'}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_only_files_of_the_same_kind_are_replaced(tmp_path, kind):
+    check_output(tmp_path / "none", kind)
+    for content in (b"", HEADS[kind]):
+        (tmp_path / "file").write_bytes(content)
+        check_output(tmp_path / "file", kind)
+    for content in (b"# sha256: 0\ndata: Digits", b"{}", b"\0", *(set(HEADS.values()) - {HEADS[kind]})):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(InputError, match=f"is not {kind} and would be lost"):
+            check_output(tmp_path / "file", kind)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(InputError, match="expected a regular file"):
+            check_output(path, kind)
+    with pytest.raises(InputError, match="got the folder"):
+        check_output(tmp_path, kind)

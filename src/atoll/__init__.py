@@ -8,9 +8,11 @@ The names below are imported from their subpackages on first use, so ``import at
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # that of typing, which a file of this name in the current folder would replace (`python -m`)
 if TYPE_CHECKING:
+    from typing import Any
+
     __version__: str
     from atoll.attacks import FGSM, PGD, AutoAttack
     from atoll.attacks.evaluate import evaluate

@@ -2,7 +2,10 @@
 
 import sys
 
-from atoll.cli import main
+from atoll.import_path import forget_foreign_folders
 
 if __name__ == "__main__":
+    forget_foreign_folders()  # before other imports, which a file in the current folder could replace
+    from atoll.cli import main
+
     sys.exit(main())

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,28 @@ def check_writable(folder: Path) -> None:
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path, with all links resolved, is in a folder."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+# How files begin that a user may ask for; a command only writes over files of the same kind.
+OUTPUTS: Mapping[str, Callable[[bytes], bool]] = {
+    "an HTML page": lambda head: head[:15].lower() == b"<!doctype html>",
+    "an ONNX file": lambda head: head[:1] == b"\x08",
+    "a proof file": lambda head: head[8:9] == b"{" and b'"proof"' in head,
+}
+
+
+def check_output(path: Path, kind: str) -> None:
+    """Refuse an output that would replace a folder, a device, a pipe or a file of another kind (``OUTPUTS``)."""
+    if not path.exists():
+        return
+    if path.is_dir():
+        raise InputError(f"out: expected a file, got the folder {path}")
+    if not path.is_file():
+        raise InputError(f"out: expected a regular file, got {path}; choose another file")
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if head and not OUTPUTS[kind](head):
+        raise InputError(f"out: {path} is not {kind} and would be lost; choose another file or remove it")
 
 
 def check_links(folder: Path, inside: Path) -> None:
@@ -136,11 +158,16 @@ def _is_running(process: int) -> bool:
     return True
 
 
+def check_no_folder(path: Path) -> None:
+    """Raise a DamagedError if there is a folder in the place of a file."""
+    if path.is_dir() and not path.is_symlink():
+        raise DamagedError(f"{path} is a folder; remove it and rerun the same command")
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write to a temporary file, fsync and rename, so that a reader never sees a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir() and not path.is_symlink():
-        raise DamagedError(f"{path} is a folder; remove it and rerun the same command")
+    check_no_folder(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

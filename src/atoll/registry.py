@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from atoll.errors import InputError
+from atoll.import_path import may_hold_foreign_code
 
 T = TypeVar("T", bound=type)
 
@@ -203,23 +204,6 @@ def registry(kind: str) -> Registry:
     """
     table: Registry = _attribute(REGISTRIES[kind])
     return table
-
-
-def may_hold_foreign_code(folder: str) -> bool:
-    """Whether an entry of ``sys.path`` may hold somebody else's code: the current folder, or the folder of a run.
-
-    ``python -m`` and an empty entry in ``PYTHONPATH`` make the current folder importable.  Names that a run stores must
-    not lead there.  The folder that Atoll itself comes from is fine.
-    """
-    path = os.path.realpath(folder or os.curdir)
-    if path == os.path.dirname(os.path.dirname(os.path.realpath(__file__))):
-        return False
-    return path == os.path.realpath(os.curdir) or os.path.exists(os.path.join(path, "recipe.yaml"))
-
-
-def forget_foreign_folders() -> None:
-    """Make the current folder and folders of runs not importable in this process."""
-    sys.path[:] = [folder for folder in sys.path if not may_hold_foreign_code(folder)]
 
 
 def installed_entry_points(group: str) -> list[EntryPoint]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
+import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -19,7 +22,9 @@ from atoll.cli import main
 from atoll.data import Digits
 from atoll.errors import AtollError, CaptureError
 from atoll.models.adapted import Adapted, Conventions
+from atoll.runs.adopted import store_run
 from atoll.runs.run import open_run
+from support import fork
 
 NET = """
 from torch import nn
@@ -77,6 +82,32 @@ def test_code_with_weights(files, net, capsys, weights):
     assert "already exists" in capsys.readouterr().err
     assert main(["train", "--resume", "--out", "runs/mine"]) == 1
     assert "an adopted model has no recipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("moment", [0, 2, 4, 6, 7, 100])
+def test_a_killed_adoption_can_be_repeated(net, tmp_path, moment):
+    """The folder of the run is complete or does not exist, whenever the process dies."""
+    out, arguments = tmp_path / "runs" / "mine", {"sections": {"data": "Digits"}, "origin": {}}
+    store_run(net, Digits(), tmp_path / "whole", **arguments)
+    events = Counter()
+
+    def die(event, _):
+        events[event] += 1
+        if events["os.rename"] > moment:
+            os._exit(9)
+
+    def adopt_and_die():
+        sys.addaudithook(die)  # called before every file is renamed, among other things
+        store_run(net, Digits(), out, **arguments)
+
+    process = fork(adopt_and_die, tmp_path / "errors")
+    process.join()
+    assert (process.exitcode == 0) == out.exists() == (moment == 100)
+    if not out.exists():
+        store_run(net, Digits(), out, **arguments)
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in (tmp_path / "whole").iterdir())
+    x, _ = Digits().tensors("test", 10)
+    assert torch.equal(open_run(out).model()(x), net(x))
 
 
 def test_a_program_of_torch_export(files, net, capsys):

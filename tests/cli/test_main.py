@@ -479,6 +479,18 @@ def test_a_shared_run_cannot_run_its_files(words, trained, tmp_path):
     assert "Traceback" not in error
 
 
+def test_files_in_the_current_folder_do_not_replace_modules(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "shared")
+    for name in ("typing", "argparse", "difflib", "inspect", "json", "yaml", "torch", "rich", "safetensors"):
+        (folder / f"{name}.py").write_text(BODY)
+    done = subprocess.run(
+        [sys.executable, "-m", "atoll", "train", "--resume", "--out", ".", "--dry-run"], cwd=folder,
+        capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert not (folder / "ran").exists()
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+
+
 def test_a_full_disk_is_one_sentence(tmp_path):
     """A limit on file size makes writes fail as a full disk does."""
 

@@ -49,13 +49,13 @@ COMMANDS = {
     "train: no threat": (["train", "{tmp}/plain.yaml", "--dry-run"], ""),
     "train: not UTF-8": (["train", "{tmp}/latin.yaml"], "latin.yaml cannot be read: not a text file in UTF-8"),
     "train: a pipe as recipe": (["train", "{tmp}/pipe.yaml"], "pipe.yaml cannot be read: not a regular file"),
-    "train: long recipe": (["train", f"{LONG}.yaml"], "File name too long"),
-    "train: long name": (["train", LONG], "File name too long"),
+    "train: long recipe": (["train", f"{LONG}.yaml", "--out", "{tmp}/new"], "File name too long"),
+    "train: long name": (["train", LONG, "--out", "{tmp}/new"], "File name too long"),
     "train: empty out": (["train", *SMALL, "--out", ""], "--out: expected a path, got ''"),
     "train: NUL in out": (["train", *SMALL, "--out", "a\0b"], "--out: expected a path"),
     "train: long out": (["train", *SMALL, "--out", f"{{tmp}}/{LONG}"], "File name too long"),
-    "train: out is a file": (["train", *SMALL, "--out", "{tmp}/file"], "choose another folder"),
-    "train: out in a file": (["train", *SMALL, "--out", "{tmp}/file/run"], "Not a directory; choose another folder"),
+    "train: out is a file": (["train", *SMALL, "--out", "{tmp}/file"], "file is a file, expected a folder"),
+    "train: out in a file": (["train", *SMALL, "--out", "{tmp}/file/run"], "file is a file, expected a folder"),
     "train: a pipe as data": (
         ["train", *SMALL, "data=Npz", "data.path={tmp}/pipe.npz", "--out", "{tmp}/new"],
         "pipe.npz: no such file",
@@ -97,6 +97,12 @@ COMMANDS = {
     "report: empty out": (["report", "{run}", "-o", ""], "-o/--out: expected a path, got ''"),
     "report: long out": (["report", "{run}", "-o", f"{{tmp}}/{LONG}"], "File name too long"),
     "export: long out": (["export", "{run}", "-o", f"{{tmp}}/{LONG}.onnx"], "File name too long"),
+    "attack: no value": (["attack", "{run}", "--weights=--"], "--weights: expected a value, got '--'"),
+    "export: long number": (
+        ["export", "{run}", "-o", "x", f"--weights={'9' * 5000}"],
+        "weights: expected raw, got '999",
+    ),
+    "health: bytes": (["health", "\udcff"], "\\udcff is not a run"),
     "ls: long": (["ls", "runs", LONG], ""),
 }
 
@@ -114,7 +120,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def contents(*folders):
-    return {path: path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*")}
+    """All files and folders, and when the files were last written."""
+    paths = (path for folder in folders for path in folder.rglob("*"))
+    return {path: path.stat().st_mtime_ns if path.is_file() else 0 for path in paths}
 
 
 def refuse(words, sentence, capsys, *folders):

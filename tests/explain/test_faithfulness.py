@@ -12,8 +12,10 @@ from atoll.explain.faithfulness import (
     completeness_gap,
     distance,
     explain_where_possible,
+    infidelities,
     infidelity,
 )
+from atoll.modules import PassCounts, count_passes
 from atoll.rng import PointRNG, content_hash
 from explain_cases import linear, net
 
@@ -52,6 +54,23 @@ def test_infidelity_is_captums_for_the_same_noise():
     theirs = captum.metrics.infidelity(model, perturb, x, a, target=1, n_perturb_samples=samples)
     ours = infidelity(model, x, a, 1, sigma=0.2, samples=samples, batch_size=4)
     torch.testing.assert_close(ours.value, theirs.double(), rtol=1e-6, atol=1e-12)
+
+
+def test_several_attributions_share_the_passes_of_one():
+    model, x = net(3)
+    maps = [x, 2 * x, Saliency(model).attribute(x, 1)]
+    alone, counts, one_count = (
+        [infidelity(model, x, values, 1, samples=7) for values in maps],
+        PassCounts(),
+        PassCounts(),
+    )
+    with count_passes(model, one_count):
+        infidelity(model, x, maps[0], 1, samples=7)
+    with count_passes(model, counts):
+        together = infidelities(model, x, maps, 1, samples=7)
+    for one, same in zip(alone, together, strict=True):
+        assert all(torch.equal(values, vars(same)[name]) for name, values in vars(one).items())
+    assert counts == one_count
 
 
 def test_noise_is_the_points_own():

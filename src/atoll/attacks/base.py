@@ -108,8 +108,10 @@ def check_labels(logits: Tensor, y: Tensor, known_classes: int | None = None) ->
             f" {tuple(y.shape)}"
         )
     if y.dim() == 1:
-        read = known_classes is None
-        low, high = torch.stack(torch.aminmax(y)).tolist() if read else (0, known_classes - 1)  # waits at most once
+        if known_classes is None:
+            low, high = torch.stack(torch.aminmax(y)).tolist()  # waits for the device once
+        else:
+            low, high = 0, known_classes - 1
         if low < 0 or high >= classes:
             raise InputError(f"labels: expected classes in [0, {classes - 1}], got [{low}, {high}]")
 

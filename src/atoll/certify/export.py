@@ -17,7 +17,7 @@ from atoll.errors import InputError, UnsoundError
 from atoll.export.metadata import Metadata
 from atoll.export.model import ROWS, Exported, OnnxClassifier, expect_onnx, run_file
 from atoll.export.writer import OnnxValue
-from atoll.files import write_atomic
+from atoll.files import check_output, write_atomic
 from atoll.graph import CapturedModel, capture, find_input
 
 # Differences that radii of the file and of the certifier may have: relative, and in parts of the largest radius.
@@ -50,6 +50,7 @@ def export(certifier: Proof, x: Tensor, path: Path, *, eps: float, metadata: Met
         raise InputError("x: expected at least one point to compare on, got none")
     content = to_onnx(certifier, eps, metadata)
     abstained, difference = compare(content, with_single_planes(certifier), x.float(), eps)
+    check_output(path, "an ONNX file")
     write_atomic(path, content)
     return Exported(str(path), len(content), OUTPUTS, len(x), difference, eps, abstained)
 

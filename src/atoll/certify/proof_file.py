@@ -23,7 +23,7 @@ from atoll.certify.certificate import Certificate
 from atoll.certify.gloro import GloRo
 from atoll.certify.polyhedra import Dual, ascend
 from atoll.errors import InputError
-from atoll.files import write_atomic
+from atoll.files import check_output, write_atomic
 from atoll.graph.capture import CapturedModel
 from atoll.graph.nodes import bind_arguments, locate, operation_name
 
@@ -92,6 +92,7 @@ def write_proof(path: Path, certifier: GloRo | NearestCentroid, x: Tensor, certi
         "norms": {layer.node: [max(layer.lipschitz, SMALLEST_NORM), layer.method] for layer in certifier.layers},
     }
     content = encode(header, arrays)
+    check_output(Path(path), "a proof file")
     write_atomic(Path(path), content)
     return ProofFile(str(path), len(rows), points, len(content))
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from atoll.cli.answers import print_error
 from atoll.errors import AtollError, TrainingError, describe
-from atoll.registry import closest, forget_foreign_folders, suggest
+from atoll.import_path import forget_foreign_folders
+from atoll.registry import closest, suggest
 
 
 class Verb(NamedTuple):
@@ -113,6 +114,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     verb, *words = _find_verb(argv)
     sub = parser(verb)
+    for word in words:
+        if word.startswith("--") and word.endswith("=--"):  # argparse would take it for no value at all
+            sub.error(f"{word[:-3]}: expected a value, got '--'")
     # Overrides may stand anywhere; argparse would only take them directly after the recipe.
     options, rest = sub.parse_known_args(_dotted_flags(words) if verb in ("train", "study") else words)
     for word in rest:

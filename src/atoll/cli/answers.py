@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,8 @@ def print_error(command: str, kind: str, message: str, *, as_json: bool) -> None
         message: the sentence.
         as_json: whether the user asked for JSON.
     """
+    message = message.encode("utf-8", "backslashreplace").decode()  # names of files may contain any byte
+    message = re.sub(r"(\S{100})\S{200,}(\S{100})", r"\1...\2", message)  # values that were typed may be endless
     if as_json:
         print_json(command, {"error": {"type": kind, "message": message}})
         return

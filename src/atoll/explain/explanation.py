@@ -26,7 +26,7 @@ from atoll.explain.faithfulness import (
     completeness_gap,
     distance,
     explain_where_possible,
-    infidelity,
+    infidelities,
 )
 from atoll.explain.locality import Locality, locality, usable
 from atoll.explain.sanity import SanityCheck, sanity_check
@@ -126,30 +126,33 @@ def explain(
     # The checks repeat boundary searches many times, so they use fewer calls and no pool, whose predictions would cost
     # more than the searches.
     search |= {"pool": x[few] if check_points else None, "budget": min(budget or CHECK_BUDGET, CHECK_BUDGET)}
-    metrics = {}
+    make = {name: partial(_build, name, search=search, seed=seed) for name in methods}
+    maps, metrics, count, total = {}, {}, len(methods), 2 * len(methods) + 1
     for number, name in enumerate(methods):
-        report(name, number, len(methods))
-        make = partial(_build, name, search=search, seed=seed)
-        method, sanity, sensitivity = make(model), None, None
-        maps = explain_where_possible(method, x, target, boundary, batch_size)
+        report(name, number, total)
+        maps[name] = explain_where_possible(make[name](model), x, target, boundary, batch_size)
+    report("infidelity", count, total)
+    faithfulness = infidelities(
+        model, x, [*maps.values()], target, sigma=sigma, samples=samples, batch_size=batch_size, seed=seed
+    )
+    for number, (name, values) in enumerate(maps.items()):
+        method, sanity, sensitivity = make[name](model), None, None
         if check_points:
-            report(f"{name}: sanity check", number, len(methods))
-            sanity = sanity_check(make, model, x[few], target[few], comparisons=COMPARISONS, seed=seed)
-            report(f"{name}: local sensitivity", number, len(methods))
+            report(f"{name}: sanity check", count + 1 + number, total)
+            sanity = sanity_check(make[name], model, x[few], target[few], comparisons=COMPARISONS, seed=seed)
+            report(f"{name}: local sensitivity", count + 1 + number, total)
             sensitivity = attribution_lipschitz(
                 method, x[few], target[few], eps=eps, bounds=bounds, seed=seed, **LIPSCHITZ
             ).value
         metrics[name] = AttributionMetrics(
-            attributions=maps,
-            infidelity=infidelity(
-                model, x, maps, target, sigma=sigma, samples=samples, batch_size=batch_size, seed=seed
-            ),
-            gap=_gap(method, x, maps, boundary, target, batch_size),
+            attributions=values,
+            infidelity=faithfulness[number],
+            gap=_gap(method, x, values, boundary, target, batch_size),
             sanity=sanity,
             sensitivity=sensitivity,
-            locality=_locality(maps, boxes),
+            locality=_locality(values, boxes),
         )
-    report("done", len(methods), len(methods))
+    report("done", total, total)
     return Explanation(x, target, boundary, metrics)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,24 +72,48 @@ def infidelity(
     >>> bool((result.value > 0).all()), bool((result.scaled < 1e-20).all()), result.scale.round(decimals=6)
     (True, True, tensor([0.5000, 0.5000], dtype=torch.float64))
     """
+    options: dict[str, Any] = {"sigma": sigma, "samples": samples, "batch_size": batch_size, "seed": seed}
+    return infidelities(model, inputs, [attributions], target, **options)[0]
+
+
+def infidelities(
+    model: nn.Module,
+    inputs: Tensor,
+    attributions: Sequence[Tensor],
+    target: Target = None,
+    *,
+    sigma: float = 0.1,
+    samples: int = 100,
+    batch_size: int = 256,
+    seed: object = 0,
+) -> list[Infidelity]:
+    """Estimate the infidelity of several attributions with the same passes of the model; see ``infidelity``."""
     x = check_inputs(inputs)
-    _same_shape(attributions, x)
+    for values in attributions:
+        _same_shape(values, x)
     if not 0 < sigma < math.inf or samples < 3 or batch_size < 1:
         raise InputError(
             "sigma, samples, batch_size: expected a number > 0, at least 3, at least 1,"
             f" got {sigma}, {samples}, {batch_size}"
         )
-    explained = x.new_empty(len(x), samples, dtype=torch.float64)
-    changed, index = torch.empty_like(explained), content_index(x)
+    explained = x.new_empty(len(attributions), len(x), samples, dtype=torch.float64)
+    changed, index = x.new_empty(len(x), samples, dtype=torch.float64), content_index(x)
     with evaluation_mode(model):
         classes = resolve_target(model, x, target, batch_size)
         clean = logit(model, x, classes, batch_size).double()
-        for chunk in torch.split(torch.arange(explained.numel(), device=x.device), batch_size):
+        for chunk in torch.split(torch.arange(changed.numel(), device=x.device), batch_size):
             point, draw = chunk // samples, chunk % samples
             noise = sigma * PointRNG(seed, "infidelity", index=index[point] + draw).normal(*x.shape[1:], dtype=x.dtype)
-            explained[point, draw] = dot(attributions[point].double(), noise.double())
+            for number, values in enumerate(attributions):
+                explained[number, point, draw] = dot(values[point].double(), noise.double())
             after = logit(model, x[point] + noise, classes[point], batch_size).double()
             changed[point, draw] = after - clean[point]
+    return [_summarize(each, changed) for each in explained]
+
+
+def _summarize(explained: Tensor, changed: Tensor) -> Infidelity:
+    """Compare the changes that an attribution explains with those of the logit, both ``(points, samples)``."""
+    samples = changed.shape[1]
     scale = (explained * changed).sum(1) / explained.square().sum(1).clamp_min(1e-300)
     plain = (explained - changed).square()
     # Correct for one parameter that was fitted to the samples.

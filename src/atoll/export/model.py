@@ -16,7 +16,7 @@ from atoll.export.fast_forms import FAST_FORMS
 from atoll.export.forms import FORMS, Values, write_graph
 from atoll.export.metadata import Metadata
 from atoll.export.writer import OnnxValue, Writer
-from atoll.files import write_atomic
+from atoll.files import check_output, write_atomic
 from atoll.graph import CapturedModel, capture
 from atoll.modules import evaluation_mode
 
@@ -95,6 +95,7 @@ def export_model(model: nn.Module, x: Tensor, path: Path | str, *, metadata: Met
         raise InputError(f"model: expected weights of float32 or float64, got {dtype}")
     content = OnnxClassifier.write(captured, exact=dtype != torch.float32).to_bytes(metadata or Metadata())
     difference = compare(content, model, x.float(), dtype)
+    check_output(Path(path), "an ONNX file")
     write_atomic(Path(path), content)
     return Exported(str(path), len(content), ("logits", "label"), len(x), difference)
 

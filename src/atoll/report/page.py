@@ -19,7 +19,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from atoll.errors import InputError
-from atoll.files import write_atomic
+from atoll.files import check_output, write_atomic
 from atoll.measure import Result
 from atoll.report.blocks import Block, Collapsible, Paragraphs, Row, TableBlock, TableCell, plots
 from atoll.report.compare import usual_checkpoint
@@ -40,8 +40,7 @@ def write_report(folders: Sequence[Path | str], out: Path | str, *, title: str |
         title: title of the page (default: the names of the runs).
     """
     path = Path(out)
-    if path.is_dir():
-        raise InputError(f"out: expected a file, got the folder {path}")
+    check_output(path, "an HTML page")
     content = render(read_runs(folders), title).encode()
     try:
         write_atomic(path, content)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from torch import nn
 
 from atoll.data.base import Data
 from atoll.errors import AtollError, RecipeError
-from atoll.files import write_record
+from atoll.files import sync, write_record
 from atoll.graph.classifier import StoredClassifier, classifier_state
 from atoll.graph.stored import store_graph
 from atoll.runs.data_record import DataRecord
@@ -62,14 +64,20 @@ def store_run(
         "graph": graph,
     }
     record = record or DataRecord.of(data)
+    place = folder.resolve()
+    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")  # a kill must not leave half of a run
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        Checkpoints(folder / "checkpoints").save(0, Checkpoint(classifier_state(graph, tensors), about=about))
-        write_record(folder / "index.json", "the checkpoints", {"finished": True, "last": 0, "best": {"raw": 0}})
-        write_record(folder / "environment.json", "an environment", environment())
-        write_record(folder / "adopted.json", "an adopted model", origin)
-        record.save(folder)
-        write_recipe(folder / "recipe.yaml", tree)  # last: marks a run
+        temporary.mkdir(parents=True)
+        Checkpoints(temporary / "checkpoints").save(0, Checkpoint(classifier_state(graph, tensors), about=about))
+        write_record(temporary / "index.json", "the checkpoints", {"finished": True, "last": 0, "best": {"raw": 0}})
+        write_record(temporary / "environment.json", "an environment", environment())
+        write_record(temporary / "adopted.json", "an adopted model", origin)
+        record.save(temporary)
+        write_recipe(temporary / "recipe.yaml", tree)
+        temporary.rename(place)
+        sync(place.parent)
     except OSError as error:
         raise AtollError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return Run(folder)

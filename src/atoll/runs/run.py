@@ -44,7 +44,7 @@ from atoll.distributed import default_device, process_group
 from atoll.errors import AtollError, CheckpointError, DamagedError, InputError, RecipeError, ResultError
 from atoll.explain.measure import ExplainResult, ExplainSettings
 from atoll.export import Exported, Metadata, export_model
-from atoll.files import read_record
+from atoll.files import check_output, read_record
 from atoll.graph import Digest
 from atoll.graph.classifier import StoredClassifier
 from atoll.health import HealthResult, HealthSettings
@@ -411,8 +411,7 @@ class Run(Displayed):
         """
         if points < 1:
             raise InputError(f"points: expected at least 1, got {points}")
-        if Path(path).is_dir():
-            raise InputError(f"out: expected a file, got the folder {path}")
+        check_output(Path(path), "an ONNX file")
         if certify is None:
             certify = self.is_certified or eps is not None or eta != 0
         elif not certify and (eps is not None or eta):
@@ -438,6 +437,7 @@ class Run(Displayed):
         settings, origin = result.settings, result.subject.origin
         if result.is_probabilistic or result.folder is None or origin.step is None:
             raise InputError("proof: expected a stored result with proofs, not one of randomized smoothing")
+        check_output(path, "a proof file")
         subject = self.subject(origin.step, origin.weights)
         model = copy.deepcopy(subject.model).to(getattr(torch, settings.precision or "float64"))
         certifier = certifier_for(model, budget=settings.budget, radii=settings.radii, eta=settings.eta)
