@@ -16,6 +16,10 @@ RECIPES = {
     "optimizer with a closure": (["optimizer=LBFGS"], "optimizer: LBFGS evaluates the loss several times per step"),
     "optimizer of sparse gradients": (["optimizer=SparseAdam"], "optimizer: SparseAdam"),
     "optimizer of matrices": (["optimizer=Muon"], "optimizer: Muon only supports 2D parameters"),
+    "optimizer for a GPU": (
+        ["optimizer=Adadelta", "optimizer.capturable=true"],
+        "optimizer: If capturable=True, params",
+    ),
     "learning rate {}": (["optimizer.lr={}"], "optimizer.lr: expected a number or Tensor, got {}"),
     "learning rate NaN": (["optimizer.lr=.nan"], "optimizer.lr: expected a finite number, got nan"),
     "infinite learning rate": (["optimizer.lr=1e400"], "optimizer.lr: expected a finite number, got inf"),
