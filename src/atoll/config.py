@@ -19,9 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace, get_loader
 
 from atoll.errors import LARGEST_SEED, AtollError, InputError, RecipeError, ResultError, shorten
+from atoll.files import DEEPEST
 from atoll.registry import Registry, registry_of, suggest
 
 T = TypeVar("T")
@@ -30,9 +32,19 @@ T = TypeVar("T")
 def parse_yaml(text: str, source: str) -> Any:
     """Parse YAML; error messages name ``source``."""
     try:
+        _check_depth(text)
         return get_loader("yaml")(text)  # like PyYAML's safe loader, but 1e-3 is a number
     except Exception as error:  # the loader's own errors have no common type
         raise RecipeError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _check_depth(text: str) -> None:
+    """Raise a ValueError for YAML that is nested too deeply; building it recursively would crash the process."""
+    depth = 0
+    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError("nested too deeply")
 
 
 def build_part(hint: Any, tree: Any, name: str, *, trust: bool) -> Any:

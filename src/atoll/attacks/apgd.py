@@ -108,7 +108,8 @@ class APGD(IterativeAttack):
         value, gradient, wrong = self._evaluate(model, rows)
         s, position = rows.state, rows.iteration % self.rule.run_length
         rows.success |= self.rule.successes(wrong, position)
-        better = (value > s["best_value"]) | self.rule.starts_phase(position)
+        first = self.rule.starts_phase(position)
+        better = (value > s["best_value"]) | first
         assign_rows(s["best"], better, rows.x_adv)
         assign_rows(s["best_gradient"], better, gradient)
         s["best_value"] = torch.where(better, value, s["best_value"])
@@ -116,7 +117,7 @@ class APGD(IterativeAttack):
         final = rows.success
         if self.patience is not None:
             final = final | (rows.iteration >= self._num_steps(rows))
-        following = self.rule.step(rows, position, value, gradient)
+        following = self.rule.step(rows, position, first, value, gradient)
         assign_rows(following, final, rows.x_adv)
         rows.x_adv = following
         rows.iteration += 1
@@ -169,9 +170,9 @@ class MomentumSteps:
         self.patience = math.inf if patience is None else patience
         self.run_length = steps + 1
         # For each iteration, the number of rises up to which the step size is too large, or -1 if no window ends there,
-        # and the weight of the new step.  The table moves to the device of the points.
-        self.schedule = torch.tensor([-1.0, MOMENTUM]).repeat(self.run_length, 1)
-        self.schedule[0, 1] = 1.0
+        # and the weights of the new and (negative) of the previous step.  The table moves to the device of the points.
+        self.schedule = torch.tensor([-1.0, MOMENTUM, MOMENTUM - 1]).repeat(self.run_length, 1)
+        self.schedule[0, 1:] = torch.tensor([1.0, 0.0])
         for before, end in itertools.pairwise([0, *checkpoints(steps)]):
             self.schedule[end, 0] = RHO * (end - before)
 
@@ -192,11 +193,11 @@ class MomentumSteps:
         """Return which misclassified candidates count; all, because they are inside the ball."""
         return wrong
 
-    def step(self, rows: AttackState, position: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    def step(self, rows: AttackState, position: Tensor, first: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
         """Return the next candidates, given objective and gradient at the current ones."""
-        s, first = rows.state, self.starts_phase(position)
-        self.schedule = self.schedule.to(value.device)
-        most, weight = self.schedule[position].unbind(1)
+        s = rows.state
+        self.schedule = self.schedule.to(value.device, non_blocking=True)
+        most, weight, lag = self.schedule[position].unbind(1)
         ends = most >= 0
         rises = (s["rises"] + (value > s["last_value"])).masked_fill_(first, 0.0)
         stuck = (rises <= most) | (~s["reduced"] & (s["checked_value"] >= s["best_value"]))
@@ -215,7 +216,7 @@ class MomentumSteps:
         step = self.threat.steepest(gradient).mul_(per_point(s["step"], x))
         plain = self.threat.project(step.add_(current), x)
         keep = per_point(weight.to(x.dtype), x)
-        momentum = s["previous"].sub_(current).mul_(keep - 1)
+        momentum = s["previous"].sub_(current).mul_(per_point(lag.to(x.dtype), x))
         following = self.threat.project(plain.sub_(current).mul_(keep).add_(momentum).add_(current), x)
         s["previous"] = current
         last = position == self.run_length - 1
@@ -267,6 +268,7 @@ class SparseSteps:
         self.check = torch.cat([torch.arange(count + 1) % max(1, int(0.04 * count)) == 0 for _, count in phases])
         self.next_times = torch.cat([self.times[1:], self.times[-1:]])
         self.threats = {times: ThreatModel("l1", times * threat.radius, threat.bounds) for times, _ in phases}
+        self.threat = threat
         self.radius = threat.radius
         self.run_length = len(self.times)
 
@@ -281,32 +283,37 @@ class SparseSteps:
 
     def starts_phase(self, position: Tensor) -> Tensor:
         """Whether to forget the best point at this iteration of the run, because it belongs to another radius."""
-        return self.place.to(position.device)[position] == 0
+        return self._at(self.place, position) == 0
 
     def successes(self, wrong: Tensor, position: Tensor) -> Tensor:
         """Return which misclassified candidates count; those of the last phase, which are inside the ball."""
-        return wrong & (self.times.to(position.device)[position] == 1)
+        return wrong & (self._at(self.times, position) == 1)
 
-    def step(self, rows: AttackState, position: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    @staticmethod
+    def _at(table: Tensor, position: Tensor) -> Tensor:
+        """Return the entries of a table for the iterations of the rows."""
+        return table.to(position.device, non_blocking=True)[position]
+
+    def step(self, rows: AttackState, position: Tensor, first: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
         """Return the next candidates, given the gradient at the current ones."""
-        s, x, first = rows.state, rows.x, self.starts_phase(position)
-        radius = self.times.to(position.device)[position] * self.radius
-        check = self.check.to(position.device)[position]
+        s, x = rows.state, rows.x
+        times, next_times = self._at(self.times, position), self._at(self.next_times, position)
+        radius, check = times * self.radius, self._at(self.check, position)
         sparsity = (s["best"] != x).flatten(1).sum(1).to(x.dtype)
         fewer = check & ~first & (sparsity < FEWER * s["sparsity"])
         shrunk = torch.maximum(s["step"] / SHRINK, FLOOR * radius)
         s["step"] = torch.where(first | fewer, radius, torch.where(check, shrunk, s["step"])).to(x.dtype)
         s["sparsity"] = torch.where(check, sparsity, s["sparsity"])
         back = fewer & ~rows.success
-        rows.x_adv[back], gradient[back] = s["best"][back], s["best_gradient"][back]
+        assign_rows(rows.x_adv, back, s["best"])
+        assign_rows(gradient, back, s["best_gradient"])
 
         following = self._sparse(gradient, s["sparsity"]).mul_(per_point(s["step"], x)).add_(rows.x_adv)
-        next_times = self.next_times.to(position.device)[position]
-        last = next_times != self.times.to(position.device)[position]
-        last |= position == self.run_length - 1
-        following[last] = s["best"][last]
-        for times, threat in self.threats.items():
-            here = next_times == times
+        assign_rows(following, (next_times != times) | (position == self.run_length - 1), s["best"])
+        if x.device.type != "cpu":  # to select rows, the program would have to wait for the device
+            return self.threat.project(following, x, next_times.double() * self.radius)
+        for number, threat in self.threats.items():
+            here = next_times == number
             if here.any():
                 following[here] = threat.project(following[here], x[here])
         return following
@@ -317,7 +324,8 @@ class SparseSteps:
         flat = gradient.flatten(1)
         keep = (sparsity / THINNING).round().clamp_(1, flat.shape[1]).long()
         size = flat.abs()
-        least = size.topk(int(keep.max()), dim=1).values.gather(1, keep[:, None] - 1)
+        largest = int(keep.max()) if flat.device.type == "cpu" else flat.shape[1]  # without waiting for the device
+        least = size.topk(largest, dim=1).values.gather(1, keep[:, None] - 1)
         signs = flat.sign().mul_(size >= least)
         return signs.div_(signs.abs().sum(1, keepdim=True).clamp_min_(1)).view_as(gradient)
 

@@ -213,7 +213,11 @@ class AttackLoop:
                 self.exhausted = points is None
                 if points is not None:
                     new = self.attack.init_state(points, self.streams(points.index))
-                    rows = new if rows is None or not len(rows) else AttackState.cat([rows, new])
+                    if rows is None or not len(rows):
+                        rows, nothing = new, new[:0]
+                        until_check = 1 if new.x.device.type == "cpu" else min(CHECK_EVERY, num_steps)
+                    else:
+                        rows = AttackState.cat([rows, new])
             if rows is None or not len(rows):
                 return
             self.rows = rows = self._step(rows)

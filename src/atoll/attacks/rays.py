@@ -75,14 +75,17 @@ class RayS(MinimumNormAttack):
     @torch.no_grad()
     def step(self, model: nn.Module, rows: AttackState) -> None:
         s, x = rows.state, rows.x
-        # Finished rows may stay in the batch for a while; they must not be queried.
+        # Finished rows may stay in the batch for a while; they must not change.
         active = (s["closest"] > self.stop_distance) & (rows.iteration < self.queries)
         inward = torch.maximum((s["low"] + s["high"]) / 2, s["high"] - s["step"])
         radius = torch.where(s["searching"], inward, s["high"])
         point = self.threat.clamp(x + per_point(radius, x) * s["attempt"])
-        broken = torch.zeros_like(active)
-        if active.any():
-            broken[active] = model(point[active]).argmax(1) != rows.y[active]
+        if x.device.type != "cpu":  # to query only the active rows, the program would have to wait for the device
+            broken = active & (model(point).argmax(1) != rows.y)
+        else:
+            broken = torch.zeros_like(active)
+            if active.any():
+                broken[active] = model(point[active]).argmax(1) != rows.y[active]
         rows.iteration = rows.iteration + active
 
         distance = self.threat.distance(point, x)

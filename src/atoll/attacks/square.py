@@ -66,8 +66,16 @@ class Square(IterativeAttack):
         >>> Square(ThreatModel(), queries=10_000).share(torch.tensor([10, 11, 51, 8001]))
         tensor([0.8000, 0.4000, 0.2000, 0.0016])
         """
-        starts, shares = _stages(self.horizon or self.queries, self.p_init, done.device)
-        return shares[torch.bucketize(done, starts, right=True)]
+        return _on_device(self._shares, done.device)[self._stage(done)]
+
+    @property
+    def _shares(self) -> tuple[float, ...]:
+        return tuple(self.p_init * 0.5**n for n in range(len(HALVINGS) + 1))
+
+    def _stage(self, done: Tensor) -> Tensor:
+        """Return how often the squares have shrunk."""
+        starts = tuple(-(-(share + 1) * (self.horizon or self.queries) // 10_000) for share in HALVINGS)
+        return torch.bucketize(done, _on_device(starts, done.device), right=True)
 
     def init(self, points: Points, streams: PointRNG) -> tuple[Tensor, dict[str, Tensor]]:
         unknown = points.x.new_full((len(points),), -math.inf)
@@ -109,12 +117,13 @@ class Square(IterativeAttack):
     def _propose(self, rows: AttackState) -> Tensor:
         x, best = as_images(rows.x), as_images(rows.state["best"])
         _, channels, height, width = x.shape
-        share = self.share(rows.iteration % self.queries if self.restarts > 1 else rows.iteration)
+        done = rows.iteration % self.queries if self.restarts > 1 else rows.iteration
         if self.threat.norm != "linf":
-            return move_mass(self.threat, x, best, share, rows.streams).view_as(rows.x)
+            return move_mass(self.threat, x, best, self.share(done), rows.streams).view_as(rows.x)
         draw = rows.streams.uniform(2 + channels, dtype=x.dtype)
         largest = width if height == 1 else max(1, min(height, width) - 1)
-        side = _side(share, height, width).clamp(1, largest)
+        sides = _side(torch.tensor(self._shares), height, width).clamp(1, largest)
+        side = _on_device(tuple(sides.tolist()), x.device)[self._stage(done)]
         # Squares are usually small, so touch only their pixels.  The size of the largest one is known only on the CPU,
         # because the program would have to wait for an accelerator.
         longest = int(side.max()) if x.device.type == "cpu" else largest
@@ -126,18 +135,10 @@ class Square(IterativeAttack):
         return rows.x_adv
 
 
-@lru_cache(maxsize=16)
-def _stages(horizon: int, p_init: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the numbers of queries after which the squares shrink, and the shares of the image before and after."""
-    starts = [-(-(share + 1) * horizon // 10_000) for share in HALVINGS]
-    shares = [p_init * 0.5**n for n in range(len(HALVINGS) + 1)]
-    return torch.tensor(starts, device=device), torch.tensor(shares, device=device)
-
-
-@lru_cache(maxsize=16)
-def _lengths(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return height and width as a tensor, which moves to the device only once."""
-    return torch.tensor((height, width), dtype=dtype, device=device)
+@lru_cache(maxsize=64)
+def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return numbers as a tensor, which moves to the device only once."""
+    return torch.tensor(values).to(device, non_blocking=True)
 
 
 def _side(share: Tensor, height: int, width: int) -> Tensor:
@@ -147,7 +148,7 @@ def _side(share: Tensor, height: int, width: int) -> Tensor:
 
 def _windows(height: int, width: int, side: Tensor, u: Tensor, longest: int) -> Tensor:
     """Return flat indices of random windows, ``(batch, 1, pixels)``; small windows repeat their last pixels."""
-    length, steps = _lengths(height, width, u.dtype, u.device), torch.arange(longest, device=u.device)
+    length, steps = _on_device((float(height), float(width)), u.device), torch.arange(longest, device=u.device)
     side = torch.minimum(side[:, None], length)
     places = (u * (length - side + 1)).floor()[:, :, None] + torch.minimum(steps, side[:, :, None] - 1)
     down, across = places.long().unbind(1)
