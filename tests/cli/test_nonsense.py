@@ -148,6 +148,16 @@ def refuse(words, sentence, capsys, *folders):
     assert contents(*folders) == before
 
 
+def test_a_surrogate_for_other_inputs_is_refused(folder, trained, capsys):
+    moons = folder / "moons"
+    assert main(["train", SMALL[0], "data=TwoMoons", "model=MLP", "epochs=0", "--out", str(moons)]) == 0
+    for run, surrogate, sentence in (
+        (moons, trained, f"surrogate: expected inputs of 2 in 2 classes, got 1x8x8 in 10 classes from {trained}"),
+        (trained, moons, f"surrogate: expected inputs of 1x8x8 in 10 classes, got 2 in 2 classes from {moons}"),
+    ):
+        refuse(["attack", str(run), "--points", "2", "--surrogate", str(surrogate)], sentence, capsys, folder, trained)
+
+
 @pytest.mark.parametrize("case", RECIPES)
 def test_nonsense_in_recipes_is_refused(case, folder, capsys):
     words, sentence = RECIPES[case]
