@@ -86,7 +86,9 @@ def report(folder: Path) -> tuple[Any, bool]:
     """Write a report; returns it, and whether it names something as missing or damaged."""
     summaries = read_runs([folder])
     page = render(summaries, "a title")
-    return page.replace(str(folder), "RUN"), any(gap.is_problem for run in summaries for gap in run.missing)
+    (run,) = summaries
+    named = any(gap.is_problem for gap in run.missing) or any(result.stale for result in run.results)
+    return page.replace(str(folder), "RUN"), named
 
 
 def resume(folder: Path) -> tuple[Any, bool]:
@@ -105,7 +107,8 @@ def measure(folder: Path) -> tuple[Any, bool]:
 def run_audit(folder: Path) -> tuple[Any, bool]:
     """Repeat an audit."""
     result = audit(open_run(folder), budget="45m", only=("health",))
-    return [[stage.step.name for stage in result.stages], content(list(result.results.values()))], False
+    failed = any(stage.record.state == "failed" for stage in result.stages)
+    return [[stage.step.name for stage in result.stages], content(list(result.results.values()))], failed
 
 
 def study(folder: Path) -> tuple[Any, bool]:
@@ -287,7 +290,7 @@ def check_damage(seed: int, runs: dict[str, Path], expected: dict[tuple[str, str
         raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
     else:
         same = outcome == expected[kind, use.__name__]
-        assert same or is_named, f"{case}: {_difference(outcome, expected[kind, use.__name__])}"
+        assert same or is_named, f"{case}: {difference(outcome, expected[kind, use.__name__])}"
         message, result = "", "intact" if same else "named"
     assert "\n" not in message.replace("\n  ", " "), case  # faults of a recipe are listed line by line
     assert outside_files(root) == before, case
@@ -295,12 +298,12 @@ def check_damage(seed: int, runs: dict[str, Path], expected: dict[tuple[str, str
     return result
 
 
-def _difference(mine: Any, other: Any) -> str:
+def difference(mine: Any, other: Any) -> str:
     """The first difference between two values."""
-    if isinstance(mine, list) and isinstance(other, list) and len(mine) == len(other):
-        return next(f"[{i}]{_difference(a, b)}" for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b)
+    if isinstance(mine, list | tuple) and isinstance(other, list | tuple) and len(mine) == len(other):
+        return next(f"[{i}]{difference(a, b)}" for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b)
     if isinstance(mine, dict) and isinstance(other, dict) and mine.keys() == other.keys():
-        return next(f".{name}{_difference(mine[name], other[name])}" for name in mine if mine[name] != other[name])
+        return next(f".{name}{difference(mine[name], other[name])}" for name in mine if mine[name] != other[name])
     if isinstance(mine, str) and isinstance(other, str):
         start = next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), 0)
         return f": {mine[max(0, start - 40) : start + 60]!r} instead of {other[max(0, start - 40) : start + 60]!r}"

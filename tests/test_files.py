@@ -113,16 +113,16 @@ def test_what_is_not_a_file_is_not_read(tmp_path):
     with (inside / "large").open("wb") as file:
         file.truncate(LARGEST + 1)
     for name, message in (
-        ("pipe", "not a file"),
+        ("pipe", "not a regular file"),
         ("link", "outside the run"),
         ("zero", "outside the run"),
         ("large", "larger than 64 MB"),
     ):
         with pytest.raises(DamagedError, match=message):
             read_record(inside / name, "a test")
-    with pytest.raises(DamagedError, match="not a file"):
+    with pytest.raises(DamagedError, match="not a regular file"):
         read_file(inside / "zero")
-    with pytest.raises(DamagedError, match="not a file"):
+    with pytest.raises(DamagedError, match="not a regular file"):
         read_file(inside)
     with pytest.raises(FileNotFoundError):
         read_record(inside / "none", "a test")

@@ -77,7 +77,7 @@ class Builder:
             return self._component(registry, value, path, supplied=len(args[0]))
         if origin is collections.abc.Sequence and registry_of(args[0]):
             if not isinstance(value, list):
-                self.error(path, f"expected a list, got {value!r}")
+                self.error(path, f"expected a list, got {shorten(value)}")
                 return None, None
             built = [self.build(args[0], v, f"{path}[{i}]") for i, v in enumerate(value)]
             return [b[0] for b in built], [b[1] for b in built]
@@ -89,9 +89,9 @@ class Builder:
         """A class with arguments: an instance, or a factory that still needs ``supplied`` arguments."""
         value = {"class_path": value} if isinstance(value, str) else value
         if not isinstance(value, dict) or "class_path" not in value:
-            self.error(path, f"expected class_path (and init_args), got {value!r}")
+            self.error(path, f"expected class_path (and init_args), got {shorten(value)}")
             return None, None
-        for extra in sorted(set(value) - {"class_path", "init_args"}):
+        for extra in sorted(map(str, set(value) - {"class_path", "init_args"})):
             self.error(f"{path}.{extra}", "unknown key; arguments of the class belong under init_args")
         try:
             member = registry.resolve(value["class_path"], trust=self.trust)
@@ -107,14 +107,14 @@ class Builder:
     def _call(self, cls: type, value: Any, path: str, supplied: int | None = None) -> tuple[Any, Any]:
         """``cls(**value)``, with every argument checked first."""
         if not isinstance(value, dict):
-            self.error(path, f"expected a mapping of arguments, got {value!r}")
+            self.error(path, f"expected a mapping of arguments, got {shorten(value)}")
             return None, None
         before = len(self.errors)
         known, hints = _signature(cls, supplied or 0)
         arguments, resolved = {}, {}
         for name, given in value.items():
             if name not in known:
-                self.error(f"{path}.{name}", f"{cls.__name__} has no such argument{suggest(name, known)}")
+                self.error(f"{path}.{name}", f"{cls.__name__} has no such argument{suggest(str(name), known)}")
                 continue
             arguments[name], resolved[name] = self.build(hints.get(name, Any), given, f"{path}.{name}")
         for name, parameter in known.items():
@@ -139,8 +139,11 @@ class Builder:
         plain = hint if self.trust else _without_classes(hint)
         if not self.trust and isinstance(value, dict) and plain is dict:
             return value, value
-        if (number := _unusable_number(value)) is not None:
-            self.error(path, f"expected {number}, got {shorten(value)}")
+        if (expected := _unusable(value)) is not None:
+            self.error(path, f"expected {expected}, got {shorten(value)}")
+            return None, None
+        if value is None and type(None) not in (hint, *typing.get_args(hint)):
+            self.error(path, f"expected {_spell(hint)}, got null")
             return None, None
         try:
             if plain is dict and value is None and type(None) in typing.get_args(hint):
@@ -156,15 +159,17 @@ class Builder:
             return None, None
 
 
-def _unusable_number(value: Any) -> str | None:
-    """What is expected instead of a number that is not finite or an integer of more than 64 bits; None if all is well.
+def _unusable(value: Any) -> str | None:
+    """What is expected instead of infinity, NaN, more than 64 bits, or a null character; None if there is none.
 
-    >>> _unusable_number([1, 2.5]), _unusable_number([1, float("nan")])
-    (None, 'finite numbers')
+    >>> _unusable([1, 2.5]), _unusable([1, float("nan")])
+    (None, 'a finite number')
     """
     if isinstance(value, list | tuple | dict):
         parts = value.values() if isinstance(value, dict) else value
-        return next(("finite numbers" for part in parts if _unusable_number(part) is not None), None)
+        return next((expected for part in parts if (expected := _unusable(part)) is not None), None)
+    if isinstance(value, str) and "\0" in value:
+        return "text without null characters"
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"
     return f"at most {LARGEST_SEED:,}" if isinstance(value, int) and abs(value) > LARGEST_SEED else None

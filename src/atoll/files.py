@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,10 +121,7 @@ def open_for_writing(folder: Path, inside: Path) -> Iterator[None]:
             raise InputError(f"{folder} is in use by another process; wait until it has finished") from None
         except OSError:  # a file system without locks
             pass
-        for path in (*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")):
-            match = re.fullmatch(r"\..+\.(\d+)\.tmp", path.name)
-            if match and not _is_running(int(match[1])):
-                discard(path)
+        remove_stale([*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")])
         yield
     finally:
         if descriptor in _locks:  # not in a forked process
@@ -133,6 +130,19 @@ def open_for_writing(folder: Path, inside: Path) -> Iterator[None]:
         with suppress(OSError):  # not empty
             for path in new:
                 path.rmdir()
+
+
+def temporary_path(path: Path) -> Path:
+    """Return the path beside a file or folder under which this process writes it; ``remove_stale`` knows its name."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def remove_stale(paths: Iterable[Path]) -> None:
+    """Remove the temporary files and folders among some paths whose processes are gone."""
+    for path in paths:
+        match = re.fullmatch(r"\..+\.(\d+)\.tmp", path.name)
+        if match and not _is_running(int(match[1])):
+            discard(path)
 
 
 _locks: set[int] = set()  # descriptors of locked folders
@@ -168,7 +178,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Write to a temporary file, fsync and rename, so that a reader never sees a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     check_no_folder(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     try:
         with temporary.open("wb") as file:
             file.write(content)

@@ -26,7 +26,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from atoll.errors import InputError
+from atoll.errors import InputError, shorten
 from atoll.import_path import may_hold_foreign_code
 
 T = TypeVar("T", bound=type)
@@ -141,7 +141,7 @@ class Registry:
         Atoll are accepted; this is how runs from elsewhere are opened.
         """
         if not isinstance(name, str):
-            raise InputError(f"expected the name of {_article(self.kind)}, got {name!r}")
+            raise InputError(f"expected the name of {_article(self.kind)}, got {shorten(name)}")
         members = self._loaded
         if member := members.get(name) or {known.lower(): m for known, m in members.items()}.get(name.lower()):
             return member
@@ -155,7 +155,7 @@ class Registry:
             return Member(name, member.cls, {}, member.summary)  # the class has moved since this name was stored
         dotted = "." in name and all(part.isidentifier() for part in name.split("."))
         if not dotted and ".py:" not in name:
-            raise InputError(f"expected {_article(self.kind)}, got {name!r}{suggest(name, members)}")
+            raise InputError(f"expected {_article(self.kind)}, got {shorten(name)}{suggest(name, members)}")
         return Member(name, self._import(name, trust))
 
     def _import(self, name: str, trust: bool) -> type:

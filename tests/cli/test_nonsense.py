@@ -41,6 +41,10 @@ RECIPES = {
     "endless attack": (["attack.steps=10000000"], "attack: steps: expected at most 1,000,000, got"),
     "huge seed": ([f"seed={HUGE}"], f"seed: expected at most {INT64}, got"),
     "epochs NaN": (["trainer.epochs=.nan"], "trainer.epochs: expected a finite number, got nan"),
+    "null for a number": (["data.validation=null"], "data.validation: expected a number, got null"),
+    "null character": (['data.root="a\\0b"'], "data.root: expected text without null characters"),
+    "numbers as keys": (["threat={1: 2}"], "threat.1: ThreatModel has no such argument"),
+    "a thousand errors": ([f"methods={[1] * 1000}"], "and 980 more"),
     "forgotten value": (["--data.root"], "data.root: expected a value, got none"),
 }
 
@@ -63,6 +67,10 @@ COMMANDS = {
     "train: a pipe as weights": (
         ["train", *SMALL, "pretrained={tmp}/pipe.npz", "--out", "{tmp}/new"],
         "pipe.npz: not a file",
+    ),
+    "train: negative width": (
+        ["train", *SMALL[:2], *SMALL[3:], "model=MLP", "model.hidden=[-1]", "--out", "{tmp}/new"],
+        "hidden[0]: expected at least 1, got -1",
     ),
     "train: wide layers": (
         ["train", *SMALL, "model.widths=[1000000000]", "--out", "{tmp}/new"],

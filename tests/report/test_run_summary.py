@@ -131,7 +131,10 @@ CASES = {
     "not a number": (altered("curvature", wci={"value": None, "standard_error": None}), ["WCI not measured"]),
     "link to a file": (link("attack", "file"), ["a link to a file outside the run folder"]),
     "link to a folder": (link("attack", "folder"), ["a link to a file outside the run folder"]),
-    "pipe for metrics": (pipe("metrics.jsonl"), ["metrics.jsonl: cannot be read: not a file", "No epoch is recorded"]),
+    "pipe for metrics": (
+        pipe("metrics.jsonl"),
+        ["metrics.jsonl: cannot be read: not a regular file", "No epoch is recorded"],
+    ),
     "pipe for a result": (pipe("result.json"), ["not a regular file"]),
     "not a landscape": (
         replaced("curvature", "landscape-weights.npz", lambda path: path.write_bytes(b"PK")),

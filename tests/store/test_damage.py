@@ -4,22 +4,9 @@ from collections import Counter
 
 import pytest
 
-from store_cases import check_damage, make_expected, make_runs
+from store_cases import check_damage, make_expected
 
 QUICK, SLOW = 60, 340  # seeds
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_plotly():
-    """Pages without plotly.js, which is most of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("plotly.offline.get_plotlyjs", lambda: "0")
-        yield
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return make_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

@@ -239,6 +239,7 @@ STATE = {
     "score": {"best": {"raw": {"score": "x", "step": 1, "epoch": 1}}},
     "sums": {"sums": {"loss": 3}},
     "optimizer": {"optimizer": {"state": 1, "param_groups": 2}},
+    "negative": {"position": {"epoch": -(10**9), "batch": 0, "step": 0}},
 }
 
 
@@ -248,6 +249,27 @@ def test_a_state_that_does_not_fit_is_one_sentence(tmp_path, name):
     folder = Checkpoints(tmp_path / "checkpoints").path(Checkpoints(tmp_path / "checkpoints").steps()[-1])
     training = json.loads((folder / "checkpoint.json").read_text())["training"]
     signed(folder, training={**training, **STATE[name]} if name not in ("empty", "no position") else STATE[name])
+    with pytest.raises(CheckpointError, match="start again in another folder"):
+        tiny_trainer(folder=tmp_path, epochs=1).fit(resume=True)
+
+
+OPTIMIZER = {
+    "momentum is no tensor": lambda tree: tree["state"]["#0"].update(momentum_buffer=0),
+    "momentum of another shape": lambda tree: tree["state"]["#0"].update(tree["state"]["#1"]),
+    "learning rate": lambda tree: tree["param_groups"][0].update(lr="much"),
+    "fused": lambda tree: tree["param_groups"][0].update(fused="yes"),
+    "no groups": lambda tree: tree.update(param_groups=[]),
+    "no parameters": lambda tree: tree["param_groups"][0].update(params=[]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZER)
+def test_a_state_of_the_optimizer_that_does_not_fit_is_one_sentence(tmp_path, name):
+    tiny_trainer(folder=tmp_path, epochs=1).fit()
+    folder = Checkpoints(tmp_path / "checkpoints").path(Checkpoints(tmp_path / "checkpoints").steps()[-1])
+    training = json.loads((folder / "checkpoint.json").read_text())["training"]
+    OPTIMIZER[name](training["optimizer"])
+    signed(folder, training=training)
     with pytest.raises(CheckpointError, match="start again in another folder"):
         tiny_trainer(folder=tmp_path, epochs=1).fit(resume=True)
 
@@ -270,5 +292,5 @@ def test_a_description_that_does_not_fit_is_one_sentence(trained, tmp_path, name
     folder = run.checkpoint_path()
     about = json.loads((folder / "checkpoint.json").read_text())["about"]
     signed(folder, about={**about, **ABOUT[name]})
-    with pytest.raises(AtollError, match=rf"^[^\n]*{folder}"):
+    with pytest.raises(AtollError, match=rf"^[^\n]*({folder}|num_classes: expected at most)"):
         run.model()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -29,7 +28,7 @@ from torch import Tensor
 from atoll.attacks.iterative import AttackState
 from atoll.distributed import barrier, is_main, rank, world_size
 from atoll.errors import CheckpointError, DamagedError
-from atoll.files import check_no_folder, read_tensors, reserve, write_tensors
+from atoll.files import check_no_folder, read_tensors, reserve, temporary_path, write_tensors
 from atoll.modules import PassCounts
 
 _RECORD = "an evaluation"
@@ -151,7 +150,7 @@ class TensorFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             check_no_folder(path)
             if not _begins_with(path, prefix, start + end):
-                temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+                temporary = temporary_path(path)
                 try:
                     temporary.write_bytes(prefix)
                     reserve(temporary, start + end)

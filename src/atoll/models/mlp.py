@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from atoll.errors import LARGEST_SIZE, check_count
 from atoll.models.activations import ACTIVATIONS, Activation, expect_groups
 from atoll.models.base import MODELS, Classifier, Initialization, choose, initialize
 
@@ -33,6 +34,7 @@ class MLP(Classifier):
         **options: Any,
     ) -> None:
         super().__init__(input_shape, num_classes, **options)
+        check_count(1, LARGEST_SIZE, **{f"hidden[{i}]": width for i, width in enumerate(hidden)})
         act = choose(ACTIVATIONS, activation, "activation")
         expect_groups(activation, *hidden)
         widths = [math.prod(input_shape), *hidden]

@@ -94,7 +94,7 @@ class MobileNetV2(Classifier):
         **options: Any,
     ) -> None:
         channels, *_ = expect_image(input_shape, type(self).__name__, at_least=8)
-        check_range("(0, inf)", width_multiplier=width_multiplier)
+        check_range("(0, 100]", width_multiplier=width_multiplier)
         super().__init__(input_shape, num_classes, **options)
         out = rounded(32 * width_multiplier)
         layers: list[nn.Module] = [*convolution(channels, out, kernel=3), nn.ReLU()]

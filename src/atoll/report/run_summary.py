@@ -227,7 +227,7 @@ def _read_interrupted(summary: RunSummary) -> None:
     """Measurements that were begun and not finished; one that broke a certificate never is."""
     for folder in sorted(summary.folder.glob("results/*/*/")):
         kind = folder.parent.name
-        if not (folder / "result.json").exists():
+        if not os.path.lexists(folder / "result.json"):
             again = command(kind, summary.folder) if kind in VERBS else ""
             reason = f"{folder.name} was started but not finished"
             summary.add_missing("results", f"A measurement ({plain(kind)})", reason, again)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import nn
 
 from atoll.data.base import Data
 from atoll.errors import AtollError, RecipeError
-from atoll.files import sync, write_record
+from atoll.files import remove_stale, sync, temporary_path, write_record
 from atoll.graph.classifier import StoredClassifier, classifier_state
 from atoll.graph.stored import store_graph
 from atoll.runs.data_record import DataRecord
@@ -65,8 +64,9 @@ def store_run(
     }
     record = record or DataRecord.of(data)
     place = folder.resolve()
-    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")  # a kill must not leave half of a run
+    temporary = temporary_path(place)  # a kill must not leave half of a run
     try:
+        remove_stale(place.parent.glob(f".{place.name}.*.tmp"))
         temporary.mkdir(parents=True)
         Checkpoints(temporary / "checkpoints").save(0, Checkpoint(classifier_state(graph, tensors), about=about))
         write_record(temporary / "index.json", "the checkpoints", {"finished": True, "last": 0, "best": {"raw": 0}})

@@ -50,6 +50,7 @@ from atoll.training.optimizers import check_factory
 from atoll.training.schedules import Schedule
 from atoll.training.trainer import OptimizerFactory, TrainerSettings
 
+MOST_ERRORS = 20  # in one message
 ModelFactory = Callable[[tuple[int, ...], int], Classifier]
 
 
@@ -228,7 +229,7 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
     builder = Builder(trust)
     hints = typing.get_type_hints(Recipe)
     sections = [f.name for f in dataclasses.fields(Recipe) if f.name != "tree"]
-    for name in sorted(tree.keys() - sections):
+    for name in sorted(map(str, tree.keys() - sections)):
         builder.error(name, f"unknown section{suggest(name, sections)}")
     for name in ("threat", "model"):
         section: dict[str, Any] = tree[name] if isinstance(tree.get(name), dict) else {}
@@ -244,7 +245,9 @@ def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust:
     _check_training(builder, parts)
     if builder.errors:
         title = source if isinstance(source, str | Path) else "recipe"
-        raise RecipeError("\n  ".join([f"{title} has {len(builder.errors)} error(s):", *builder.errors]))
+        errors, more = builder.errors[:MOST_ERRORS], len(builder.errors) - MOST_ERRORS
+        rest = [f"and {more} more"] if more > 0 else []
+        raise RecipeError("\n  ".join([f"{title} has {len(builder.errors)} error(s):", *errors, *rest]))
     resolved["threat"].pop("bounds", None)
     resolved["model"]["init_args"].pop("bounds", None)
     return Recipe(**parts, tree=resolved)

@@ -459,9 +459,11 @@ class Run(Displayed):
     def read_results(self) -> tuple[list[Result], list[str]]:
         """Return all results, and the reasons why some cannot be read."""
         results, errors = [], []
-        for path in sorted((self.folder / "results").glob("*/*/result.json")):
+        for folder in sorted((self.folder / "results").glob("*/*")):
+            if not os.path.lexists(folder / "result.json"):  # not finished
+                continue
             try:
-                results.append(load_result(path.parent))
+                results.append(load_result(folder))
             except ResultError as error:
                 errors.append(str(error))
         older, more = legacy.read_results(self.folder)
@@ -573,9 +575,7 @@ def model_from(checkpoint: Checkpoint, source: str, *, weights: str = "raw", tru
         bounds = tuple(about["bounds"]) if about["bounds"] else None
         try:
             model = factory(tuple(about["input_shape"]), about["num_classes"], bounds=bounds)  # type: ignore[call-arg]
-        except AtollError:
-            raise
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        except (AtollError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise CheckpointError(f"{source} does not describe a model: {error}") from None
     load_weights(model, checkpoint.weights(weights), source)
     return model.eval()

@@ -24,7 +24,7 @@ from typing import Protocol
 from atoll.config import to_plain
 from atoll.distributed import launch, requested_device, torchrun_world_size, use_device
 from atoll.errors import AtollError, DamagedError, InputError
-from atoll.files import finite, read_record, write_atomic, write_figure, write_json, write_record
+from atoll.files import finite, read_record, remove_stale, write_atomic, write_figure, write_json, write_record
 from atoll.registry import class_path
 from atoll.runs.recipe import expand_overrides
 from atoll.runs.run import Run
@@ -240,6 +240,7 @@ def run_study(
     runner = CellRunner(study, scale, folder, tuple(overrides), where, processes, requested_device())
     for cell in cells:
         check_required(study, scale, cell, runner.overrides_for(cell))
+    remove_stale([*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")])
     outcomes: dict[Cell, CellOutcome] = {}
     for outcome in engine(runner, cells):
         outcomes[outcome.cell] = outcome

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from atoll.errors import CheckpointError, DamagedError
-from atoll.files import json_digest, parse_json, read_file, sha256, sync, write_atomic
+from atoll.files import json_digest, parse_json, read_file, sha256, sync, temporary_path, write_atomic
 
 FORMAT = 1
 _TENSOR = "$tensor"
@@ -106,7 +105,7 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint so that ``folder`` is either complete or does not exist."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(folder)
     tensors: dict[str, Tensor] = {}
     try:
         temporary.mkdir(parents=True)

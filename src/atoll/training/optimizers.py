@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
-from atoll.errors import InputError, check_range
+from atoll.errors import InputError, check_range, shorten
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -65,9 +65,13 @@ def resume_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> Optimize
     Checkpoints of version 0.1 come from optimizers that were not fused.
     """
     fused = state["param_groups"][0].get("fused")
+    if not (fused is None or isinstance(fused, bool)):
+        raise ValueError(f"fused: expected true, false or null, got {shorten(fused)}")
     if fused != optimizer.defaults.get("fused"):
         optimizer = _rebuild(optimizer, fused)
     optimizer.load_state_dict(dict(state))
+    if type(optimizer).__module__.startswith("torch.optim."):  # others may have any state
+        _check_state(optimizer)
     return optimizer
 
 
@@ -89,3 +93,30 @@ def _rebuild(optimizer: Optimizer, fused: bool | None) -> Optimizer:
     options = {name: optimizer.defaults[name] for name in names}
     groups = [{**group, "fused": fused} for group in optimizer.param_groups]
     return type(optimizer)(groups, **options | {"fused": fused})
+
+
+def _check_state(optimizer: Optimizer) -> None:
+    """Raise a ValueError for a state that this optimizer does not have; otherwise, a step would fail in a kernel."""
+    for group in optimizer.param_groups:
+        for name, default in optimizer.defaults.items():
+            if not _is_like(group.get(name), default):
+                raise ValueError(f"{name}: expected a value like {default!r}, got {shorten(group.get(name))}")
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            factor = name in ("row_var", "col_var")  # of Adafactor
+            fits = isinstance(value, Tensor) and (factor or value.numel() == 1 or value.shape == parameter.shape)
+            if not (fits or value is None or (name == "step" and isinstance(value, int | float))):
+                raise ValueError(f"{name}: expected a tensor like the weights, got {shorten(value)}")
+
+
+def _is_like(value: object, default: object) -> bool:
+    """Whether a value has the type of a default.
+
+    >>> _is_like(1, 0.5), _is_like([0.9, 1], (0.9, 0.999)), _is_like("1", 0.5), _is_like(True, None)
+    (True, True, False, True)
+    """
+    if isinstance(default, list | tuple):
+        return isinstance(value, list | tuple) and len(value) == len(default) and all(map(_is_like, value, default))
+    if isinstance(default, int | float | None):
+        return value is None or isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+    return type(value) is type(default)

@@ -523,6 +523,8 @@ class Trainer:
                 for entry, value in checkpoint.weights(name).items():
                     average[entry].copy_(value)
         self.epoch, self.batch, self.step = (operator.index(state["position"][n]) for n in ("epoch", "batch", "step"))
+        if min(self.epoch, self.batch, self.step) < 0:
+            raise ValueError("expected a position >= 0")
         self.sums = RunningMeans({name: value.to(self.device) for name, value in state["sums"].items()})
         self.best = {
             weights: Best(float(best["score"]), operator.index(best["step"]), operator.index(best["epoch"]))
