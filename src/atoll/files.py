@@ -128,11 +128,11 @@ def open_for_writing(folder: Path, inside: Path) -> Iterator[None]:
         yield
     finally:
         if descriptor in _locks:  # not in a forked process
+            with suppress(OSError):  # not empty
+                for path in new:
+                    path.rmdir()
             _locks.remove(descriptor)
             os.close(descriptor)
-        with suppress(OSError):  # not empty
-            for path in new:
-                path.rmdir()
 
 
 _locks: set[int] = set()  # descriptors of locked folders
