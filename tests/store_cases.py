@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -170,9 +171,9 @@ def flip_near_end(path: Path, draw: random.Random) -> None:
 
 
 def digit(path: Path, draw: random.Random) -> None:
-    """Change a digit, which leaves valid JSON or YAML; a tensor gets another byte."""
+    """Change a digit of a number, which leaves valid JSON or YAML."""
     data = bytearray(path.read_bytes())
-    digits = [i for i, byte in enumerate(data) if 49 <= byte <= 57]
+    digits = [match.start(1) for match in re.finditer(rb"[ \[:.]([1-9])", data)]  # not those of a checksum
     if digits:
         place = draw.choice(digits)
         data[place] = draw.choice([byte for byte in range(49, 58) if byte != data[place]])
