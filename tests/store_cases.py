@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,6 +128,9 @@ USES: dict[str, tuple[Use, ...]] = {
 }
 
 
+KINDS = (*USES, "finished", "finished", "unmeasured", "unmeasured")  # some more often
+
+
 def make_runs(root: Path) -> dict[str, Path]:
     """Small runs of every kind: finished, interrupted in training and in measurements, audited, and a study."""
     runs = {name: root / name / "run" for name in USES}
@@ -156,6 +160,23 @@ def run_of(path: Path) -> Path:
 def flip(path: Path, draw: random.Random) -> None:
     data = bytearray(path.read_bytes())
     data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def flip_near_end(path: Path, draw: random.Random) -> None:
+    """Flip a bit of the values of a tensor, or of the last entries of a text."""
+    data = bytearray(path.read_bytes())
+    data[-draw.randrange(1, min(len(data), 300) + 1)] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def digit(path: Path, draw: random.Random) -> None:
+    """Change a digit of a number, which leaves valid JSON or YAML."""
+    data = bytearray(path.read_bytes())
+    digits = [match.start(1) for match in re.finditer(rb"[ \[:.]([1-9])", data)]  # not those of a checksum
+    if digits:
+        place = draw.choice(digits)
+        data[place] = draw.choice([byte for byte in range(49, 58) if byte != data[place]])
     path.write_bytes(data)
 
 
@@ -234,8 +255,8 @@ def swap_same_name(path: Path, draw: random.Random) -> None:
 
 
 DAMAGES = (
-    flip, flip, flip, overwrite, truncate, empty, zeros, no_text, huge, pipe, folder, link, loop, device, other_json,
-    swap, swap_same_name,
+    flip, flip, flip_near_end, flip_near_end, flip_near_end, digit, digit, digit, digit, overwrite, truncate, empty,
+    zeros, no_text, huge, pipe, folder, link, loop, device, other_json, swap, swap_same_name,
 )  # fmt: skip
 
 
@@ -272,12 +293,16 @@ def check_damage(seed: int, runs: dict[str, Path], expected: dict[tuple[str, str
     AssertionError: another result, another exception than a sentence, or a change outside the run.
     """
     draw = random.Random(seed)
-    kind = draw.choice(list(USES))
+    kind = draw.choice(KINDS)
     use = draw.choice(USES[kind])
     root = place / str(seed)
     shutil.copytree(runs[kind].parent, root)
     (root / "outside").mkdir()
-    path = draw.choice(files_of(root / "run"))
+    files = files_of(root / "run")
+    if kind == "unmeasured":  # other files have the same part in finished runs
+        files = [file for file in files if "attack" in file.parts or "certify" in file.parts]
+    name = draw.choice(sorted({file.name for file in files}))
+    path = draw.choice([file for file in files if file.name == name])
     damage = draw.choice(DAMAGES)
     case = f"{damage.__name__}: {Damage(seed, kind, use, str(path.relative_to(root)))}"
     damage(path, draw)

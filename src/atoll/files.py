@@ -130,11 +130,11 @@ def open_for_writing(folder: Path, inside: Path) -> Iterator[None]:
         yield
     finally:
         if descriptor in _locks:  # not in a forked process
+            with suppress(OSError):  # not empty
+                for path in new:
+                    path.rmdir()
             _locks.remove(descriptor)
             os.close(descriptor)
-        with suppress(OSError):  # not empty
-            for path in new:
-                path.rmdir()
 
 
 def temporary_path(path: Path) -> Path:

@@ -74,3 +74,11 @@ def test_stale_results_are_told_apart(runs, tmp_path):
     assert "checkpoint is damaged" in open_run(folder).results()[0].stale
     shutil.rmtree(folder / "checkpoints" / f"{step:08d}")
     assert "checkpoint was deleted" in open_run(folder).results()[0].stale
+
+
+def test_a_damaged_run_does_not_hide_the_others(runs, tmp_path, capsys):
+    shutil.copytree(runs, tmp_path / "runs")
+    (tmp_path / "runs" / "one" / "index.json").write_text("{")
+    assert main(["ls", "runs", str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [word for word in ("damaged", "finished") if any(word in line for line in lines)] == ["damaged", "finished"]

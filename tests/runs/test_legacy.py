@@ -78,3 +78,12 @@ def test_damaged_files_of_the_version_before_are_named_not_raised(tmp_path, text
     results, errors = read_results(folder)
     assert [result.kind for result in results] == ["certify"]  # the smoothing that was left alone
     assert len(errors) == len(files) + 1
+
+
+def test_a_result_that_is_a_link_out_of_the_run_is_not_read(tmp_path):
+    folder = shutil.copytree(OLD, tmp_path / "run")
+    (folder / "curvature" / "curvature.json").rename(tmp_path / "secret.json")
+    (folder / "curvature" / "curvature.json").symlink_to(tmp_path / "secret.json")
+    results, errors = read_results(folder)
+    assert "curvature" not in {result.kind for result in results}
+    assert any("a link to a file outside the run folder" in error for error in errors)

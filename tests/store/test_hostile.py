@@ -7,7 +7,7 @@ import pytest
 
 from hostile_cases import check_hostile
 
-QUICK, SLOW = 25, 275  # seeds
+QUICK, SLOW = 15, 285  # seeds
 
 
 def check(seeds, runs, place, monkeypatch):

@@ -23,7 +23,7 @@ from atoll.cli.output import print_table
 from atoll.config import parameters
 from atoll.errors import InputError
 from atoll.registry import REGISTRIES, registry, suggest
-from atoll.runs.collect import find_runs, main_numbers
+from atoll.runs.collect import find_runs, overview
 from atoll.runs.recipe import recipes, variants
 
 
@@ -71,14 +71,12 @@ def entries(title: str, kind: str | None, every_row: bool = False) -> dict[str, 
 
 def _list_runs(root: Path, as_json: bool) -> None:
     """All runs below a folder with their main numbers."""
-    runs = {str(run.folder): run for run in find_runs(root)}
-    numbers = {name: main_numbers(run) for name, run in runs.items()}
+    runs = {str(run.folder): overview(run) for run in find_runs(root)}
     if as_json:
-        print_json("ls", {"runs": numbers})
+        print_json("ls", {"runs": {name: numbers for name, (_, numbers) in runs.items()}})
         return
     columns = ["run", "training", "clean %", "robust %", "verified %", "WCI"]
-    states = ["finished" if run.is_finished else "not finished" for run in runs.values()]
-    rows = [[name, state, *numbers[name].values()] for name, state in zip(runs, states, strict=True)]
+    rows = [[name, state, *numbers.values()] for name, (state, numbers) in runs.items()]
     print_table(f"runs in {root}", columns, rows)
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import pandas
 
 
+NO_NUMBERS = {"clean": "-", "robust": "-", "verified": "-", "WCI": "-"}
+
+
 def find_runs(root: Path | str) -> Iterator[Run]:
     """Yield all runs below a folder, in alphabetical order; the folder itself may be a run."""
     folder = Path(root)
@@ -100,9 +103,17 @@ def _flat(name: str, value: object) -> dict[str, Any]:
     return columns
 
 
+def overview(run: Run) -> tuple[str, dict[str, str]]:
+    """Return the state of a run (finished, not finished or damaged) and its main numbers."""
+    try:
+        return "finished" if run.is_finished else "not finished", main_numbers(run)
+    except AtollError:  # `atoll report` says what is wrong
+        return "damaged", dict(NO_NUMBERS)
+
+
 def main_numbers(run: Run) -> dict[str, str]:
     """Return the main numbers of a run for a list of runs, from current results of its best checkpoint."""
-    numbers = {"clean": "-", "robust": "-", "verified": "-", "WCI": "-"}
+    numbers = dict(NO_NUMBERS)
     for result in run.results():
         if result.stale or "best" not in run.checkpoint_name(result.subject.origin):
             continue

@@ -9,7 +9,6 @@ no digest.  Loss landscapes are not read, because their files do not say for whi
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from atoll.certify.measure import CertifyResult
 from atoll.curvature.measure import CurvatureResult
 from atoll.errors import AtollError
 from atoll.explain.measure import ExplainResult
+from atoll.files import parse_json, read_file
 from atoll.measure import Result
 from atoll.runs.recipe import read_recipe_file
-
-LARGEST = 64 * 2**20  # largest file in bytes; those of version 0.1 are far smaller
 
 
 def read_results(folder: Path) -> tuple[list[Result], list[str]]:
@@ -42,7 +40,7 @@ def read_results(folder: Path) -> tuple[list[Result], list[str]]:
     for pattern, read in readers.items():
         for path in sorted(folder.glob(pattern)):
             try:
-                results += read(_load(path))
+                results += read(_load(path, folder))
             except (AtollError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 reason = f"missing {error}" if isinstance(error, KeyError) else error
                 errors.append(f"{path.relative_to(folder)} cannot be read: {reason}")
@@ -51,10 +49,8 @@ def read_results(folder: Path) -> tuple[list[Result], list[str]]:
     return results, errors
 
 
-def _load(path: Path) -> Any:
-    if not path.is_file() or path.stat().st_size > LARGEST:
-        raise ValueError("expected a file of at most 64 MB")
-    return json.loads(path.read_text())
+def _load(path: Path, run: Path) -> Any:
+    return parse_json(read_file(path, inside=run))
 
 
 def _common(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,7 +185,7 @@ def _method(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tests(folder: Path, tree: Any) -> Iterator[Result]:
     """Read the final test; its PGD has its own name, because its step size was 2.5 eps / steps."""
-    index = _load(folder / "index.json")
+    index = _load(folder / "index.json", folder)
     threat = read_recipe_file(folder / "recipe.yaml", inside=folder)["threat"]
     if "last" not in tree:
         raise ValueError("expected the test of the last checkpoint")
