@@ -151,6 +151,11 @@ def _call(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any
             return func(first.values)
         if func is Tensor.new_tensor:
             return torch.tensor(*args[1:], **{"dtype": first.dtype, **kwargs}).to(META)
+        if func in (
+            Tensor.__getitem__,
+            Tensor.__setitem__,
+        ):  # PyTorch creates the indices of lists below the dispatcher
+            args = (first, _index(args[1]), *args[2:])
         if func == Tensor.data.__set__:
             func(*args, **kwargs)
             first.values = args[1].values
@@ -172,6 +177,12 @@ def _call(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any
     return func(*args, **kwargs)
 
 
+def _index(index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple(_index(part) for part in index)
+    return torch.tensor(index) if isinstance(index, list) else index
+
+
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
     def cast(value: object) -> object:
         half = isinstance(value, PretendTensor) and value.is_floating_point() and value.dtype != torch.float64
@@ -189,6 +200,7 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     device = kwargs.get("device")
     if not pretend and not on_device(device):
         return func(*args, **kwargs)
+    assert not any(value.is_meta for value in others), f"PyTorch created a tensor for {func} that has no values"
 
     name = func.name().partition("::")[2].partition(".")[0]
     _refuse_mixtures(func, name, args, pretend, others)

@@ -110,6 +110,8 @@ def test_views_share_memory():
         other.data = x[0]
         assert x.tolist() == [[5, 2, 2], [2, 2, 2]]
         assert other.tolist() == [5, 2, 2]
+        other[[0, -1]] /= 2
+        assert other.tolist() == [2.5, 2, 1]
 
 
 def test_modules_train_as_on_the_cpu():

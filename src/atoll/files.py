@@ -10,6 +10,7 @@ must match.  What fails is a ``DamagedError``; nothing is used unchecked.
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import io
 import json
@@ -77,7 +78,11 @@ OUTPUTS: Mapping[str, Callable[[bytes], bool]] = {
 
 
 def check_output(path: Path, kind: str) -> None:
-    """Refuse an output that would replace a folder, a device, a pipe or a file of another kind (``OUTPUTS``)."""
+    """Refuse an output that would replace a folder, a device, a pipe or a file of another kind (``OUTPUTS``).
+
+    Also removes what killed processes have left of the same output.
+    """
+    remove_stale(path.parent.glob(f".{glob.escape(path.name)}.*.tmp"))
     if not path.exists():
         return
     if path.is_dir():

@@ -91,7 +91,10 @@ class IterativeAttack(Attack):
 
     @abstractmethod
     def step(self, model: nn.Module, rows: AttackState) -> None:
-        """Run one iteration of every row, in place: evaluate the candidates, mark successes, propose new candidates."""
+        """Run one iteration of every row, in place: evaluate the candidates, mark successes, propose new candidates.
+
+        On an accelerator, a row with a success stays in the batch for some iterations.  Its candidate must not change.
+        """
 
     def broken(self, rows: AttackState) -> Tensor:
         """Return which finished rows have an adversarial input."""
@@ -177,7 +180,8 @@ class OneShot(IterativeAttack):
 class AttackLoop:
     """Runs an attack on all points of a source while keeping the batch full.
 
-    Iterating runs one iteration of the attack at a time and yields the rows that have finished, usually none.  Between
+    Iterating runs one iteration of the attack at a time and yields the rows that have finished, usually none.  On an
+    accelerator, it looks for them only every ``CHECK_EVERY`` iterations, because looking waits for the device.  Between
     two iterations, ``rows``, ``exhausted`` and the position of the source are the complete state: a new loop created
     from them continues exactly where this one stopped.
 

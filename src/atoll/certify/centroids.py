@@ -368,5 +368,5 @@ def _copy_of(head: Centroids) -> Centroids:
         thresholds = head.stretch.thresholds.detach().clone()
         copy.stretch = Stretch(head.stretch.t, pixels=thresholds.shape[1])
         copy.stretch.thresholds = nn.Parameter(thresholds)
-    copy.centroids.data = head.centroids.detach().clone()
+    copy.centroids = nn.Parameter(head.centroids.detach().clone())
     return copy.requires_grad_(False)

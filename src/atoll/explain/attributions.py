@@ -342,7 +342,8 @@ def path_gradient(model: nn.Module, x: Tensor, baseline: Tensor, target: Tensor,
     check_count(2, steps=steps)
     t = torch.linspace(0, 1, steps, dtype=x.dtype, device=x.device)
     weights = torch.full_like(t, 1 / (steps - 1))
-    weights[[0, -1]] /= 2
+    weights[0] /= 2
+    weights[-1] /= 2
     path = x - baseline
 
     def place(point: Tensor, k: Tensor) -> Tensor:

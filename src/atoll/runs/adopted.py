@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,7 +67,7 @@ def store_run(
     place = folder.resolve()
     temporary = temporary_path(place)  # a kill must not leave half of a run
     try:
-        remove_stale(place.parent.glob(f".{place.name}.*.tmp"))
+        remove_stale(place.parent.glob(f".{glob.escape(place.name)}.*.tmp"))
         temporary.mkdir(parents=True)
         Checkpoints(temporary / "checkpoints").save(0, Checkpoint(classifier_state(graph, tensors), about=about))
         write_record(temporary / "index.json", "the checkpoints", {"finished": True, "last": 0, "best": {"raw": 0}})

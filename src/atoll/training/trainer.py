@@ -573,8 +573,8 @@ class Trainer:
         """
         named = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
         may_overflow = self.scaler.get_scale() > 1
-        largest = nn.utils.get_total_norm([] if may_overflow else named.values(), norm_type=math.inf)
-        numbers = [value.to(self.device) for value in (*step.terms.values(), largest)]
+        largest = [] if may_overflow or not named else [nn.utils.get_total_norm(named.values(), norm_type=math.inf)]
+        numbers = [value.to(self.device) for value in (*step.terms.values(), *largest)]
         flags = [~number.isfinite() for number in numbers]
         if self.attack is not None:
             flags.append(self.threat.outside(step.x))
