@@ -42,8 +42,8 @@ def accept(*arguments: object, **options: object) -> None:
     raise AcceptedError
 
 
-@pytest.fixture(scope="module")
-def questions() -> Iterator[list[Settings]]:
+@pytest.fixture
+def questions(trained: Path) -> Iterator[list[Settings]]:
     """The settings that commands accepted; no command computes anything."""
     result: list[Settings] = []
 
@@ -179,3 +179,49 @@ def test_every_number_of_settings_has_a_range():
         hints = get_type_hints(cls)
         numbers = {name for name, hint in hints.items() if {int, float} & {hint, *get_args(hint)}}
         assert numbers == declared, kind
+
+
+# Values that a command may accept, for options that do not multiply the work, and what keeps the work small.
+EXTREME = [
+    "0",
+    "1",
+    "2",
+    "0.5",
+    "-0.5",
+    "1e-30",
+    "1e30",
+    "1e9",
+    "1000000000",
+    "1e-45",
+    "8/255",
+    "1/1000000",
+    "l2",
+    "noise",
+]
+ENDLESS = ("--samples", "--steps", "--max-probes", "--proof", "--top", "--power")
+SMALL_WORK = {
+    "attack": ["--attacks", "PGD-2", "--points", "3", "--power", "0", "--restart"],
+    "certify": ["--points", "3", "--check", "1", "--attacks", "PGD-2", "--eps", "0.1", "--restart"],
+    "curvature": ["--points", "3", "--max-probes", "2", "--top", "1", "--steps", "1", "--restart"],
+    "explain": ["--points", "2", "--methods", "SM,BSM", "--pool", "4", "--checks", "0", "--restart"],
+    "health": ["--points", "3", "--restart"],
+    "predict": ["{files}/image.png"],
+    "export": ["-o", "{files}/model.onnx", "--points", "3"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("verb", SMALL_WORK)
+def test_extreme_values_are_computed_or_refused(verb, trained, gloro_run, commands, tmp_path, capsys):
+    run = str(gloro_run.folder if verb in ("certify", "export") else trained)
+    words = [verb, run, *(word.format(files=tmp_path / "files") for word in SMALL_WORK[verb])]
+    problems = {}
+    for action in options_of(verb):
+        for value in action.choices or EXTREME:
+            option = action.option_strings[-1] if action.option_strings else ""
+            if not option or action.nargs == 0 or (option in ENDLESS and value in ("1e30", "1e9", "1000000000")):
+                continue
+            if problem := verdict([*words, f"{option}={value}"], capsys, tmp_path):
+                problems[f"{option}={value}"] = problem
+    assert not problems, "\n".join(f"{line}: {problem}" for line, problem in problems.items())

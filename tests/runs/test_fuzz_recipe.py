@@ -16,6 +16,7 @@ from atoll.config import argument_keys
 from atoll.errors import AtollError, RecipeError
 from atoll.registry import registry
 from atoll.runs.recipe import Recipe, build_recipe
+from atoll.runs.train import build_trainer
 
 HOSTILE: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 7, 0.5, 1.5, -0.5, 1e-300, 1e300, 10**6, 10**9, 10**12, 2**63, 10**30, -(10**30),
@@ -79,7 +80,7 @@ def check(tree: dict[str, Any]) -> str:
         return "" if len(str(error)) < 10_000 and "Traceback" not in str(error) else f"printed {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    if not all(abs(number) < 2**63 and math.isfinite(number) for number in numbers_in(recipe.tree)):
+    if not all(math.isfinite(n) and (isinstance(n, float) or abs(n) < 2**63) for n in numbers_in(recipe.tree)):
         return "accepted a number that is not finite or has more than 64 bits"
     if build_recipe(yaml.safe_load(yaml.safe_dump(dict(recipe.tree)))).tree != recipe.tree:
         return "the resolved recipe is another one"
@@ -99,3 +100,31 @@ def test_hostile_recipes_are_accepted_or_refused(seed, count, tmp_path, monkeypa
     problems = [f"{str(tree)[:300]}: {problem}" for tree in recipes(seed, count) if (problem := check(tree))]
     assert not problems, "\n".join(problems)
     assert not list(tmp_path.iterdir())
+
+
+TRAINING = {"epochs": 1, "batch_size": 16, "validation_steps": 1, "test_steps": 1}
+
+
+def train_briefly(tree: dict[str, Any]) -> str:
+    """Train a recipe for an epoch of four steps if it is accepted; what is wrong, or nothing."""
+    settings = tree.get("trainer", {})
+    if not isinstance(settings, dict) or any(abs(number) > 100 for number in numbers_in(tree)):  # takes too long
+        return ""
+    data = {"class_path": "Digits", "init_args": {"limit": 64}} if tree["data"] == "Digits" else tree["data"]
+    try:
+        recipe = build_recipe({**tree, "data": data, "trainer": {**TRAINING, **settings, "epochs": 1}})
+        build_trainer(recipe, None, []).fit()
+    except AtollError:
+        return ""
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_accepted_recipes_train(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trees = [tree for tree in recipes(2, 3000) if all(tree[name] == BASE[name] for name in ("data", "model"))]
+    problems = [f"{str(tree)[:300]}: {problem}" for tree in trees if (problem := train_briefly(tree))]
+    assert not problems, "\n".join(problems)

@@ -45,7 +45,7 @@ def check_factory(factory: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Non
         optimizer.step()
     except InputError:
         raise
-    except (AssertionError, TypeError, ValueError, RuntimeError) as error:
+    except (ArithmeticError, AssertionError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"optimizer: {' '.join(str(error).split())}") from None
 
 
