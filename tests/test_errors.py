@@ -53,8 +53,12 @@ SENTENCES = {
     "no number": (OSError("no luck"), "no luck"),
     "memory": (MemoryError(), f"not enough memory; {MEMORY}"),
     "memory of a process": (system_error(errno.ENOMEM), f"not enough memory; {MEMORY}"),
-    "memory of PyTorch": (allocation_error(), f"not enough memory for another 288230376.2 GB; {MEMORY}"),
+    "memory of PyTorch": (allocation_error(), f"not enough memory for another 288,230,376.2 GB; {MEMORY}"),
     "memory of a GPU": (torch.OutOfMemoryError("CUDA out of memory."), f"not enough memory; {MEMORY}"),
+    "memory for weights": (
+        RuntimeError("unable to mmap 38871120 bytes from file <x>: Cannot allocate memory (12)"),
+        "not enough memory for another 38.9 MB",
+    ),
     "not UTF-8": (decoding_error(), "expected a text file in UTF-8, got the byte 0xe9 at position 1"),
     "not printable": (encoding_error(), "cannot write '\\udce9' in utf-8; set PYTHONUTF8=1 or rename the file"),
     "nested": (RecursionError("maximum recursion depth exceeded"), "the input is nested too deeply"),

@@ -88,6 +88,27 @@ def test_bits_are_splitmix64():
     assert [int(b) & mask for b in mine] == expected
 
 
+class Given(PointRNG):
+    """Streams whose bits are given: none, the lowest, all but the sign, and all."""
+
+    def __init__(self):
+        super().__init__(index=torch.zeros(1, dtype=torch.int64))
+
+    def bits(self, *shape):
+        return torch.tensor([[0, 1, (1 << 63) - 1, -1]])
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float32, 23), (torch.float64, 52)])
+def test_uniform_numbers_are_the_middle_of_their_cells(dtype, digits):
+    half = 2.0 ** -(digits + 1)
+    assert Given().uniform(4, dtype=dtype).tolist() == [[half, half, 0.5 - half, 1 - half]]
+
+
+def test_signs_and_integers_of_given_bits():
+    assert Given().rademacher(4).tolist() == [[1, 1, 1, -1]]
+    assert Given().integers(1000, 4).tolist() == [[0, 0, (2**62 - 1) % 1000, (2**63 - 1) % 1000]]
+
+
 @pytest.mark.parametrize("seed", [frozenset("ab"), {"a"}, {"a": 1}, object(), torch.ones(2), (0, [frozenset("ab")])])
 def test_names_that_differ_between_processes_are_refused(seed):
     for draw in (lambda: key(seed), lambda: generator(0, seed), lambda: PointRNG(seed, index=torch.arange(2))):

@@ -160,9 +160,9 @@ def describe(error: BaseException) -> str | None:
         where = f"{error.filename}: " if error.filename else ""
         advice = _ADVICE.get(error.errno or 0)
         return f"{where}{error.strerror or text}" + (f"; {advice}" if advice else "")
-    if isinstance(error, RuntimeError) and re.search("can't allocate memory|out of memory|bad allocation", text):
-        size = re.search(r"allocate (\d+) bytes", text)
-        return f"not enough memory{f' for another {int(size[1]) / 1e9:.1f} GB' if size else ''}; {_MEMORY}"
+    if isinstance(error, RuntimeError) and re.search(r"can('|no)t allocate memory|out of memory|bad alloc", text, re.I):
+        size = re.search(r"(?:allocate|mmap) (\d+) bytes", text)
+        return f"not enough memory{f' for another {_size(int(size[1]))}' if size else ''}; {_MEMORY}"
     if isinstance(error, UnicodeDecodeError):
         return f"expected a text file in UTF-8, got the byte {error.object[error.start]:#04x} at position {error.start}"
     if isinstance(error, UnicodeEncodeError):
@@ -170,3 +170,12 @@ def describe(error: BaseException) -> str | None:
     if isinstance(error, RecursionError):
         return "the input is nested too deeply; use one with fewer levels"
     return None
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes as text.
+
+    >>> _size(36_000_000_000), _size(1_600_000)
+    ('36.0 GB', '1.6 MB')
+    """
+    return f"{count / 1e9:,.1f} GB" if count >= 10**9 else f"{count / 1e6:,.1f} MB"

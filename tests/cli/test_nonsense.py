@@ -16,6 +16,10 @@ RECIPES = {
     "optimizer with a closure": (["optimizer=LBFGS"], "optimizer: LBFGS evaluates the loss several times per step"),
     "optimizer of sparse gradients": (["optimizer=SparseAdam"], "optimizer: SparseAdam"),
     "optimizer of matrices": (["optimizer=Muon"], "optimizer: Muon only supports 2D parameters"),
+    "optimizer for a GPU": (
+        ["optimizer=Adadelta", "optimizer.capturable=true"],
+        "optimizer: If capturable=True, params",
+    ),
     "learning rate {}": (["optimizer.lr={}"], "optimizer.lr: expected a number or Tensor, got {}"),
     "learning rate NaN": (["optimizer.lr=.nan"], "optimizer.lr: expected a finite number, got nan"),
     "infinite learning rate": (["optimizer.lr=1e400"], "optimizer.lr: expected a finite number, got inf"),
@@ -142,6 +146,16 @@ def refuse(words, sentence, capsys, *folders):
     assert sentence in error
     assert "Traceback" not in error
     assert contents(*folders) == before
+
+
+def test_a_surrogate_for_other_inputs_is_refused(folder, trained, capsys):
+    moons = folder / "moons"
+    assert main(["train", SMALL[0], "data=TwoMoons", "model=MLP", "epochs=0", "--out", str(moons)]) == 0
+    for run, surrogate, sentence in (
+        (moons, trained, f"surrogate: expected inputs of 2 in 2 classes, got 1x8x8 in 10 classes from {trained}"),
+        (trained, moons, f"surrogate: expected inputs of 1x8x8 in 10 classes, got 2 in 2 classes from {moons}"),
+    ):
+        refuse(["attack", str(run), "--points", "2", "--surrogate", str(surrogate)], sentence, capsys, folder, trained)
 
 
 @pytest.mark.parametrize("case", RECIPES)

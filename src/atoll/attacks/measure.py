@@ -196,7 +196,7 @@ class MeasureAttack(Measurement):
         digests = foreign_code(map(type, attacks.values()))
         if settings.surrogate is None:
             return digests
-        return (*digests, _open_surrogate(settings.surrogate, context).digest.value)
+        return (*digests, _open_surrogate(settings.surrogate, subject, context).digest.value)
 
     def measure(self, subject: Subject, settings: AttackSettings, context: Context) -> dict[str, Any]:
         threat = resolve_threat(subject, settings.norm, settings.eps)
@@ -211,7 +211,7 @@ class MeasureAttack(Measurement):
             sampling = sampling_for("fast", threat, randomized=randomized, **settings.sampling_options)
         surrogate = None
         if settings.surrogate is not None:
-            other = _open_surrogate(settings.surrogate, context)
+            other = _open_surrogate(settings.surrogate, subject, context)
             attacks = _transfer(attacks, other.model.to(context.device))
             if sampling is not None:
                 sampling = dataclasses.replace(sampling, verify=_transfer(sampling.verify, other.model))
@@ -268,10 +268,17 @@ def _transfer(attacks: Mapping[str, Attack], surrogate: nn.Module) -> dict[str, 
     return {f"{name} (transfer)": Transfer(attack, surrogate) for name, attack in attacks.items()}
 
 
-def _open_surrogate(path: str, context: Context) -> Subject:
+def _open_surrogate(path: str, subject: Subject, context: Context) -> Subject:
+    """Open the surrogate, which must have the inputs and the number of classes of the subject."""
     if context.open_subject is None:
         raise InputError("surrogate: expected a run that can be opened; pass open_subject")
-    return context.open_subject(path)
+    surrogate = context.open_subject(path)
+    expected, actual = (
+        f"{'x'.join(map(str, data.shape))} in {data.num_classes} classes" for data in (subject.data, surrogate.data)
+    )
+    if actual != expected:
+        raise InputError(f"surrogate: expected inputs of {expected}, got {actual} from {path}")
+    return surrogate
 
 
 def _power(

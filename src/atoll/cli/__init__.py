@@ -200,13 +200,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # a full disk, too little memory; anything else is a bug, whose traceback helps
-        sentence = describe(error)
-        if sentence is None or options.debug:
+        description = describe(error)
+        if description is None or options.debug:
             raise
-        if _is_main() or not isinstance(error, OSError):
-            kind = "OSError" if isinstance(error, OSError) else type(error).__name__
-            print_error(options.verb, kind, sentence, as_json=options.json)
-        return 1
+        kind, sentence = "OSError" if isinstance(error, OSError) else type(error).__name__, description
+    # Here, because the error refers to all that the command allocated, and printing needs memory.
+    if _is_main() or kind != "OSError":
+        print_error(options.verb, kind, sentence, as_json=options.json)
+    return 1
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -34,13 +34,19 @@ def check_optimizer(optimizer: Optimizer) -> None:
 def check_factory(factory: Callable[[Iterable[nn.Parameter]], Optimizer]) -> None:
     """Raise an InputError unless a factory makes a working optimizer for weight matrices and biases.
 
-    It creates an optimizer for tiny parameters, which checks all arguments.
+    It takes one step with tiny parameters, which checks all arguments.
     """
+    parameters = [nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
     try:
-        optimizer = factory([nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))])
-    except (TypeError, ValueError, RuntimeError) as error:
+        optimizer = factory(parameters)
+        check_optimizer(optimizer)
+        optimizer.step()
+    except InputError:
+        raise
+    except (AssertionError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"optimizer: {' '.join(str(error).split())}") from None
-    check_optimizer(optimizer)
 
 
 _DEVICES = ("cpu", "cuda")  # devices with fused kernels for all optimizers that have the option
