@@ -8,6 +8,7 @@ import torch
 
 from atoll.attacks.base import ATTACKS
 from atoll.threat import ThreatModel
+from attack_cases import plane
 from pretend import DEVICE, accelerator
 from support import (
     ANNEALED,
@@ -23,27 +24,32 @@ from support import (
     weights,
 )
 
-EPS = {"linf": 0.05, "l2": 0.5, "l1": 5.0, "l0": 6}
-SHORT = {"steps": 6, "queries": 12}  # for attacks with these options
+EPS = {"linf": 0.05, "l2": 0.06, "l1": 0.08, "l0": 1}
+SHORT = {"steps": 20, "queries": 40, "binary_search_steps": 2}  # for attacks with these options
 ATTACK_CASES = [(name, norm) for name, member in ATTACKS.members().items() for norm in member.cls.norms]
 
 
-def build(name, norm):
+def build(name, norm, **options):
     member = ATTACKS.resolve(name)
     short = {option: count for option, count in SHORT.items() if option in inspect.signature(member.cls).parameters}
-    return member.cls(ThreatModel(norm, EPS[norm]), **(short | member.arguments))
+    return member.cls(ThreatModel(norm, EPS[norm]), **(short | member.arguments | options))
 
 
-def check_attack(name, norm):
-    model = tiny_model(batch_norm=True).eval()
-    x, _ = TinyData().tensors("test", 8)
-    y = model(x).argmax(1)
-    attack = build(name, norm)
-    expected = attack(model, x, y)
-    with accelerator():
-        result = attack(copy.deepcopy(model).to(DEVICE), x.to(DEVICE), y.to(DEVICE))
-        assert result.device == DEVICE
-        assert torch.equal(result.cpu(), expected)
+def check_attack(name, norm, **options):
+    """On images, and on points of which some are broken at once, some later and some never."""
+    x, _ = TinyData().tensors("test", 4)
+    images = tiny_model(batch_norm=True).eval()
+    crooked, points, _ = plane(40)
+    for model, inputs in ((images, x), (crooked, points)):
+        y = model(inputs).argmax(1)
+        attack = build(name, norm, **options)
+        expected = attack(model, inputs, y)
+        with accelerator():
+            result = attack(copy.deepcopy(model).to(DEVICE), inputs.to(DEVICE), y.to(DEVICE))
+            assert result.device == DEVICE
+            assert torch.equal(result.cpu(), expected)
+    broken = int((crooked(expected).argmax(1) != y).sum())
+    assert 0 < broken < len(y) or name == "PDPGD"  # which takes more steps
 
 
 @pytest.mark.parametrize("bounds", [None, (0.0, 1.0)], ids=str)
@@ -68,6 +74,15 @@ def test_projections_onto_hyperplanes(norm, bounds):
 @pytest.mark.parametrize("name", sorted({member.cls.__name__ for member in ATTACKS.members().values()}))
 def test_attacks(name):
     check_attack(name, ATTACKS.resolve(name).cls.norms[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("APGD", {"restarts": 2}), ("APGD-T", {"patience": 1.0}), ("FAB-T", {"restarts": 2}), ("Square", {"restarts": 3})],
+)
+def test_attacks_that_restart(name, options):
+    check_attack(name, "linf", **options)
 
 
 @pytest.mark.slow
