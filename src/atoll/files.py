@@ -138,7 +138,7 @@ def open_for_writing(folder: Path, inside: Path) -> Iterator[None]:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return the path beside a file or folder under which this process writes it; ``remove_stale`` knows its name."""
+    """Return where this process writes a file or folder before it is complete; ``remove_stale`` knows its name."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
