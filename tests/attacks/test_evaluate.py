@@ -142,6 +142,28 @@ def test_two_processes_give_the_same_as_one(tmp_path):
         evaluate(model, split, quick(), cascade=True, batch_size=8, folder=tmp_path / "evaluation")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["progress-0-of-2", "progress-1-of-2", "adversarial"])
+def test_two_processes_recover_from_a_damaged_file(tmp_path, name):
+    """The other process, which has finished, does not wait for ever."""
+    model, split = images()
+    folder = tmp_path / "evaluation"
+
+    def share():
+        with process_group():
+            evaluate(model, split, quick(), cascade=True, batch_size=8, folder=folder)
+
+    on_two_processes(share, tmp_path)
+    whole = load_file(folder / "adversarial.safetensors")
+    path = folder / f"{name}.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 64
+    path.write_bytes(data)
+    on_two_processes(share, tmp_path)
+    again = load_file(folder / "adversarial.safetensors")
+    assert all(torch.equal(again[part], values) for part, values in whole.items())
+
+
 def test_passes_are_counted_as_they_happen():
     model, split = images()
     seen = []
