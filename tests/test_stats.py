@@ -1,15 +1,26 @@
-"""Intervals against SciPy."""
+"""Intervals against SciPy, and numbers as text."""
 
+import dataclasses
 import math
+import warnings
 from fractions import Fraction
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from atoll.errors import InputError
-from atoll.stats import Accuracy, Estimate, SampledAccuracy, hypergeometric_interval
+from atoll.stats import (
+    NORMAL_95,
+    Accuracy,
+    Estimate,
+    SampledAccuracy,
+    hypergeometric_interval,
+    percent,
+    percent_interval,
+)
 
 
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -96,3 +107,62 @@ def test_p_values_are_tails_of_the_binomial_distribution():
 def test_samples_that_do_not_fit_together_are_refused(numbers):
     with pytest.raises(InputError, match="expected numbers that fit together"):
         SampledAccuracy(*numbers)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "text"),
+    [
+        (Estimate(346.6, 163.2), "347 ± 163"),
+        (Estimate(1e6, 1.0), "1e+06 ± 1"),  # two digits of the error would show seven of the value
+        (Estimate(1.0, 1e-7), "1 ± 1e-07"),
+        (Estimate(0.0, 5e-7), "0 ± 5e-07"),
+        (Estimate(1.0, math.inf), "1 ± inf"),
+        (Estimate(2.0), "2"),
+    ],
+)
+def test_estimates_show_two_digits_of_their_error(estimate, text):
+    assert str(estimate) == text
+
+
+@pytest.mark.parametrize(
+    ("estimate", "error"),
+    [(Estimate(4.0, 1.0), 0.25), (Estimate(-4.0, 1.0), 0.25), (Estimate(0.0, 1.0), math.inf), (Estimate(0.0), 0.0)],
+)
+def test_relative_errors(estimate, error):
+    assert estimate.relative_error == error
+
+
+def test_estimates_in_notebooks_and_files():
+    assert Estimate(2.0, 0.1)._repr_html_() == "2.00 ± 0.10 (95 %: 1.804 to 2.196)"
+    assert Estimate(2.0)._repr_html_() == "2"
+    assert Estimate(2.0, freedom=3).to_json() == {
+        "value": 2.0, "standard_error": 0.0, "skewed": False, "freedom": 3, "interval": [2.0, 2.0],
+    }  # fmt: skip
+    unknown = Estimate(math.nan, math.nan).to_json()
+    assert (unknown["value"], unknown["standard_error"], unknown["interval"]) == (None, None, [None, None])
+
+
+def test_the_upper_end_of_a_skewed_interval_is_on_a_logarithmic_scale_if_it_is_finite():
+    almost, beyond = (Estimate(1.0, half / NORMAL_95, skewed=True).interval[1] for half in (99.5, 100.5))
+    assert almost == pytest.approx(math.exp(99.5))
+    assert beyond == pytest.approx(101.5)
+
+
+def test_means_of_few_values():
+    assert Estimate.mean_of(torch.tensor([1.0, 3.0])) == Estimate(2.0, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        single = Estimate.mean_of(torch.tensor([1.0]))
+    assert single.value == 1
+    assert math.isnan(single.standard_error)
+
+
+def test_accuracies_in_percent():
+    assert percent(Accuracy(7, 8)) == "87.50"
+    assert percent_interval(Accuracy(90, 100)) == ["90.00", "82.6-94.5"]
+
+
+@pytest.mark.parametrize("number", [Accuracy(1, 2), Estimate(1.0), SampledAccuracy(10, 5, 5, 0)])
+def test_numbers_do_not_change(number):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(number, dataclasses.fields(number)[0].name, 1)
