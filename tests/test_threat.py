@@ -52,7 +52,8 @@ def test_projection_and_start_stay_inside(case):
 
 # Without ("l2", (0, 1)): ball then box is not the exact projection onto the intersection, and does not claim to be.
 @pytest.mark.parametrize(
-    ("norm", "bounds"), [("linf", (0.0, 1.0)), ("linf", None), ("l2", None), ("l1", (0.0, 1.0)), ("l1", None)]
+    ("norm", "bounds"),
+    [("linf", (0.0, 1.0)), ("linf", None), ("l2", None), ("l1", (0.0, 1.0)), ("l1", (-0.5, 1.0)), ("l1", None)],
 )
 def test_projection_is_the_closest_point(norm, bounds):
     """Against a general solver."""
@@ -206,6 +207,8 @@ def test_the_bounds_are_part_of_the_threat():
     assert ThreatModel("linf", 0.1).contains(x_adv, x).tolist() == [False, False, True, True]
     assert ThreatModel("linf", 0.1, None).contains(x_adv, x).tolist() == [True] * 4
     assert ThreatModel("l2", 0.1, (-1.0, 2.0)).contains(x_adv, x).tolist() == [True] * 4
+    edge = torch.tensor([[1e-7]], dtype=torch.float64)  # what rounding may add to a radius of 0
+    assert ThreatModel("linf", 0.0).contains(edge, 0 * edge).tolist() == [True]
 
 
 def test_dot_products_of_images():
@@ -280,6 +283,8 @@ def test_rounding_by_hand():
     torch.testing.assert_close(rounded, torch.tensor([[95.0, 96.0, 98.0, 128.0, 127.0]]))
     rounded = ThreatModel("linf", 0.3 / 255).round(x_adv[:, 3:], x[:, 3:]) * 255
     torch.testing.assert_close(rounded, torch.tensor([[127.5, 127.5]]))
+    rounded = ThreatModel("linf", 3.05 / 255).round(torch.tensor([[124.49]]) / 255, torch.tensor([[127.5]]) / 255) * 255
+    torch.testing.assert_close(rounded, torch.tensor([[125.0]]))
 
 
 @settings(deadline=None, max_examples=100)
@@ -326,7 +331,9 @@ def test_inputs_are_checked():
     ):
         with pytest.raises(InputError, match=sentence):
             threat.check(x)
-    ThreatModel(bounds=None).check(torch.tensor([[5.0]]))
+    ThreatModel(bounds=None).check(torch.tensor([[5.0, -5.0]]))
+    ThreatModel("linf", 5.0, None).check_radius((1,))  # without bounds, any radius makes sense
+    ThreatModel("linf", 5.0).check_radius()
 
 
 def test_l0_counts_components_and_has_no_projection():
