@@ -20,7 +20,10 @@ RECIPES = {
         ["optimizer=Adadelta", "optimizer.capturable=true"],
         "optimizer: If capturable=True, params",
     ),
-    "optimizer that overflows": (["optimizer=ASGD", "optimizer.alpha=1000000000"], "optimizer: (34, 'Numerical result"),
+    "optimizer that overflows": (
+        ["optimizer=ASGD", "optimizer.alpha=1000000000"],
+        "optimizer: its first step overflows",
+    ),
     "learning rate {}": (["optimizer.lr={}"], "optimizer.lr: expected a number or Tensor, got {}"),
     "learning rate NaN": (["optimizer.lr=.nan"], "optimizer.lr: expected a finite number, got nan"),
     "infinite learning rate": (["optimizer.lr=1e400"], "optimizer.lr: expected a finite number, got inf"),

@@ -45,7 +45,9 @@ def check_factory(factory: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Non
         optimizer.step()
     except InputError:
         raise
-    except (ArithmeticError, AssertionError, TypeError, ValueError, RuntimeError) as error:
+    except ArithmeticError:
+        raise InputError("optimizer: its first step overflows or divides by zero; choose other arguments") from None
+    except (AssertionError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"optimizer: {' '.join(str(error).split())}") from None
 
 
