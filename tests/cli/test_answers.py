@@ -31,6 +31,8 @@ ANSWERS = {  # a quick use of each command, and the keys of its answer
     "ls": (["ls", "losses"], {"losses"}),
     "ls NAME": (["ls", "loss", "TRADES"], {"name", "class_path", "parameters"}),
     "ls runs": (["ls", "runs", "{run}"], {"runs"}),
+    "completion": (["completion", "bash"], {"script"}),
+    "completion LINE": (["completion", "bash", "atoll cert"], {"candidates"}),
 }
 
 

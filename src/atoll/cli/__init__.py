@@ -39,6 +39,7 @@ VERBS = {
     "study": Verb("[NAME] [KEY=VALUE ...] [options]", "reproduce a table or figure of a paper"),
     "report": Verb("RUN [RUN ...] [options]", "write an HTML report of one or more runs"),
     "ls": Verb("[KIND] [NAME] [options]", "list recipes, components and runs"),
+    "completion": Verb("SHELL", "print a script for completion with Tab in bash, zsh or fish"),
 }
 
 # Commands that store their progress; `train` says itself how to resume.
