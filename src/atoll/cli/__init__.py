@@ -169,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     if argv is None:  # this process is the command: nothing in the current folder may pass for an installed package
         forget_foreign_folders()
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch: idle threads sleep instead of spinning
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:
         sys.stderr.write(HELP)
@@ -217,8 +218,10 @@ def _run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         if hasattr(options, "device"):
             from atoll.distributed import use_device
+            from atoll.threads import choose_threads
 
             stack.enter_context(use_device(options.device))
+            stack.enter_context(choose_threads(options.threads))
         code: int | None = module.run(options)
     return code or 0
 

@@ -63,9 +63,13 @@ def _location(key: str, place: str) -> tuple[str, str]:
 
 
 def add_device(parser: Any) -> None:
-    """``--device``; ``atoll.cli.main`` passes it to ``use_device``."""
+    """``--device`` and ``--threads``; ``atoll.cli.main`` passes them to ``use_device`` and ``choose_threads``."""
     text = "device to compute on: auto, cpu, cuda, cuda:N or mps (default: auto, a CUDA GPU if there is one)"
     parser.add_argument("--device", default="auto", metavar="NAME", help=text)
+    text = (
+        "threads on the CPU: a number, or auto to measure what is fastest unless OMP_NUM_THREADS is set (default: auto)"
+    )
+    parser.add_argument("--threads", default="auto", metavar="N", help=text)
 
 
 def _add_flag(parser: argparse.ArgumentParser, flag: Flag) -> None:
