@@ -60,6 +60,7 @@ def questions(trained: Path) -> Iterator[list[Settings]]:
         patch.setattr("atoll.runs.run.export_model", accept)
         patch.setattr("atoll.runs.run.export", accept)
         patch.setattr("atoll.report.write_report", accept)
+        patch.setattr("atoll.doctor.diagnose", accept)
         patch.setattr("atoll.runs.train.Trainer", accept)
         yield result
 
@@ -92,6 +93,7 @@ def commands(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "study": ["trh-two-moons"],
         "ls": [],
         "check": [str(files / "image.png")],
+        "doctor": [],
         "completion": ["bash", "atoll train "],
     }
 

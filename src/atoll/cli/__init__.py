@@ -39,6 +39,7 @@ VERBS = {
     "study": Verb("[NAME] [KEY=VALUE ...] [options]", "reproduce a table or figure of a paper"),
     "report": Verb("RUN [RUN ...] [options]", "write an HTML report of one or more runs"),
     "ls": Verb("[KIND] [NAME] [options]", "list recipes, components and runs"),
+    "doctor": Verb("[options]", "examine this machine: devices, precisions, agreement with the CPU, speed"),
     "completion": Verb("SHELL", "print a script for completion with Tab in bash, zsh or fish"),
 }
 
