@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import atoll
 import atoll_papers
-from atoll.cli import VERBS, index
+from atoll.cli import VERBS, index, main
 from atoll.cli.index import RECORD, SETTINGS, fingerprint, look_up
 from atoll.files import read_record
 from atoll.measure import measurement
@@ -97,14 +98,14 @@ def without_torch(tmp_path, monkeypatch):
     count = []
     monkeypatch.setattr(index, "_is_live", lambda: False)
     monkeypatch.setattr(index, "build", lambda: count.append(0) or {"tables": {"suites": {"number": len(count)}}})
-    monkeypatch.setattr(index, "index_path", lambda: tmp_path / "cache" / "index.json")
+    monkeypatch.setattr(index, "cache_path", lambda name: tmp_path / "cache" / f"{len(name)}.json")
     monkeypatch.setattr(index, "_stored", index._stored.__wrapped__)
     return count
 
 
 def test_entries_are_computed_once(without_torch):
     assert [look_up("tables", "suites") for _ in range(3)] == [{"number": 1}] * 3
-    assert read_record(index.index_path(), RECORD)["entries"] == {"tables": {"suites": {"number": 1}}}
+    assert read_record(index.cache_path("index"), RECORD)["entries"] == {"tables": {"suites": {"number": 1}}}
 
 
 @pytest.mark.parametrize(
@@ -121,13 +122,13 @@ def test_entries_are_computed_once(without_torch):
 )
 def test_a_damaged_or_stale_index_is_computed_again(damage, without_torch):
     assert look_up("tables", "suites") == {"number": 1}
-    damage(index.index_path())
+    damage(index.cache_path("index"))
     assert look_up("tables", "suites") == {"number": 2}
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(without_torch, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(index, "index_path", lambda: tmp_path / "file" / "index.json")
+    monkeypatch.setattr(index, "cache_path", lambda name: tmp_path / "file" / "index.json")
     assert [look_up("tables", "suites") for _ in range(2)] == [{"number": 1}, {"number": 2}]
 
 
@@ -137,7 +138,7 @@ def test_a_package_that_fails_to_import_does_not_break_the_help(without_torch, m
 
     monkeypatch.setattr(index, "build", fail)
     assert look_up("settings", "attack")[0]["name"] == "split"
-    assert not index.index_path().exists()
+    assert not index.cache_path("index").exists()
 
 
 def test_sources_that_changed_after_the_start_are_not_trusted(without_torch, monkeypatch, tmp_path):
@@ -147,6 +148,26 @@ def test_sources_that_changed_after_the_start_are_not_trusted(without_torch, mon
     os.utime(source, ns=(2**62, 2**62))
     monkeypatch.setattr(index, "_sources", lambda: [str(source)])
     assert [look_up("tables", "suites") for _ in range(2)] == [{"number": 1}, {"number": 2}]
+
+
+def test_values_are_computed_again_if_their_state_changes(without_torch):
+    calls = []
+
+    def compute(key):
+        calls.append(key)
+        return [key, len(calls)]
+
+    def ask(**states):
+        return index.remember("numbers", states, compute)
+
+    assert ask(a="1", b="1") == ask(b="1", a="1") == {"a": ["a", 1], "b": ["b", 2]}
+    assert ask(a="2", b="1", c="1") == {"a": ["a", 3], "b": ["b", 2], "c": ["c", 4]}
+    assert ask(c="1") == {"c": ["c", 4]}
+    index.cache_path("numbers").write_text("{}")
+    assert ask(c="1") == {"c": ["c", 5]}
+    assert list(ask(c="1")) == ["c"]
+    index._is_live = lambda: True  # restored by the fixture
+    assert ask(c="1") == {"c": ["c", 6]}
 
 
 def edit(path, text="x"):
@@ -212,5 +233,32 @@ def test_components_of_another_package_are_listed_as_they_are_now(tmp_path):
         edit(site / "my_plugin.py", PLUGIN.format(text=text))
         for _ in range(2):
             command = [sys.executable, "-m", "atoll", "ls", "losses", "--json"]
-            done = subprocess.run(command, capture_output=True, env=environment, timeout=120, check=True)
+            done = subprocess.run(command, capture_output=True, env=environment, timeout=240, check=True)
             assert json.loads(done.stdout)["losses"]["Mine"] == text
+
+
+@pytest.mark.slow
+@linux
+def test_runs_are_listed_without_torch_unless_they_change(trained, tmp_path, capsys):
+    run = shutil.copytree(trained, tmp_path / "runs" / "first")
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "recipe.yaml").write_text("[")
+    environment = script_environment() | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    code = "import sys; from atoll.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+
+    def ask():
+        """What a new process prints, and whether it imported PyTorch."""
+        command = [sys.executable, "-c", code, "ls", "runs", "--json"]
+        done = subprocess.run(command, capture_output=True, env=environment, cwd=tmp_path, timeout=240, check=False)
+        return json.loads(done.stdout)["runs"], bool(done.returncode)
+
+    first, imported = ask()
+    assert (list(first), imported) == (["runs/first"], True)
+    assert ask() == (first, False)
+    assert main(["ls", "runs", str(tmp_path / "runs"), "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["runs"].values()) == list(first.values())
+    for folder in run.glob("results/*/*"):
+        shutil.rmtree(folder)
+    second, imported = ask()
+    assert imported
+    assert second != first

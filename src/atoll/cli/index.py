@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,34 @@ def look_up(section: str, key: str) -> Any:
     >>> look_up("members", "loss")["TRADES"]["parameters"]["lambda_t"]
     {'type': 'a number', 'default': '6.0'}
     """
-    tree = _stored()
-    if tree is None:
+    record = _stored()
+    if record is None:
         return SECTIONS[section][1](key)
-    return tree[section][key]
+    return record["entries"][section][key]
+
+
+def remember(name: str, states: Mapping[str, str], compute: Callable[[str], Any]) -> dict[str, Any]:
+    """Return what a function computes for some keys, which is stored until the state of a key changes.
+
+    Args:
+        name: identifies the function and its keys.
+        states: a digest of what the function reads, by key.
+        compute: returns plain data; it may import PyTorch.
+    """
+    record = _stored()
+    if record is None or not record["version"]:
+        return {key: compute(key) for key in states}
+    path, known = cache_path(name), {}
+    with contextlib.suppress(OSError, DamagedError, KeyError, TypeError):
+        stored = read_record(path, RECORD)
+        if stored["version"] == record["version"]:
+            known = {key: value for key, (state, value) in stored["values"].items() if states.get(key) == state}
+    if known.keys() != states.keys():
+        known = {key: known[key] if key in known else compute(key) for key in states}
+        with contextlib.suppress(OSError, DamagedError):
+            values = {key: [states[key], value] for key, value in known.items()}
+            write_record(path, RECORD, {"version": record["version"], "values": values})
+    return {key: known[key] for key in states}
 
 
 # --- the entries -----------------------------------------------------------------------------------------------------
@@ -145,25 +169,26 @@ def build() -> dict[str, Any]:
 
 @functools.cache
 def _stored() -> dict[str, Any] | None:
-    """The entries in the cache folder, computed and stored if necessary; None if they are of no use here."""
+    """The record in the cache folder, computed and stored if necessary; None if it is of no use here."""
     if _is_live():
         return None
-    path, began = index_path(), time.time_ns()
+    path, began = cache_path("index"), time.time_ns()
     with contextlib.suppress(OSError, DamagedError, KeyError, TypeError):
-        record = read_record(path, RECORD)
-        if record["version"] == fingerprint(record["sources"])[0]:
-            entries: dict[str, Any] = record["entries"]
-            return entries
+        record: dict[str, Any] = read_record(path, RECORD)
+        if record["version"] == fingerprint(record["sources"])[0] and record["entries"]:
+            return record
     try:
         entries = build()
     except Exception:  # a package that cannot be imported must not break the help
         return None
     sources = _sources()
     version, newest = fingerprint(sources)
-    if newest < began:  # otherwise a file may have changed after its import
-        with contextlib.suppress(OSError, DamagedError):
-            write_record(path, RECORD, {"version": version, "sources": sources, "entries": entries})
-    return entries
+    if newest >= began:  # a file may have changed after its import, so nothing can be stored
+        return {"version": "", "entries": entries}
+    record = {"version": version, "sources": sources, "entries": entries}
+    with contextlib.suppress(OSError, DamagedError):
+        write_record(path, RECORD, record)
+    return record
 
 
 def _is_live() -> bool:
@@ -171,12 +196,12 @@ def _is_live() -> bool:
     return "torch" in sys.modules
 
 
-def index_path() -> Path:
-    """Where the entries are stored: one file per environment, next to downloaded data."""
+def cache_path(name: str) -> Path:
+    """Where something is stored: one file per name and environment, next to downloaded data."""
     from platformdirs import user_cache_path
 
-    environment = hashlib.sha256(f"{sys.prefix} {__file__}".encode()).hexdigest()[:16]
-    return user_cache_path("atoll", appauthor=False) / f"index-{environment}.json"
+    digest = hashlib.sha256(os.fsencode(f"{sys.prefix} {__file__} {name}")).hexdigest()[:16]
+    return user_cache_path("atoll", appauthor=False) / "index" / f"{digest}.json"
 
 
 def fingerprint(sources: list[str]) -> tuple[str, int]:

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.cli.answers import print_json
-from atoll.cli.index import look_up
+from atoll.cli.index import look_up, remember
 from atoll.cli.output import print_table
 from atoll.errors import InputError
 from atoll.registry import suggest, unknown_member
+from atoll.runs.folders import folder_state, run_folders
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,9 +72,15 @@ def entries(title: str, kind: str | None, every_row: bool = False) -> dict[str, 
 
 def _list_runs(root: Path, as_json: bool) -> None:
     """All runs below a folder with their main numbers."""
-    from atoll.runs.collect import find_runs, overview
 
-    runs = {str(run.folder): overview(run) for run in find_runs(root)}
+    def compute(folder: str) -> Any:
+        from atoll.runs.collect import list_run
+
+        return list_run(Path(folder))
+
+    states = {str(folder): folder_state(folder) for folder in run_folders(root)}
+    overviews = remember(f"runs {root.resolve()}", states, compute)
+    runs = {folder: overview for folder, overview in overviews.items() if overview is not None}
     if as_json:
         print_json("ls", {"runs": {name: numbers for name, (_, numbers) in runs.items()}})
         return
