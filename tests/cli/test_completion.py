@@ -87,6 +87,7 @@ OFFERS = {  # a command line up to the cursor, and all that is offered
     "atoll completion fish ": [],
     "atoll attack 'a\nb": [],
     "atoll attack \0": [],
+    "atoll attack \0/x": [],
 }
 
 

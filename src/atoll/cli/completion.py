@@ -169,8 +169,8 @@ def _arguments(verb: str, action: argparse.Action, given: list[str], prefix: str
     return []
 
 
-def _members(*kinds: str) -> Callable[[], Iterable[str]]:
-    return lambda: [name for kind in kinds for name in look_up("members", kind)]
+def _members(kind: str) -> Callable[[], Iterable[str]]:
+    return lambda: look_up("members", kind)
 
 
 # What the values of options can be, by the name of the option.
@@ -204,21 +204,21 @@ def _recipe_names() -> list[str]:
     return [name for recipe in look_up("tables", "recipes").values() for name in recipe["variants"]]
 
 
-# The kind of component in each section of a recipe.
-PARTS = {name: name for name in ("data", "model", "loss", "attack", "optimizer", "schedule")}
+# Sections of a recipe that are a component of the kind with this name.
+PARTS = ("data", "model", "loss", "attack", "optimizer", "schedule")
 
 
 def _keys(given: list[str], prefix: str) -> list[str]:
     """``KEY=`` for all keys of a recipe, in short form unless the prefix has a dot, and the values of sections."""
     section, equals, _ = prefix.partition("=")
     if equals:
-        return [f"{section}={name}" for name in look_up("members", PARTS[section])] if section in PARTS else []
+        return [f"{section}={name}" for name in look_up("members", section)] if section in PARTS else []
     recipes: dict[str, list[str]] = look_up("tables", "keys")
     name = given[0].partition("/")[0]
     keys = recipes[name] if name in recipes else sorted(set.intersection(*map(set, recipes.values())))
     for word in given[1:]:  # loss=TRADES changes the keys of the loss
         section, _, value = word.partition("=")
-        members: dict[str, Any] = look_up("members", PARTS[section]) if section in PARTS else {}
+        members: dict[str, Any] = look_up("members", section) if section in PARTS else {}
         if value in members:
             keys = [key for key in keys if not key.startswith(f"{section}.")]
             keys += [f"{section}.{parameter}" for parameter in members[value]["parameters"]]
@@ -245,7 +245,7 @@ def _folders(prefix: str, *, files: bool = False) -> list[str]:
     place, begun = os.path.split(prefix)
     try:
         entries = sorted(os.scandir(os.path.expanduser(place) or "."), key=lambda entry: entry.name)
-    except OSError:
+    except (OSError, ValueError):  # no such folder, or a null character
         return []
     result = []
     for entry in entries:
