@@ -26,10 +26,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _restore():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def _pretend_threads(request, monkeypatch):
+    """Only slow tests use several threads, which are slow on busy machines; others only see that the number is set."""
+    if request.node.get_closest_marker("slow") is None:
+        numbers = [1]
+        monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: numbers[-1])
 
 
 @pytest.fixture
@@ -81,6 +83,21 @@ def test_what_decides_the_number(request_, environment, recorded, device, number
 def test_nonsense_is_refused(request_):
     with pytest.raises(InputError, match="threads: expected auto or a number from 1 to 1024"), choose_threads(request_):
         pass
+
+
+def test_every_kind_of_model_is_measured_once_and_from_the_number_before(monkeypatch):
+    """One command can compute with several models; a small one must not decide for a large one."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "measure_threads", lambda run: calls.append(torch.get_num_threads()) or len(calls))
+    torch.set_num_threads(4)
+    calls, numbers = [], []
+    with choose_threads("auto"):
+        for width, recorded in ((1, None), (2, None), (1, None), (2, 3), (2, None)):
+            settle_threads(recorded, CPU, torch.nn.Linear(2, width), lambda rows: torch.rand(rows, 2), 4)
+            numbers.append(torch.get_num_threads())
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")
+        assert settle() == 4
+    assert (calls, numbers) == ([4, 4], [1, 2, 1, 3, 2])
 
 
 def test_another_number_than_the_recorded_one_is_refused():
@@ -146,7 +163,7 @@ def test_measuring_leaves_no_trace():
 def test_a_model_without_gradients_keeps_the_number(monkeypatch):
     class Broken(torch.nn.Module):
         def forward(self, x):
-            raise RuntimeError("not enough memory")
+            raise ValueError("expected images of another size")
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with choose_threads("auto"):
@@ -253,13 +270,18 @@ def test_a_resumed_training_keeps_its_number(tmp_path, monkeypatch, measured, ca
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == 2
 
 
-def test_a_measured_training_has_the_bits_of_one_with_the_same_number(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_measured_training_has_the_bits_of_one_with_the_same_number(tmp_path):
     """A resumed process does not measure."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    torch.set_num_threads(2)
-    assert main(["train", *SMALL, "--out", str(tmp_path / "auto"), "--json"]) == 0
+    environment = {name: value for name, value in script_environment().items() if name != "OMP_NUM_THREADS"}
+
+    def run(*words):
+        command = [sys.executable, "-m", "atoll", "train", *SMALL, "--json", *words]
+        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+
+    run("--out", str(tmp_path / "auto"))
     number = json.loads((tmp_path / "auto" / "environment.json").read_text())["threads"]
-    assert main(["train", *SMALL, "--threads", str(number), "--out", str(tmp_path / "fixed"), "--json"]) == 0
+    run("--threads", str(number), "--out", str(tmp_path / "fixed"))
     first, second = weights(tmp_path / "auto"), weights(tmp_path / "fixed")
     assert all(torch.equal(first[name], second[name]) for name in first)
 

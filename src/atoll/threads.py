@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,7 +31,17 @@ SECONDS = 0.2  # after which no other round begins
 LONGEST = 0.05  # seconds of a pass; fewer inputs are measured if it takes longer
 GAIN = 0.8  # more threads must take at most this share of the time
 
-_request: ContextVar[str | None] = ContextVar("threads", default=None)
+
+@dataclass(frozen=True)
+class _Request:
+    """What a command asked for, the number of threads before, and the numbers measured so far."""
+
+    words: str
+    before: int
+    known: dict[object, int] = field(default_factory=dict)
+
+
+_request: ContextVar[_Request | None] = ContextVar("threads", default=None)
 
 
 @contextmanager
@@ -42,7 +53,8 @@ def choose_threads(request: str) -> Iterator[None]:
     """
     if request != "auto" and not (request.isdecimal() and 1 <= int(request) <= 1024):
         raise InputError(f"threads: expected auto or a number from 1 to 1024, got {request!r}")
-    before, token = torch.get_num_threads(), _request.set(request)
+    before = torch.get_num_threads()
+    token = _request.set(_Request(request, before))
     try:
         if request != "auto":
             torch.set_num_threads(int(request))
@@ -80,13 +92,19 @@ def settle_threads(
     if request is None or torchrun_world_size() > 1:
         return
     if recorded is not None:
-        if request not in ("auto", str(recorded)):
-            raise InputError(f"threads: this began with {recorded} and must continue with {recorded}, got {request}")
+        if request.words not in ("auto", str(recorded)):
+            words = f"this began with {recorded} and must continue with {recorded}, got {request.words}"
+            raise InputError(f"threads: {words}")
         torch.set_num_threads(recorded)
-    elif request == "auto" and "OMP_NUM_THREADS" not in os.environ and device.type == "cpu":
-        # A model that cannot compute gradients, or not enough memory: the computation itself says so.
-        with suppress(RuntimeError), torch.random.fork_rng(devices=[]), preserve_buffers(model):
-            torch.set_num_threads(measure_threads(passes_of(model, inputs, rows)))
+    elif request.words == "auto":
+        torch.set_num_threads(request.before)  # an earlier computation may have changed it
+        if "OMP_NUM_THREADS" not in os.environ and device.type == "cpu":
+            key = (type(model), tuple(parameter.shape for parameter in model.parameters()), rows)
+            # Whatever is wrong with the model, the computation itself reports it.
+            with suppress(Exception), torch.random.fork_rng(devices=[]), preserve_buffers(model):
+                if key not in request.known:
+                    request.known[key] = measure_threads(passes_of(model, inputs, rows))
+                torch.set_num_threads(request.known[key])
 
 
 def passes_of(model: nn.Module, inputs: Callable[[int], Tensor], rows: int) -> Callable[[], object]:
