@@ -1,7 +1,7 @@
 """Reproduce a table or figure of a paper: train and measure what it compares, and check its claims.
 
 Without a name, the command lists all studies. KEY=VALUE changes all recipes of the study; PATTERN:KEY=VALUE changes
-those of the rows that match the pattern.
+those of the rows that match the pattern. --rows and --seeds run a part of the study.
 
 Some papers need weights or images that are not included; --scale paper asks for them. Finished cells are cached. Rerun
 the same command to resume. If a cell fails, the others continue, and the exit code is 1.
@@ -10,6 +10,7 @@ Examples:
   atoll study
   atoll study trh-two-moons --scale smoke
   atoll study trh-table --scale cpu --out runs/studies/trh
+  atoll study trh-table --scale cpu --rows 'linf-*' --seeds 0,1
   atoll study trh-lambda pretrained=ViT-L_16.npz data.root=imagenet --scale paper --engine ray --gpus 8 --processes 8
   atoll study locality-accuracy --scale cpu --cells runs/studies/locality
   atoll study my_study.py:MyStudy
@@ -36,10 +37,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     name = "name of the study, or file.py:Class (default: list all studies)"
     scale = "seconds (smoke), minutes on two cores (cpu), or as published (paper); default: smoke"
     cells = "folder of the runs, which studies of a family can share (default: cells in --out)"
+    rows = "run only rows that match, such as '*-trh', and what they depend on; repeat for more (default: all)"
     engine = "run the cells one after another (sequential, the default) or on a Ray cluster (ray)"
     parser.add_argument("name", nargs="?", metavar="NAME", help=name)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="value to use instead of the recipes'")
     parser.add_argument("--scale", default="smoke", choices=SCALES, help=scale)
+    parser.add_argument("--rows", action="append", default=[], metavar="PATTERN", help=rows)
+    parser.add_argument("--seeds", type=seeds, metavar="N,...", help="run only these seeds (default: all)")
     parser.add_argument(
         "--out", type=path, metavar="DIR", help="folder of the study (default: runs/studies/NAME-SCALE)"
     )
@@ -52,10 +56,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--processes", type=whole_number, default=1, metavar="N", help="processes that train each cell (default: 1)"
     )
     parser.add_argument(
-        "--cpus", type=number, metavar="X", help="CPU cores per cell, with Ray (default: one per process)"
+        "--cpus", type=number, metavar="X", help="CPU cores per cell, with Ray (default: one per thread)"
     )
     parser.add_argument("--gpus", type=number, default=0, metavar="X", help="GPUs per cell, with Ray (default: 0)")
     add_device(parser)
+
+
+def seeds(word: str) -> list[int]:
+    """The value of ``--seeds``."""
+    return [whole_number(part) for part in word.split(",")]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     ray = RayEngine(options.address, options.cpus, options.gpus)
     engine: Engine = ray if options.engine == "ray" else run_sequentially
     with progress_bar("cells") as bar:
-        task = bar.add_task(study.name, total=len(study.cells(options.scale)), note="")
+        task = bar.add_task(study.name, total=None, note="")
 
         def on_done(outcome: CellOutcome, done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, note=outcome.cell.name)
@@ -81,6 +90,8 @@ def run(options: argparse.Namespace) -> int:
             study,
             options.scale,
             folder,
+            rows=options.rows,
+            seeds=options.seeds,
             overrides=options.overrides,
             engine=engine,
             cells_folder=options.cells,
