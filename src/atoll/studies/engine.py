@@ -132,7 +132,7 @@ class CellRunner:
 
 
 def _train(threads: int, *arguments: Any, **options: Any) -> Run:
-    """``train`` with a number of threads, also in a process of its own."""
+    """``train`` with a number of threads, also in a separate process."""
     with use_threads(threads):
         return train(*arguments, **options)
 
