@@ -1,7 +1,8 @@
 """`python -m benchmarks.mutants PACKAGE`: change one thing in the code at a time; how often does a test notice?
 
 Cosmic Ray makes the mutants: another operator, comparison, constant or keyword.  A seeded sample of them is tested.
-Each mutant gets the tests that run its line, shortest first.  It is killed if one of them fails or takes far too long.
+Each mutant gets the tests that run its line, shortest first.  It is killed if one of them fails or takes far too much
+processor time.
 Survivors are printed as differences.  Equivalent ones, which no test can kill, are listed in
 ``benchmarks/equivalent_mutants.yaml`` with the reason.
 """
@@ -20,6 +21,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -231,13 +233,15 @@ def try_mutants(
                 outcomes[number] = "not covered"
                 continue
 
-            def test(mutant: Mutant = mutant, tests: Sequence[str] = tests) -> int:
+            limit = 60 + 10 * sum(seconds[name] for name in tests)
+
+            def test(mutant: Mutant = mutant, tests: Sequence[str] = tests, limit: float = limit) -> int:
+                resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))  # does not depend on other processes
                 sys.meta_path.insert(0, Replaced(mutant))
                 importlib.import_module(mutant.module)  # before pytest, whose own finder comes first
-                return run_tests(["-x", "-q", "--timeout", "300", *tests])
+                return run_tests(["-x", "-q", "--timeout", "1500", *tests])
 
-            limit = 60 + 10 * sum(seconds[name] for name in tests)
-            running[number] = (fork(test, folder / f"{number}.log"), time.monotonic() + limit)
+            running[number] = (fork(test, folder / f"{number}.log"), time.monotonic() + 20 * limit)
         time.sleep(0.05)
         for number, (process, deadline) in list(running.items()):
             if process.is_alive() and time.monotonic() < deadline:
