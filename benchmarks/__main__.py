@@ -13,6 +13,7 @@ BENCHMARKS = [
     "methods",
     "waits",
     "threads",
+    "processes",
     "attacks",
     "autoattack",
     "curvature",

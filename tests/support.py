@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -229,7 +230,11 @@ def fork(task: Callable[[], object], errors: Path, **environment: str) -> BasePr
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(environment)
         with open(os.devnull, "w") as sys.stdout, errors.open("w") as sys.stderr:
-            sys.exit(task())
+            try:
+                sys.exit(task())
+            except Exception:
+                traceback.print_exc()
+                raise
 
     process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
     process.start()

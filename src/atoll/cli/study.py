@@ -1,7 +1,7 @@
 """Reproduce a table or figure of a paper: train and measure what it compares, and check its claims.
 
 Without a name, the command lists all studies. KEY=VALUE changes all recipes of the study; PATTERN:KEY=VALUE changes
-those of the rows that match the pattern.
+those of the rows that match the pattern. --rows and --seeds run a part of the study.
 
 Some papers need weights or images that are not included; --scale paper asks for them. Finished cells are cached. Rerun
 the same command to resume. If a cell fails, the others continue, and the exit code is 1.
@@ -10,6 +10,7 @@ Examples:
   atoll study
   atoll study trh-two-moons --scale smoke
   atoll study trh-table --scale cpu --out runs/studies/trh
+  atoll study trh-table --scale cpu --rows 'linf-*' --seeds 0,1
   atoll study trh-lambda pretrained=ViT-L_16.npz data.root=imagenet --scale paper --engine ray --gpus 8 --processes 8
   atoll study locality-accuracy --scale cpu --cells runs/studies/locality
   atoll study my_study.py:MyStudy
@@ -18,6 +19,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,11 +40,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     name = "name of the study, or file.py:Class (default: list all studies)"
     scale = "seconds (smoke), minutes on two cores (cpu), or as published (paper); default: smoke"
     cells = "folder of the runs, which studies of a family can share (default: cells in --out)"
+    rows = "run only rows that match, such as '*-trh', and what they depend on; repeat for more (default: all)"
     engine = "run the cells one after another (sequential, the default) or on a Ray cluster (ray)"
     parser.add_argument("name", nargs="?", metavar="NAME", help=name)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="value to use instead of the recipes'")
     scales = look_up("constants", "atoll.studies.base.SCALES")
     parser.add_argument("--scale", default="smoke", choices=scales, help=scale)
+    parser.add_argument("--rows", action="append", default=[], metavar="PATTERN", help=rows)
+    parser.add_argument("--seeds", type=seeds, metavar="N,...", help="run only these seeds (default: all)")
     parser.add_argument(
         "--out", type=path, metavar="DIR", help="folder of the study (default: runs/studies/NAME-SCALE)"
     )
@@ -55,10 +60,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--processes", type=whole_number, default=1, metavar="N", help="processes that train each cell (default: 1)"
     )
     parser.add_argument(
-        "--cpus", type=number, metavar="X", help="CPU cores per cell, with Ray (default: one per process)"
+        "--cpus", type=number, metavar="X", help="CPU cores per cell, with Ray (default: one per thread)"
     )
     parser.add_argument("--gpus", type=number, default=0, metavar="X", help="GPUs per cell, with Ray (default: 0)")
     add_device(parser)
+
+
+def seeds(word: str) -> list[int]:
+    """The value of ``--seeds``."""
+    return [whole_number(part) for part in word.split(",")]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     ray = RayEngine(options.address, options.cpus, options.gpus)
     engine: Engine = ray if options.engine == "ray" else run_sequentially
     with progress_bar("cells") as bar:
-        task = bar.add_task(study.name, total=len(study.cells(options.scale)), note="")
+        task = bar.add_task(study.name, total=None, note="")
 
         def on_done(outcome: CellOutcome, done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, note=outcome.cell.name)
@@ -88,10 +98,14 @@ def run(options: argparse.Namespace) -> int:
             study,
             options.scale,
             folder,
+            rows=options.rows,
+            seeds=options.seeds,
             overrides=options.overrides,
             engine=engine,
             cells_folder=options.cells,
             processes=options.processes,
+            # The same on all engines and machines; many cells are so small that more threads would be slower.
+            threads=1 if options.threads == "auto" and "OMP_NUM_THREADS" not in os.environ else None,
             on_done=on_done,
         )
     if options.json:
