@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
@@ -406,7 +406,7 @@ def _seconds(call: Callable[[], object], x: Tensor) -> float:
 def advise(
     facts: Mapping[str, str | int | float],
     devices: Mapping[str, str],
-    precisions: tuple[PrecisionCheck, ...],
+    precisions: Sequence[PrecisionCheck],
     threads: int,
 ) -> list[str]:
     """What would make it faster, one sentence each."""
