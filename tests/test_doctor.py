@@ -9,7 +9,7 @@ import torch
 from atoll import doctor
 from atoll.cli import main
 from atoll.cli.answers import SCHEMA
-from atoll.doctor import Agreement, Diagnosis, Precision, advise, compare, diagnose, measure_paces, probe
+from atoll.doctor import Agreement, Diagnosis, PrecisionCheck, advise, compare, diagnose, measure_paces, probe
 from pretend import DEVICE, accelerator
 
 NAMES = ("verdicts", "gradients", "certificates")
@@ -74,7 +74,7 @@ def test_without_an_accelerator_the_comparison_is_skipped():
 def test_precisions_that_crash_or_hang_do_not_work(code, result, monkeypatch):
     monkeypatch.setattr(doctor, "PROBE", code)
     monkeypatch.setattr(doctor, "LONGEST", 2.0)
-    expected = Precision("bf16", False, reason=result) if result else Precision("bf16", True, speed=1.5)
+    expected = PrecisionCheck("bf16", False, reason=result) if result else PrecisionCheck("bf16", True, speed=1.5)
     assert probe("cpu", "bf16") == expected
 
 
@@ -97,8 +97,8 @@ GPU = {"cpu": "a", "cuda:0": "b"}
         ({"load": 3.5}, GPU, (), (), "load 3.5 on 4 cores"),
         ({"OMP_NUM_THREADS": "4"}, GPU, (), (), "unset OMP_NUM_THREADS"),
         ({"OMP_NUM_THREADS": "1"}, GPU, (), (), None),
-        ({}, GPU, (Precision("bf16", True, 1.8),), (), "train with trainer.precision=bf16"),
-        ({}, GPU, (Precision("bf16", True, 0.8), Precision("fp16", False, reason="x")), (), None),
+        ({}, GPU, (PrecisionCheck("bf16", True, 1.8),), (), "train with trainer.precision=bf16"),
+        ({}, GPU, (PrecisionCheck("bf16", True, 0.8), PrecisionCheck("fp16", False, reason="x")), (), None),
     ],
 )
 def test_advice(facts, devices, precisions, programs, sentence, monkeypatch):
@@ -113,7 +113,7 @@ def quick(monkeypatch):
     """Nothing is timed for long."""
     monkeypatch.setattr(doctor, "SECONDS", 0.0)
     monkeypatch.setattr(doctor, "measure_threads", lambda run: 1)
-    monkeypatch.setattr(doctor, "probe", lambda device, name: Precision(name, True, 1.0))
+    monkeypatch.setattr(doctor, "probe", lambda device, name: PrecisionCheck(name, True, 1.0))
     monkeypatch.setattr(doctor, "measure_paces", lambda device, rows: measure_paces(device, 4))
 
 

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
@@ -45,7 +45,7 @@ Status = Literal["agrees", "differs", "skipped"]
 
 
 @dataclass(frozen=True)
-class Precision:
+class PrecisionCheck:
     """A precision on one device.
 
     Args:
@@ -117,7 +117,7 @@ class Diagnosis(Displayed):
     devices: Mapping[str, str]
     device: str
     threads: int
-    precisions: tuple[Precision, ...]
+    precisions: tuple[PrecisionCheck, ...]
     agreements: tuple[Agreement, ...]
     paces: tuple[Pace, ...]
     advice: tuple[str, ...]
@@ -247,7 +247,7 @@ print(full / half)
 LONGEST = 20.0  # seconds of a probe
 
 
-def probe(device: str, name: str) -> Precision:
+def probe(device: str, name: str) -> PrecisionCheck:
     """Try a precision in a child process.
 
     Args:
@@ -258,12 +258,12 @@ def probe(device: str, name: str) -> Precision:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
     except subprocess.TimeoutExpired:
-        return Precision(name, False, reason=f"no answer within {LONGEST:g} s")
+        return PrecisionCheck(name, False, reason=f"no answer within {LONGEST:g} s")
     if done.returncode < 0:
-        return Precision(name, False, reason=f"the process was stopped by {signal.Signals(-done.returncode).name}")
+        return PrecisionCheck(name, False, reason=f"the process was stopped by {signal.Signals(-done.returncode).name}")
     if done.returncode:
-        return Precision(name, False, reason=(done.stderr.strip().splitlines() or ["failed"])[-1][:200])
-    return Precision(name, True, speed=round(float(done.stdout), 3))
+        return PrecisionCheck(name, False, reason=(done.stderr.strip().splitlines() or ["failed"])[-1][:200])
+    return PrecisionCheck(name, True, speed=round(float(done.stdout), 3))
 
 
 # --- CPU and accelerator ---------------------------------------------------------------------------------------------
@@ -404,7 +404,10 @@ def _seconds(call: Callable[[], object], x: Tensor) -> float:
 
 
 def advise(
-    facts: Mapping[str, str | int | float], devices: Mapping[str, str], precisions: tuple[Precision, ...], threads: int
+    facts: Mapping[str, str | int | float],
+    devices: Mapping[str, str],
+    precisions: Sequence[PrecisionCheck],
+    threads: int,
 ) -> list[str]:
     """What would make it faster, one sentence each."""
     advice = []
