@@ -27,8 +27,8 @@ class SigmaZero(MinimumNormAttack):
         + \frac{1}{d} \sum_{i=1}^d \frac{\delta_i^2}{\delta_i^2 + \sigma}
 
     The gradient is divided by its largest component.  After each step, all :math:`|\delta_i|` below a threshold become
-    0.  The threshold rises by a hundredth of the step size if the iterate was adversarial and falls otherwise.  l0 counts components as in the paper:
-    a pixel of a color image has three.
+    0.  The threshold rises by a hundredth of the step size if the iterate was adversarial and falls otherwise.  l0
+    counts components as in the paper: a pixel of a color image has three.
 
     Costs ``steps`` forward and backward passes for a point that is robust within eps.
 
