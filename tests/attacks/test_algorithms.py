@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 
 from atoll.attacks import APGD, FAB, FMN, PDPGD, PGD, CarliniWagner, RayS, SigmaZero
 from atoll.attacks.iterative import MinimumNormAttack
-from atoll.threat import AttackNorm, ThreatModel
+from atoll.threat import AttackNorm, Bounds, ThreatModel
 from single_point import CLASSES, SEEDS, Array, Look, Point, project, size
 
 
@@ -386,10 +386,17 @@ def test_carlini_wagner(case: dict[str, float], seed: int) -> None:
 
 
 def fmn(
-    value: Callable[[Array], tuple[float, Array]], x: Array, norm: str, steps: int, step_size: float
+    value: Callable[[Array], tuple[float, Array]],
+    x: Array,
+    norm: str,
+    steps: int,
+    step_size: float,
+    low: float,
+    high: float,
 ) -> list[Array]:
     """Pintor et al. (2021), algorithm 1, with the steps and without the radius that Atoll starts with."""
     current, radius, closest = x, math.inf, math.inf
+    width = high - low if math.isfinite(high) else 1
     seen: list[Array] = []
     for k in range(steps):
         seen.append(current)
@@ -402,23 +409,23 @@ def fmn(
             radius *= 1 + gamma
         length = cosine(k / steps, step_size, 0.01 * step_size)
         if math.isinf(closest):
-            move = 0.05 * (HIGH - LOW) * 1.1**k * np.sign(gradient)
+            move = 0.05 * width * 1.1**k * np.sign(gradient)
         elif norm == "linf":
             move = length * radius * np.sign(gradient)
         else:
             move = length * gradient / np.linalg.norm(gradient)
-        current = project(current + move, x, norm, radius, LOW, HIGH)
+        current = project(current + move, x, norm, radius, low, high)
     return seen
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-@pytest.mark.parametrize("step_size", [1.0, 0.3])
-def test_fmn(step_size: float, norm: str, seed: int) -> None:
+@pytest.mark.parametrize(("step_size", "bounds"), [(1.0, BOUNDS), (0.3, None)])
+def test_fmn(step_size: float, bounds: Bounds | None, norm: AttackNorm, seed: int) -> None:
     point, steps = Point(seed), 40
-    threat = ThreatModel(norm, 0.0, BOUNDS)  # type: ignore[arg-type]
-    attack = FMN(threat, steps=steps, step_size=step_size, minimum_norm=True)
-    check(point, attack, fmn(margin(point.look, point.label), point.clean, norm, steps, step_size))
+    attack = FMN(ThreatModel(norm, 0.0, bounds), steps=steps, step_size=step_size, minimum_norm=True)
+    value, (low, high) = margin(point.look, point.label), bounds or (-math.inf, math.inf)
+    check(point, attack, fmn(value, point.clean, norm, steps, step_size, low, high))
 
 
 # --- PDPGD
