@@ -53,8 +53,8 @@ def rays(wrong: Callable[[Array], bool], x: Array, queries: int, low: float, hig
 
     direction = np.ones_like(x)
     radius = high - low if math.isfinite(high) else 1.0
-    helped, last = True, 0
-    attempts = itertools.chain([(0, slice(0, 0))], blocks(len(x)))
+    helped, last = True, -1
+    attempts = itertools.chain([(-1, slice(0, 0))], blocks(len(x)))
     for number, block in attempts:
         if number > last and not helped:
             if math.isfinite(high) or math.isfinite(closest):
@@ -84,7 +84,7 @@ def rays(wrong: Callable[[Array], bool], x: Array, queries: int, low: float, hig
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("bounds", "scale", "queries"),
-    [((-0.1, 1.0), 3.0, 400), (None, 3.0, 60), (None, 0.5, 400)],  # the last boundaries are farther away than 1
+    [((-0.1, 1.0), 3.0, 400), (None, 3.0, 60), (None, 0.1, 400)],  # two of the last start beyond 1
 )
 def test_rays(bounds: tuple[float, float] | None, scale: float, queries: int, seed: int) -> None:
     point = Point(seed, scale=scale)
@@ -112,7 +112,7 @@ def test_square(seed: int) -> None:
     model[1].bias.data = 30.0 * nn.functional.one_hot(y[0], 5).double()  # nothing can break it
     asked: list[Tensor] = []
     model.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0][0].clone()))
-    result = Square(ThreatModel("linf", eps), queries=queries, horizon=300)(model, x, y)[0]
+    result = Square(ThreatModel("linf", eps), queries=queries, horizon=300, p_init=1.0)(model, x, y)[0]
     start, *proposals = asked[1 : queries + 1]
 
     def margin(candidate: Tensor) -> float:
@@ -126,7 +126,7 @@ def test_square(seed: int) -> None:
     best, sides = start, []
     for number, proposal in enumerate(proposals, 1):
         halvings = sum(number > limit * 300 / 10_000 for limit in HALVINGS)
-        side = min(8, max(1, round(math.sqrt(0.8 / 2**halvings * 81))))
+        side = min(8, max(1, round(math.sqrt(81 / 2**halvings))))
         changed = (proposal != best).any(0)
         places = changed.nonzero()
         if len(places):
