@@ -15,6 +15,7 @@ import torch
 
 from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifySettings
+from atoll.data.base import to_float
 from atoll.distributed import barrier, is_main, process_group, raise_on_lost_worker
 from atoll.errors import AtollError, RecipeError
 from atoll.files import open_for_writing, write_record
@@ -25,6 +26,7 @@ from atoll.rng import key
 from atoll.runs.data_record import LOCATIONS, DataRecord, locate, without_locations
 from atoll.runs.recipe import Recipe, build_recipe, full_key, write_recipe
 from atoll.runs.run import Run, TestRow
+from atoll.threads import keep_threads, recorded_threads, settle_threads
 from atoll.training.checkpoint import Checkpoints
 from atoll.training.observers import JsonLines, Observer, TensorBoard
 from atoll.training.progress import TrainingProgress
@@ -123,6 +125,7 @@ def train(
         writers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tensorboard")]
         bars = [TrainingProgress()] if progress else []
         trainer = build_trainer(built, folder, [*writers, *bars, *observers])
+        _settle_threads(trainer, folder if existing else None)
         if on_trainer:
             on_trainer(trainer)
         if is_main():
@@ -137,10 +140,21 @@ def train(
         barrier()
         run = Run(folder, trust=trust)
         bar = show_progress("test") if progress and on_progress is None else nullcontext(on_progress)
-        with raise_on_lost_worker(f"resume in {folder}"), bar as report:
+        with raise_on_lost_worker(f"resume in {folder}"), keep_threads(), bar as report:
             final_test(run, report)
         del trainer  # it has a reference to the process group
     return run
+
+
+def _settle_threads(trainer: Trainer, folder: Path | None) -> None:
+    """Choose the number of threads if a command asked for it; a run that resumes has recorded it."""
+    data, rows = trainer.data.train, trainer.settings.batch_size
+    recorded = None if folder is None else recorded_threads(folder / "environment.json", "an environment")
+
+    def inputs(count: int) -> torch.Tensor:
+        return to_float(data.fetch(torch.arange(count))).to(trainer.device)
+
+    settle_threads(recorded, trainer.device, trainer.model, inputs, min(rows, len(data)))
 
 
 def final_test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]:
