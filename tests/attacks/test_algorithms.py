@@ -1,4 +1,4 @@
-"""Attacks step by step: everything they evaluate for a point equals what the published algorithm evaluates.
+"""Gradient attacks step by step: everything they evaluate for a point equals what the published algorithm evaluates.
 
 The algorithms are written here once more, for a single point and with NumPy, from the papers.  Random starts are those
 of the attack; other tests check them.
@@ -8,87 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 from scipy.optimize import brentq
-from torch import Tensor, nn
 
-from atoll.attacks import APGD, FAB, PGD, Square
-from atoll.attacks.base import Attack
-from atoll.threat import ThreatModel
-
-Array = NDArray[Any]
-Look = Callable[[Array], tuple[Array, Array]]  # logits, and their derivatives: classes times features
-
-SHAPE = (3, 2, 2)
-CLASSES = 6
-SEEDS = range(4)
-
-
-class Point:
-    """A point, a network that classifies it correctly by some margin, and what an attack evaluates."""
-
-    def __init__(self, seed: int, *, scale: float = 3.0) -> None:
-        draw = torch.Generator().manual_seed(seed)
-        features = math.prod(SHAPE)
-        self.model = nn.Sequential(nn.Flatten(), nn.Linear(features, 16), nn.Tanh(), nn.Linear(16, CLASSES)).double()
-        for parameter in self.model.parameters():
-            parameter.data = scale * torch.randn(parameter.shape, generator=draw, dtype=torch.float64) / 4
-        self.x = torch.rand(1, *SHAPE, generator=draw, dtype=torch.float64)
-        self.y = self.model(self.x).argmax(1)
-
-    def candidates(self, attack: Attack) -> tuple[list[Array], Array]:
-        """Inputs that the attack evaluates after the clean one, and its result."""
-        asked: list[Array] = []
-        hook = self.model.register_forward_pre_hook(lambda _, inputs: asked.append(flat(inputs[0])))
-        result = attack(self.model, self.x, self.y)
-        hook.remove()
-        return asked[1:] if attack.__class__ is not PGD else asked, flat(result)
-
-    def look(self, point: Array) -> tuple[Array, Array]:
-        inputs = torch.from_numpy(point.copy()).view(1, *SHAPE)
-        jacobian = torch.autograd.functional.jacobian(lambda z: self.model(z)[0], inputs)
-        return self.model(inputs)[0].detach().numpy(), jacobian.reshape(CLASSES, -1).numpy()
-
-    @property
-    def clean(self) -> Array:
-        return flat(self.x)
-
-    @property
-    def label(self) -> int:
-        return int(self.y)
-
-    def wrong(self, point: Array) -> bool:
-        return int(self.look(point)[0].argmax()) != self.label
-
-
-def flat(x: Tensor) -> Array:
-    return x.detach().reshape(-1).numpy().copy()
-
-
-def size(delta: Array, norm: str) -> float:
-    return float(np.linalg.norm(delta, {"linf": np.inf, "l2": 2, "l1": 1}[norm]))
-
-
-def project(point: Array, x: Array, norm: str, eps: float) -> Array:
-    """For l2, ball first and bounds second, as in AutoAttack; Atoll's l2 and l1 balls are smaller by 1e-6."""
-    if norm == "linf":
-        return np.clip(np.clip(point, x - eps, x + eps), 0, 1)
-    eps *= 1 - 1e-6
-    if norm == "l2":
-        return np.clip(x + (point - x) * min(1, eps / max(size(point - x, "l2"), 1e-30)), 0, 1)
-
-    def moved(threshold: float) -> Array:
-        shrunk = np.sign(point - x) * np.maximum(np.abs(point - x) - threshold, 0)
-        return np.clip(x + shrunk, 0, 1) - x
-
-    if size(moved(0), "l1") <= eps:
-        return x + moved(0)
-    return x + moved(brentq(lambda t: size(moved(t), "l1") - eps, 0, np.abs(point - x).max(), xtol=1e-15))
+from atoll.attacks import APGD, FAB, FMN, PDPGD, PGD, CarliniWagner, RayS, SigmaZero
+from atoll.attacks.iterative import MinimumNormAttack
+from atoll.threat import AttackNorm, Bounds, ThreatModel
+from single_point import CLASSES, SEEDS, Array, Look, Point, project, size
 
 
 def steepest(gradient: Array, norm: str) -> Array:
@@ -118,6 +46,15 @@ def targeted_dlr(look: Look, y: int, target: int) -> Callable[[Array], tuple[flo
         up, down = slopes[target] - slopes[y], slopes[first] - (slopes[third] + slopes[fourth]) / 2
         ratio = (logits[target] - logits[y]) / below
         return ratio, (up - ratio * down) / below
+
+    return value
+
+
+def margin(look: Look, y: int) -> Callable[[Array], tuple[float, Array]]:
+    def value(point: Array) -> tuple[float, Array]:
+        logits, slopes = look(point)
+        other = max((c for c in range(CLASSES) if c != y), key=lambda c: float(logits[c]))
+        return float(logits[other] - logits[y]), slopes[other] - slopes[y]
 
     return value
 
@@ -174,8 +111,9 @@ def test_apgd(norm: str, steps: int, seed: int) -> None:
     asked, result = point.candidates(APGD(ThreatModel(norm, eps), steps=steps))  # type: ignore[arg-type]
     assert not point.wrong(result)
     seen, best = apgd(cross_entropy(point.look, point.label), asked[0], point.clean, norm, eps, steps)
-    np.testing.assert_allclose(asked, seen, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(result, best, rtol=0, atol=1e-9)
+    # After convergence, rounding decides which points are better; they differ by less than the tolerance.
+    np.testing.assert_allclose(asked, seen, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(result, best, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("patience", [None, 1.0])
@@ -333,48 +271,245 @@ def test_fab(norm: str, targets: int, seed: int) -> None:
     np.testing.assert_allclose(result, best, rtol=0, atol=1e-7)
 
 
-# --- Square
+# --- Attacks that search for the closest adversarial point
+
+LOW, HIGH = -0.1, 1.0  # bounds whose center, range and sum differ
+BOUNDS = (LOW, HIGH)
+
+
+class Adam:
+    """Kingma & Ba (2015): what a step multiplies with the learning rate, as a numerator and a denominator."""
+
+    def __init__(self) -> None:
+        self.mean = self.square = np.zeros(1)
+        self.count = 0
+
+    def __call__(self, gradient: Array) -> tuple[Array, Array]:
+        self.count += 1
+        self.mean = 0.9 * self.mean + 0.1 * gradient
+        self.square = 0.999 * self.square + 0.001 * gradient**2
+        return self.mean / (1 - 0.9**self.count), np.sqrt(self.square / (1 - 0.999**self.count)) + 1e-8
+
+
+def cosine(progress: float, first: float, last: float) -> float:
+    return last + (first - last) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def check(point: Point, attack: MinimumNormAttack, seen: list[Array], *, confidence: float = 0.0) -> None:
+    """Compare what the attack evaluates with ``seen``, and its result with the closest adversarial point."""
+    asked, result = point.candidates(attack)
+    np.testing.assert_allclose(asked, seen, rtol=0, atol=1e-7)
+    missing = [confidence - margin(point.look, point.label)(z)[0] for z in seen]
+    distance = [
+        size(z - point.clean, attack.threat.norm) if m < 0 else math.inf for z, m in zip(seen, missing, strict=True)
+    ]
+    assert min(distance) < math.inf
+    np.testing.assert_allclose(result, seen[int(np.argmin(distance))], rtol=0, atol=1e-7)
+
+
+# --- Carlini-Wagner
+
+
+def carlini_wagner(
+    value: Callable[[Array], tuple[float, Array]],
+    x: Array,
+    *,
+    steps: int,
+    searches: int,
+    rate: float,
+    const: float | None = None,
+    confidence: float = 0.0,
+    patience: float = math.inf,
+    bounded: bool = True,
+) -> list[Array]:
+    """Carlini & Wagner (2017), section VI: inputs are a tanh, here of 1.1 times the range, and then clipped.
+
+    The first constant follows from the linearization.
+    """
+    middle, reach = (LOW + HIGH) / 2, 1.1 * (HIGH - LOW) / 2
+    seen: list[Array] = []
+    works, fails = math.inf, 0.0
+    for _ in range(searches):
+        w = np.arctanh((x - middle) / reach) if bounded else x
+        adam, success, lowest, waited = Adam(), False, math.inf, 0
+        for _ in range(steps):
+            z, slope = w, np.ones_like(w)
+            if bounded:
+                z, slope = np.clip(middle + reach * np.tanh(w), LOW, HIGH), reach * (1 - np.tanh(w) ** 2)
+            seen.append(z)
+            rise, gradient = value(z)
+            missing = max(confidence - rise, 0)
+            success |= rise > confidence
+            if const is None:
+                const = 4 * missing / (gradient @ gradient)
+            loss = ((z - x) ** 2).sum() + const * missing
+            lowest, waited = (loss, 0) if loss < 0.9999 * lowest else (lowest, waited + 1)
+            if waited >= patience:
+                break
+            slopes = 2 * (z - x) - (const * gradient if missing else 0)
+            mean, scale = adam(slopes * slope)
+            w = w - rate * mean / scale
+        assert const is not None
+        works, fails = (const, fails) if success else (works, const)
+        const = 10 * fails if math.isinf(works) else (works + fails) / 2 if fails else works / 10
+    return seen
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_square(seed: int) -> None:
-    """Each query changes a square of the scheduled side of the best candidate, one shift by eps for each channel."""
-    draw = torch.Generator().manual_seed(seed)
-    shape, eps, queries = (3, 9, 9), 0.05, 60
-    model = nn.Sequential(nn.Flatten(), nn.Linear(243, 5)).double()
-    model[1].weight.data = torch.randn(5, 243, generator=draw, dtype=torch.float64)
-    x = torch.rand(1, *shape, generator=draw, dtype=torch.float64)
-    y = model(x).argmax(1)
-    model[1].bias.data = 30.0 * nn.functional.one_hot(y[0], 5).double()  # nothing can break it
-    asked: list[Tensor] = []
-    model.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0][0].clone()))
-    result = Square(ThreatModel("linf", eps), queries=queries, horizon=300)(model, x, y)[0]
-    start, *proposals = asked[1 : queries + 1]
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"steps": 40, "searches": 5},
+        {"steps": 30, "searches": 6, "const": 1e-2, "bounded": False},
+        {"steps": 30, "searches": 6, "const": 1e3, "confidence": 0.3},
+        {"steps": 100, "searches": 4, "patience": 10},
+        {"steps": 15, "searches": 8, "patience": 1.5},
+    ],
+)
+def test_carlini_wagner(case: dict[str, float], seed: int) -> None:
+    point, rate = Point(seed), 0.05
+    attack = CarliniWagner(
+        ThreatModel("l2", 0.0, BOUNDS if case.get("bounded", True) else None),
+        steps=int(case["steps"]),
+        binary_search_steps=int(case["searches"]),
+        learning_rate=rate,
+        initial_const=case.get("const"),
+        confidence=case.get("confidence", 0.0),
+        abort_early="patience" in case,
+        minimum_norm=True,
+    )
+    seen = carlini_wagner(margin(point.look, point.label), point.clean, rate=rate, **case)  # type: ignore[arg-type]
+    check(point, attack, seen, confidence=case.get("confidence", 0.0))
 
-    def margin(candidate: Tensor) -> float:
-        logits = model[1](candidate.flatten()).detach()
-        return float(logits[torch.arange(5) != y].max() - logits[y])
 
-    low, high = (x[0] - eps).clamp_min(0), (x[0] + eps).clamp_max(1)
-    stripes = (start == high).double()
-    assert ((start == low) | (start == high)).all()
-    assert (stripes.amin(1) == stripes.amax(1)).all()  # vertical
-    best, sides = start, []
-    for number, proposal in enumerate(proposals, 1):
-        halvings = sum(number > limit * 300 / 10_000 for limit in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000))
-        side = min(8, max(1, round(math.sqrt(0.8 / 2**halvings * 81))))
-        changed = (proposal != best).any(0)
-        places = changed.nonzero()
-        if len(places):
-            top, left = places.amin(0).tolist()
-            assert (places.amax(0) < torch.tensor([top + side, left + side])).all()
-            sides.append((places.amax(0) - places.amin(0)).max().item() + 1 == side)
-        for channel in range(3):
-            moved = proposal[channel] != best[channel]
-            assert torch.equal(proposal[channel][moved], high[channel][moved]) or torch.equal(
-                proposal[channel][moved], low[channel][moved]
-            )
-        best = proposal if margin(proposal) > margin(best) else best
-    assert sum(sides) > len(sides) / 2  # the squares are not smaller than scheduled, unless a change has no effect
-    assert torch.equal(result, best)
-    assert margin(best) > margin(start)
+# --- FMN
+
+
+def fmn(
+    value: Callable[[Array], tuple[float, Array]],
+    x: Array,
+    norm: str,
+    steps: int,
+    step_size: float,
+    low: float,
+    high: float,
+) -> list[Array]:
+    """Pintor et al. (2021), algorithm 1, with the steps and without the radius that Atoll starts with."""
+    current, radius, closest = x, math.inf, math.inf
+    width = high - low if math.isfinite(high) else 1
+    seen: list[Array] = []
+    for k in range(steps):
+        seen.append(current)
+        rise, gradient = value(current)
+        gamma = cosine(k / steps, 0.05, 0.001)
+        if rise > 0:
+            closest = min(closest, size(current - x, norm))
+            radius = min(radius * (1 - gamma), closest)
+        else:
+            radius *= 1 + gamma
+        length = cosine(k / steps, step_size, 0.01 * step_size)
+        if math.isinf(closest):
+            move = 0.05 * width * 1.1**k * np.sign(gradient)
+        elif norm == "linf":
+            move = length * radius * np.sign(gradient)
+        else:
+            move = length * gradient / np.linalg.norm(gradient)
+        current = project(current + move, x, norm, radius, low, high)
+    return seen
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+@pytest.mark.parametrize(("step_size", "bounds"), [(1.0, BOUNDS), (0.3, None)])
+def test_fmn(step_size: float, bounds: Bounds | None, norm: AttackNorm, seed: int) -> None:
+    point, steps = Point(seed), 40
+    attack = FMN(ThreatModel(norm, 0.0, bounds), steps=steps, step_size=step_size, minimum_norm=True)
+    value, (low, high) = margin(point.look, point.label), bounds or (-math.inf, math.inf)
+    check(point, attack, fmn(value, point.clean, norm, steps, step_size, low, high))
+
+
+# --- PDPGD
+
+
+def pdpgd(value: Callable[[Array], tuple[float, Array]], x: Array, steps: int, step_size: float) -> list[Array]:
+    """Matyasko & Chau (2021), algorithm 2 with Adam, whose scale is the metric of the proximal operator.
+
+    In this metric, the proximal operator of l1 has a closed form.
+    """
+    delta, adam, odds = np.zeros_like(x), Adam(), math.log(100)  # logarithm of the weight of the margin
+    weight = 100 / 101  # its moving average, between 0 and 1
+    seen: list[Array] = []
+    for k in range(steps):
+        seen.append(x + delta)
+        rise, gradient = value(x + delta)
+        mean, scale = adam(-gradient / (1 + math.exp(rise)) if rise < 0 else 0 * gradient)  # of softplus(-rise)
+        rate = step_size * 0.01 ** (k / steps)
+        delta = np.clip(x + delta - rate * mean / scale, LOW, HIGH) - x
+        threshold = rate * (1 - weight) / weight / np.maximum(scale, 0.2 * scale.max())
+        delta = np.sign(delta) * np.maximum(np.abs(delta) - threshold, 0)
+        odds += (0.1 - 0.09 * k / steps) * (-1 if rise > 0 else 1)
+        weight = 0.9 * weight + 0.1 / (1 + math.exp(-odds))
+    return seen
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("step_size", [0.1, 0.02])
+def test_pdpgd(step_size: float, seed: int) -> None:
+    point, steps = Point(seed), 150
+    attack = PDPGD(ThreatModel("l1", 0.0, BOUNDS), steps=steps, step_size=step_size, minimum_norm=True)
+    check(point, attack, pdpgd(margin(point.look, point.label), point.clean, steps, step_size))
+
+
+# --- Sigma-zero
+
+
+def sigma_zero(
+    value: Callable[[Array], tuple[float, Array]], x: Array, steps: int, step_size: float, sigma: float
+) -> list[Array]:
+    """Cinà et al. (2024), algorithm 1."""
+    delta, adam, threshold = np.zeros_like(x), Adam(), 0.3
+    seen: list[Array] = []
+    for k in range(steps):
+        seen.append(x + delta)
+        rise, gradient = value(x + delta)
+        slope = 2 * sigma * delta / (delta**2 + sigma) ** 2 / len(x) - (gradient if rise < 0 else 0)
+        mean, scale = adam(slope / max(np.abs(slope).max(), 1e-12))
+        rate = cosine(k / steps, step_size, 0.1 * step_size)
+        delta = np.clip(x + delta - rate * mean / scale, LOW, HIGH) - x
+        threshold = np.clip(threshold + 0.01 * rate * (1 if rise > 0 else -1), 0, 1)
+        delta = np.where(np.abs(delta) < threshold, 0, delta)
+    return seen
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("step_size", "sigma"), [(1.0, 1e-3), (0.6, 0.02)])
+def test_sigma_zero(step_size: float, sigma: float, seed: int) -> None:
+    point, steps = Point(seed), 60
+    attack = SigmaZero(ThreatModel("l0", 0, BOUNDS), steps=steps, step_size=step_size, sigma=sigma, minimum_norm=True)
+    check(point, attack, sigma_zero(margin(point.look, point.label), point.clean, steps, step_size, sigma))
+
+
+# --- eps
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("kind", "norm"),
+    [(CarliniWagner, "l2"), (FMN, "linf"), (FMN, "l2"), (FMN, "l1"), (PDPGD, "l1"), (SigmaZero, "l0"), (RayS, "linf")],
+)
+def test_stops_at_the_first_point_within_eps(kind: type, norm: AttackNorm, seed: int) -> None:
+    options: dict[str, float] = {"queries": 100} if kind is RayS else {"steps": 40}
+    point, options = Point(seed), options | ({"learning_rate": 0.05} if kind is CarliniWagner else {})
+    everything, _ = point.candidates(kind(ThreatModel(norm, 0, BOUNDS), minimum_norm=True, **options))
+    distance = [size(z - point.clean, norm) if point.wrong(z) else math.inf for z in everything]
+    nearest = np.minimum.accumulate(distance)
+    for eps in {min(nearest) * 1.001, float(np.median(nearest[np.isfinite(nearest)])) * 1.001}:
+        eps = math.floor(eps) if norm == "l0" else eps
+        first = int(np.argmax(nearest <= eps))
+        asked, result = point.candidates(kind(ThreatModel(norm, eps, BOUNDS), **options))
+        np.testing.assert_array_equal(asked, everything[: first + 1])
+        np.testing.assert_array_equal(result, everything[first])
+    eps = min(nearest) - 1 if norm == "l0" else min(nearest) * 0.999
+    asked, result = point.candidates(kind(ThreatModel(norm, eps, BOUNDS), **options))
+    np.testing.assert_array_equal(asked, everything)
+    np.testing.assert_array_equal(result, point.clean)

@@ -30,7 +30,8 @@ class CarliniWagner(MinimumNormAttack):
 
     Each point has its own constant c.  It is multiplied or divided by ten until one constant succeeds and another
     fails, and then bisected; every attempt starts at the clean point.  If the inputs have bounds, :math:`x'` is a tanh
-    of the variables that Adam optimizes.
+    of the variables that Adam optimizes.  It reaches a little beyond the bounds and is clipped, so that black and white
+    pixels can change.
 
     Costs at most ``steps * binary_search_steps`` forward and backward passes per point.
 

@@ -29,8 +29,9 @@ class FMN(MinimumNormAttack):
 
     Two things differ from the paper, because they find much closer points on robust models.  The attack reaches its
     first adversarial iterate with steps along the sign of the gradient for all norms, since gradient steps in l2 and l1
-    change few pixels and often get stuck.  For linf, all later steps also follow the sign, and their size is a share of
-    the radius.
+    change few pixels and often get stuck.  These steps grow by a tenth each, and the radius is unlimited until then;
+    the paper estimates it from the gradient.  For linf, all later steps also follow the sign, and their size is a share
+    of the radius.
 
     Costs ``steps`` forward and backward passes for a point that is robust within eps.
 

@@ -290,7 +290,7 @@ def adam(state: dict[str, Tensor], gradient: Tensor, count: Tensor) -> tuple[Ten
     Args:
         state: state of the rows, with the moments.
         gradient: gradient of each row.
-        count: number of steps of each row, including this one.
+        count: number of steps of each row, including this one, in the data type of the gradient.
     """
     mean = state["mean"].lerp_(gradient, 1 - BETA_1)
     square = state["square"].mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)

@@ -27,9 +27,11 @@ LARGEST_LOG = math.log(1e6)  # of the ratio of the weights
 class PDPGD(MinimumNormAttack):
     r"""PDPGD: seeks a saddle point of the Lagrangian of the smallest perturbation that changes the class.
 
-    The primal player takes steps of Adam on the hinge loss of the margin, each followed by the proximal operator of
-    :math:`\mu \|\delta\|_1`, which moves every component toward 0 by a threshold and sets small ones to 0.  The dual
-    player lowers :math:`\mu` while the iterate is classified correctly and raises it otherwise.
+    The primal player takes steps of Adam on the softplus of the negative margin, with gradient 0 at adversarial
+    iterates.  Each step is followed by the proximal operator of :math:`\mu \|\delta\|_1`, which moves every component
+    toward 0 by a threshold and sets small ones to 0.  The threshold of a component is :math:`\mu` times its step size
+    in Adam, but at most five times the smallest one.  The dual player lowers :math:`\mu` while the iterate is
+    classified correctly and raises it otherwise.
 
     Costs ``steps`` forward and backward passes for a point that is robust within eps.
 
@@ -81,9 +83,10 @@ class PDPGD(MinimumNormAttack):
         iterate, adversarial = iterate.detach(), value.detach() > 0
         self.keep_closest(rows, iterate, adversarial)
 
-        progress = rows.iteration.to(x.dtype) / self.steps
+        done = rows.iteration.to(x.dtype)
+        progress = done / self.steps
         size = self.step_size * STEP_END**progress
-        mean, scale = adam(s, gradient, rows.iteration + 1)
+        mean, scale = adam(s, gradient, done + 1)
         delta = self.threat.clamp(iterate - per_point(size, x) * mean / scale) - x
         # Adam's scale is a diagonal metric, in which the proximal operator has a threshold for each component.  The
         # paper approaches it in a few iterations, so that small scales count as a share of the largest one.

@@ -25,7 +25,8 @@ class RayS(MinimumNormAttack):
     This is the vector :math:`d \in \{-1, 1\}^n` whose ray :math:`x + r d` leaves the class at the smallest r.  The
     search flips the signs of one block of coordinates after another, from all coordinates down to single ones, and then
     starts over.  Each flip costs one query at the best radius so far.  If that point is misclassified, the search keeps
-    the flip and looks for its radius: inward in doubling steps, because most flips gain little, then by bisection.
+    the flip and looks for its radius: inward in doubling steps, because most flips gain little, then by bisection,
+    up to a thousandth of the radius.
     RayS uses only predicted labels, so masked gradients or logits cannot fool it, and draws no random numbers.
 
     A point whose boundary is beyond eps costs ``queries`` forward passes, or fewer if no flip of a whole round helps.

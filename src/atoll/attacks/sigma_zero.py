@@ -27,8 +27,8 @@ class SigmaZero(MinimumNormAttack):
         + \frac{1}{d} \sum_{i=1}^d \frac{\delta_i^2}{\delta_i^2 + \sigma}
 
     The gradient is divided by its largest component.  After each step, all :math:`|\delta_i|` below a threshold become
-    0.  The threshold rises while the iterate is adversarial and falls otherwise.  l0 counts components as in the paper:
-    a pixel of a color image has three.
+    0.  The threshold rises by a hundredth of the step size if the iterate was adversarial and falls otherwise.  l0
+    counts components as in the paper: a pixel of a color image has three.
 
     Costs ``steps`` forward and backward passes for a point that is robust within eps.
 
@@ -88,8 +88,9 @@ class SigmaZero(MinimumNormAttack):
         smooth = 2 * self.sigma / x[0].numel() * delta / (delta.square() + self.sigma).square()
         gradient = smooth - gradient
         gradient = gradient / per_point(gradient.flatten(1).abs().amax(1).clamp_min(1e-12), x)
-        mean, scale = adam(s, gradient, rows.iteration + 1)
-        size = anneal(rows.iteration.to(x.dtype) / self.steps, self.step_size, STEP_END * self.step_size)
+        done = rows.iteration.to(x.dtype)
+        mean, scale = adam(s, gradient, done + 1)
+        size = anneal(done / self.steps, self.step_size, STEP_END * self.step_size)
         delta = self.threat.clamp(x + delta - per_point(size, x) * mean / scale) - x
 
         change = THRESHOLD_STEP * torch.where(adversarial, size, -size)

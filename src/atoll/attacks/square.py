@@ -186,7 +186,11 @@ def bump(height: int, width: int, norm: str) -> Tensor:
 
 
 def tiles(threat: ThreatModel, x: Tensor, streams: PointRNG) -> Tensor:
-    """Return the starting point: a grid of five by five bumps, randomly rotated, with random signs per channel."""
+    """Return the starting point: a grid of bumps, randomly rotated, with random signs per channel.
+
+    The side of a bump is a fifth of the shorter side of the image, rounded down.  The grid is in the middle and has as
+    many bumps as fit.
+    """
     _, channels, height, width = x.shape
     side = max(1, (min(height, width) if height > 1 else width) // 5)
     rows, columns = min(side, height), side
