@@ -13,6 +13,7 @@ BENCHMARKS = [
     "methods",
     "waits",
     "processes",
+    "threads",
     "attacks",
     "autoattack",
     "curvature",

@@ -290,6 +290,19 @@ def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor
     }[type(loss).__name__]
 
 
+def naive_margin(loss: Loss, z: torch.Tensor, centroids: torch.Tensor, y: torch.Tensor, margin: float) -> torch.Tensor:
+    """The same for Centroid Nets, one example and one pair of centroids at a time."""
+    term, values = loss.terms["margin"][1], []
+    for point, label in zip(z, y.tolist(), strict=True):
+        others = centroids[[j for j in range(len(centroids)) if j != label]].flatten(0, 1)
+        near = sorted(others, key=lambda c: float((point - c).norm().detach()))[: term.others]
+        radii = []
+        for p in sorted(centroids[label], key=lambda p: float((point - p).norm().detach()))[: term.own]:
+            radii.append(min(((point - c).norm() ** 2 - (point - p).norm() ** 2) / (2 * (p - c).norm()) for c in near))
+        values.append(term.tau * (1 + ((term.target - max(radii) / margin) / term.tau).exp()).log())
+    return torch.stack(values)
+
+
 def naive_certified(loss: Loss, out: Outputs, y: torch.Tensor) -> torch.Tensor:
     """The same for losses with Lipschitz constants, one example at a time."""
     values = []

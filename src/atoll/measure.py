@@ -17,6 +17,7 @@ import platform
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -26,7 +27,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 import torch
 
 from atoll.config import fields_to_plain, from_plain
-from atoll.data.base import Data, Split, SubSplit
+from atoll.data.base import Data, Split, SubSplit, to_float
 from atoll.display import Displayed, TextTable, cell
 from atoll.distributed import default_device, fail_together, gather, is_main, open_shared, world_size
 from atoll.errors import LARGEST_SEED, AtollError, DamagedError, InputError, ResultError, check_count, check_range
@@ -35,6 +36,7 @@ from atoll.graph import tensors_digest
 from atoll.registry import Registry, class_path
 from atoll.stats import Accuracy, Estimate
 from atoll.subject import Subject, SubjectRecord
+from atoll.threads import RECORD, record_threads, recorded_threads, settle_threads, threads_path
 from atoll.threat import AttackNorm, ThreatModel
 
 SplitName = Literal["train", "validation", "test"]
@@ -288,6 +290,7 @@ def measure(
     subject.model.to(context.device)
     split = method.inputs(subject, settings)
     if results is None:
+        _settle_threads(subject, settings, context, split)
         return _compute(method, subject, settings, context, "", len(split))
     inputs = split_digest(split)
     others = method.depends_on(subject, settings, context)
@@ -301,10 +304,12 @@ def measure(
             for path in folder.iterdir() if restart and is_main() else ():
                 if path.name != LOCK:
                     discard(path)
-        result = _compute(method, subject, settings, context, inputs, len(split))
-        with fail_together():
-            if is_main():
-                result = save_result(result, folder)
+        _settle_threads(subject, settings, context, split)
+        with record_threads(folder) if is_main() else nullcontext():
+            result = _compute(method, subject, settings, context, inputs, len(split))
+            with fail_together():
+                if is_main():
+                    result = save_result(result, folder)
     return result
 
 
@@ -323,6 +328,17 @@ def _compute(
         folder=context.folder,
         **fields,
     )
+
+
+def _settle_threads(subject: Subject, settings: Settings, context: Context, split: Split) -> None:
+    """Choose the number of threads if a command asked for it; an interrupted measurement has recorded it."""
+    recorded = recorded_threads(threads_path(context.folder), RECORD) if context.folder is not None else None
+
+    def inputs(rows: int) -> torch.Tensor:
+        return to_float(split.fetch(torch.arange(rows))).to(context.device, subject.precision)
+
+    rows = min(getattr(settings, "batch_size", None) or 512, len(split))
+    settle_threads(recorded, context.device, subject.model, inputs, rows)
 
 
 def result_digest(

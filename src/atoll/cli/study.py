@@ -20,17 +20,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from atoll.cli.answers import print_json
+from atoll.cli.index import look_up
 from atoll.cli.measure import add_device
 from atoll.cli.output import print_lines, print_table, progress_bar
 from atoll.cli.values import number, path, whole_number
 from atoll.errors import InputError
-from atoll.studies import STUDIES, StudyReport, StudyResults
-from atoll.studies.base import SCALES, Study
-from atoll.studies.engine import CellOutcome, Engine, run_sequentially, run_study
-from atoll.studies.ray import RayEngine
+
+if TYPE_CHECKING:
+    from atoll.studies import StudyReport, StudyResults
+    from atoll.studies.base import Study
+    from atoll.studies.engine import CellOutcome, Engine
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +43,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     engine = "run the cells one after another (sequential, the default) or on a Ray cluster (ray)"
     parser.add_argument("name", nargs="?", metavar="NAME", help=name)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="value to use instead of the recipes'")
-    parser.add_argument("--scale", default="smoke", choices=SCALES, help=scale)
+    scales = look_up("constants", "atoll.studies.base.SCALES")
+    parser.add_argument("--scale", default="smoke", choices=scales, help=scale)
     parser.add_argument("--rows", action="append", default=[], metavar="PATTERN", help=rows)
     parser.add_argument("--seeds", type=seeds, metavar="N,...", help="run only these seeds (default: all)")
     parser.add_argument(
@@ -73,6 +76,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if "=" in options.name:
         raise InputError(f"expected the name of a study before {options.name}; `atoll study` lists all studies")
+    from atoll.studies import STUDIES
+    from atoll.studies.engine import run_sequentially, run_study
+    from atoll.studies.ray import RayEngine
+
     study: Study = STUDIES.resolve(options.name).cls()
     folder = options.out or Path("runs") / "studies" / f"{study.name}-{options.scale}"
     ray = RayEngine(options.address, options.cpus, options.gpus)
@@ -118,8 +125,7 @@ def _print(results: StudyResults, report: StudyReport, folder: Path) -> None:
 
 
 def _list(as_json: bool) -> None:
-    classes: list[Any] = [member.cls for member in STUDIES.members().values()]
-    rows = {study.name: [study.title, study.reference] for study in classes}
+    rows = look_up("tables", "studies")
     if as_json:
         studies = {name: {"title": title, "reference": reference} for name, (title, reference) in rows.items()}
         print_json("study", {"studies": studies})

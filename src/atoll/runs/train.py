@@ -15,6 +15,7 @@ import torch
 
 from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifySettings
+from atoll.data.base import to_float
 from atoll.distributed import (
     barrier,
     check_same,
@@ -33,6 +34,7 @@ from atoll.rng import key
 from atoll.runs.data_record import LOCATIONS, DataRecord, locate, without_locations
 from atoll.runs.recipe import Recipe, build_recipe, full_key, write_recipe
 from atoll.runs.run import Run, TestRow
+from atoll.threads import keep_threads, recorded_threads, settle_threads
 from atoll.training.checkpoint import Checkpoints
 from atoll.training.observers import JsonLines, Observer, TensorBoard
 from atoll.training.progress import TrainingProgress
@@ -107,6 +109,7 @@ def train(
         writers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tensorboard")]
         bars = [TrainingProgress()] if progress else []
         trainer = build_trainer(built, folder, [*writers, *bars, *observers])
+        _settle_threads(trainer, folder if resume else None)
         if on_trainer:
             on_trainer(trainer)
         with fail_together():
@@ -116,7 +119,7 @@ def train(
         barrier()
         run = Run(folder, trust=trust)
         bar = show_progress("test") if progress and on_progress is None else nullcontext(on_progress)
-        with raise_on_lost_worker(f"resume in {folder}"), bar as report:
+        with raise_on_lost_worker(f"resume in {folder}"), keep_threads(), bar as report:
             final_test(run, report)
         del trainer  # it has a reference to the process group
     return run
@@ -169,6 +172,17 @@ def _start(folder: Path, recipe: Recipe, data: DataRecord) -> None:
         write_recipe(folder / "recipe.yaml", recipe.tree)
     except OSError as error:
         raise AtollError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+
+
+def _settle_threads(trainer: Trainer, folder: Path | None) -> None:
+    """Choose the number of threads if a command asked for it; a run that resumes has recorded it."""
+    data, rows = trainer.data.train, trainer.settings.batch_size
+    recorded = None if folder is None else recorded_threads(folder / "environment.json", "an environment")
+
+    def inputs(count: int) -> torch.Tensor:
+        return to_float(data.fetch(torch.arange(count))).to(trainer.device)
+
+    settle_threads(recorded, trainer.device, trainer.model, inputs, min(rows, len(data)))
 
 
 def final_test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]:
