@@ -65,21 +65,13 @@ def choose_threads(request: str) -> Iterator[None]:
 
 
 @contextmanager
-def keep_threads(number: int | None = None) -> Iterator[None]:
-    """Inside the block, ``settle_threads`` does nothing: the number belongs to a larger computation.
-
-    Args:
-        number: the number inside the block, which is then restored; None for the one before.
-    """
-    before, token = torch.get_num_threads(), _request.set(None)
+def keep_threads() -> Iterator[None]:
+    """Inside the block, ``settle_threads`` does nothing: the number belongs to a larger computation."""
+    token = _request.set(None)
     try:
-        if number is not None:
-            torch.set_num_threads(number)
         yield
     finally:
         _request.reset(token)
-        if number is not None:
-            torch.set_num_threads(before)
 
 
 def settle_threads(

@@ -15,10 +15,11 @@ import torch
 
 from atoll.distributed import default_device, use_device
 from atoll.errors import AtollError, InputError, RecipeError
+from atoll.files import write_record
 from atoll.runs.recipe import read_recipe
 from atoll.studies import Cell, Column, StudyResults, Table, engine, run_study
 from atoll.studies.engine import CellOutcome, CellRunner, merge_overrides, provenance, sort_cells
-from atoll.threads import keep_threads
+from atoll.threads import choose_threads
 from studies.toy import Toy, Trained
 
 
@@ -115,11 +116,16 @@ def test_all_engines_use_the_same_number_of_threads(tmp_path: Path) -> None:
         runners.append(runner)
         return engine.run_sequentially(runner, cells)
 
-    with keep_threads(3):
+    with choose_threads("3"):
         for options in ({}, {"processes": 2}, {"processes": 8}, {"threads": 5}, {"processes": 2, "threads": 5}):
             run_study(Toy(tmp_path / "log"), "smoke", tmp_path / "study", engine=elsewhere, **options)
     assert [runner.threads for runner in runners] == [3, 1, 1, 5, 5]
     assert torch.get_num_threads() == 1
+    cell = Cell("a")
+    assert runners[0].threads_of(cell) == 3
+    run = runners[0].run_folder(cell.name)
+    write_record(run / "environment.json", "an environment", {"threads": 2})  # of an interrupted cell
+    assert runners[0].threads_of(cell) == 2
 
 
 def test_short_forms_mean_the_same_as_full_keys(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints: complete or absent, verified, and harmless to open."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -185,6 +186,17 @@ def test_another_architecture_is_refused_whole():
     with pytest.raises(CheckpointError, match=r"different shapes: bias \(4,\) instead of \(3,\), weight"):
         load_weights(model, nn.Linear(2, 4).state_dict())
     assert torch.equal(model.weight, before)
+
+
+def test_a_digest_covers_everything(tmp_path, checkpoint):
+    digests = set()
+    changes = {"about": {"name": "y"}, "training": {}, "model": {"w": torch.zeros(2)}, "averages": {"swa": {}}}
+    for number, change in enumerate([{}, *({name: value} for name, value in changes.items())]):
+        save_checkpoint(tmp_path / str(number), dataclasses.replace(checkpoint, **change))
+        digests.add(load_checkpoint(tmp_path / str(number)).digest)
+    assert len(digests) == 5
+    save_checkpoint(tmp_path / "again", checkpoint)
+    assert load_checkpoint(tmp_path / "again").digest in digests
 
 
 def test_an_interrupted_write_leaves_only_hidden_files(tmp_path, checkpoint, monkeypatch):

@@ -109,7 +109,7 @@ def train(
         writers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tensorboard")]
         bars = [TrainingProgress()] if progress else []
         trainer = build_trainer(built, folder, [*writers, *bars, *observers])
-        _settle_threads(trainer, folder)
+        _settle_threads(trainer, folder if resume else None)
         if on_trainer:
             on_trainer(trainer)
         with fail_together():
@@ -123,17 +123,6 @@ def train(
             final_test(run, report)
         del trainer  # it has a reference to the process group
     return run
-
-
-def _settle_threads(trainer: Trainer, folder: Path) -> None:
-    """Choose the number of threads if a command asked for it; a run that resumes has recorded it."""
-    data, rows = trainer.data.train, trainer.settings.batch_size
-    recorded = recorded_threads(folder / "environment.json", "an environment")
-
-    def inputs(count: int) -> torch.Tensor:
-        return to_float(data.fetch(torch.arange(count))).to(trainer.device)
-
-    settle_threads(recorded, trainer.device, trainer.model, inputs, min(rows, len(data)))
 
 
 def _prepare(
@@ -183,6 +172,17 @@ def _start(folder: Path, recipe: Recipe, data: DataRecord) -> None:
         write_recipe(folder / "recipe.yaml", recipe.tree)
     except OSError as error:
         raise AtollError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+
+
+def _settle_threads(trainer: Trainer, folder: Path | None) -> None:
+    """Choose the number of threads if a command asked for it; a run that resumes has recorded it."""
+    data, rows = trainer.data.train, trainer.settings.batch_size
+    recorded = None if folder is None else recorded_threads(folder / "environment.json", "an environment")
+
+    def inputs(count: int) -> torch.Tensor:
+        return to_float(data.fetch(torch.arange(count))).to(trainer.device)
+
+    settle_threads(recorded, trainer.device, trainer.model, inputs, min(rows, len(data)))
 
 
 def final_test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]:

@@ -35,7 +35,7 @@ from atoll.runs.train import environment, train
 from atoll.studies.base import STUDIES, Cell, Numbers, Scale, Study, StudyReport, StudyResults
 from atoll.studies.cell import CellSettings, load_cell, store_cell
 from atoll.studies.table import Column, Table
-from atoll.threads import keep_threads
+from atoll.threads import choose_threads, recorded_threads
 
 # Options with paths of the user, which reports do not show.
 PRIVATE = (".path", ".root", ".extra", ".pretrained")
@@ -84,6 +84,10 @@ class CellRunner:
         overrides = [override for pattern, override in pairs if fnmatch.fnmatchcase(cell.row, pattern)]
         return expand_overrides(cell.recipe, cell.overrides, overrides) if cell.recipe and overrides else overrides
 
+    def threads_of(self, cell: Cell) -> int:
+        """Return the number of threads of a cell: an interrupted one continues with the number it began with."""
+        return recorded_threads(self.run_folder(cell.name) / "environment.json", "an environment") or self.threads
+
     def load(self, cell: Cell) -> Numbers | None:
         """Load the numbers of a finished cell; returns None if it is not finished."""
         settings = self.settings(cell)
@@ -103,7 +107,7 @@ class CellRunner:
         try:
             numbers = self.load(cell)
             if numbers is None:
-                with use_device(self.device), keep_threads(self.threads):
+                with use_device(self.device), choose_threads(str(self.threads_of(cell))):
                     numbers = self._measure(cell)
                 log.unlink(missing_ok=True)
             return CellOutcome(cell, numbers)
@@ -122,7 +126,8 @@ class CellRunner:
             return numbers
         overrides = merge_overrides(self.study.overrides(cell, dependencies), self.overrides_for(cell))
         folder = self.run_folder(cell.name)
-        training = partial(_train, self.threads, cell.recipe, f"seed={cell.seed}", *overrides, out=folder, resume=True)
+        threads = self.threads_of(cell)
+        training = partial(_train, threads, cell.recipe, f"seed={cell.seed}", *overrides, out=folder, resume=True)
         if self.processes == 1:
             run = training()
         else:
@@ -133,7 +138,7 @@ class CellRunner:
 
 def _train(threads: int, *arguments: Any, **options: Any) -> Run:
     """``train`` with a number of threads, also in a separate process."""
-    with keep_threads(threads):
+    with choose_threads(str(threads)):
         return train(*arguments, **options)
 
 

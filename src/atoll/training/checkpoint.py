@@ -177,8 +177,8 @@ def _read_record(folder: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: {name}: expected a mapping")
     if missing := {"model", "training"} - record["files"].keys():
         raise CheckpointError(f"{path}: files: expected {' and '.join(sorted(missing))}")
-    for name, digest in record["files"].items():
-        if not name.isidentifier() or not isinstance(digest, str):  # not a path out of the folder
+    for name, of_file in record["files"].items():
+        if not name.isidentifier() or not isinstance(of_file, str):  # not a path out of the folder
             raise CheckpointError(f"{path} lists files that are not part of a checkpoint")
     return {**record, "digest": digest}
 
