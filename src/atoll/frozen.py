@@ -36,6 +36,8 @@ class FrozenForm:
     Args:
         model: maps inputs to logits.
         example: inputs, of which the first few are used to check the form.
+        norms: whether to also replace batch norm; otherwise all operations have the arguments that they have in the
+            model, and differ only in the order of sums.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)).eval()
     >>> x = torch.rand(8, 1, 4, 4)
@@ -45,8 +47,8 @@ class FrozenForm:
     (4, True)
     """
 
-    def __init__(self, model: nn.Module, example: Tensor) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, example: Tensor, *, norms: bool = True) -> None:
+        self.model, self.norms = model, norms
         self._places: list[tuple[nn.Module, str, nn.Module, nn.Module]] = []  # parent, name, layer, replacement
         self._device = example.device.type
         if example.dtype == torch.float32 and self._supported():
@@ -96,7 +98,7 @@ class FrozenForm:
                 following = (
                     [layer for _, layer in layers[place + 1 : place + 3]] if type(parent) is nn.Sequential else []
                 )
-                replacement, included = _replace(layers[place][1], following)
+                replacement, included = _replace(layers[place][1], following, self.norms)
                 if replacement is not None:
                     new = [replacement, *(nn.Identity().eval() for _ in range(included))]
                     for (name, layer), other in zip(layers[place : place + len(new)], new, strict=True):
@@ -134,12 +136,12 @@ def _close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
     return bool((torch.linalg.vector_norm((value - expected).flatten(1), dim=1) <= tolerance * size + 1e-30).all())
 
 
-def _replace(layer: nn.Module, following: list[nn.Module]) -> tuple[nn.Module | None, int]:
+def _replace(layer: nn.Module, following: list[nn.Module], norms: bool) -> tuple[nn.Module | None, int]:
     """Return a faster form of a layer, and how many of the following layers it includes."""
     if not _is_plain(layer):
         return None, 0
     used, norm = 0, None
-    if _is_convolution(layer) and following and _is_norm(following[0]):
+    if norms and _is_convolution(layer) and following and _is_norm(following[0]):
         norm, used = following[0], 1
     relu = len(following) > used and type(following[used]) is nn.ReLU and _is_plain(following[used])
     used += relu
@@ -147,7 +149,7 @@ def _replace(layer: nn.Module, following: list[nn.Module]) -> tuple[nn.Module | 
         return FrozenConvolution(layer, norm, relu), used
     if type(layer) is nn.Linear and layer.weight.dtype == torch.float32:
         return FrozenLinear(layer, relu), used
-    if _is_norm(layer):
+    if norms and _is_norm(layer):
         return FrozenNorm(layer, relu), used
     return None, 0
 

@@ -166,9 +166,10 @@ class Trainer:
         if self.settings.sync_batch_norm:
             model = synchronize_batch_norm(model, self.device)
         self.model = model
-        # For the attack; checked with the initial weights, so that a resumed run uses the same form.
+        # For the attack; checked with the initial weights, so that a resumed run uses the same form.  Batch norm is that
+        # of the model, because signs of small gradients must not depend on whether several processes share it.
         example = torch.rand(2, *data.shape, generator=generator("frozen form")).to(self.device)
-        self.form = FrozenForm(model, example) if self.attack is not None else None
+        self.form = FrozenForm(model, example, norms=False) if self.attack is not None else None
         self.lipschitz = self._lipschitz_estimate()
         self.passes: nn.Module = ForwardPasses(model, self.lipschitz if loss.uses_lipschitz else None)
         if world_size() > 1:
