@@ -1,4 +1,4 @@
-"""A PGD-10 AT step of the trainer compared with the fastest loop in plain PyTorch, and throughput of the data pipeline."""
+"""A PGD-10 AT step of the trainer compared with the fastest loop in plain PyTorch, and speed of the data pipeline."""
 
 from __future__ import annotations
 
