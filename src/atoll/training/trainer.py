@@ -166,8 +166,8 @@ class Trainer:
         if self.settings.sync_batch_norm:
             model = synchronize_batch_norm(model, self.device)
         self.model = model
-        # For the attack; checked with the initial weights, so that a resumed run uses the same form.  Batch norm stays as
-        # it is, because signs of small gradients must not depend on whether several processes share it.
+        # For the attack; checked with the initial weights, so that a resumed run uses the same form.  Batch norm does
+        # not change, because signs of small gradients must not depend on whether several processes share it.
         example = torch.rand(2, *data.shape, generator=generator("frozen form")).to(self.device)
         self.form = FrozenForm(model, example, norms=False) if self.attack is not None else None
         self.lipschitz = self._lipschitz_estimate()
