@@ -27,8 +27,8 @@ LOGITS, GRADIENT = 1e-4, 1e-2  # largest relative differences; a ReLU near 0 may
 class FrozenForm:
     """A faster form of a model, which is active inside ``with form:``.
 
-    The form is empty, which means that all passes are those of the model, on devices other than the CPU, with
-    autocast, in other precisions than float32, and for layers with hooks, parametrizations or subclasses.  It is also
+    The form is empty, and changes nothing, on devices other than the CPU, with autocast, and in other
+    precisions than float32.  Layers with hooks, parametrizations or subclasses are not replaced.  The form is also
     empty if outputs or input gradients at the example differ by more than rounding, or if a pass fails.
 
     Inside, the model must be in evaluation mode.  On exit, it has its own layers again.
@@ -106,7 +106,7 @@ class FrozenForm:
                 place += 1 + included
 
     def _agrees(self, x: Tensor) -> bool:
-        """Whether the logits and a gradient are those of the model, up to rounding."""
+        """Whether the logits and a gradient of the form agree with the model up to rounding."""
         try:
             with torch.random.fork_rng(devices=[]), evaluation_mode(self.model), preserve_buffers(self.model):
                 logits, gradient = _pass(self.model, x)
@@ -155,7 +155,7 @@ def _replace(layer: nn.Module, following: list[nn.Module], norms: bool) -> tuple
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer has no hooks and no ``forward`` of its own."""
+    """Whether a layer has neither hooks nor a ``forward`` set on the instance."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return "forward" not in vars(layer) and not any(getattr(layer, name) for name in hooks)
 
