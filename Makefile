@@ -36,8 +36,6 @@ browser:  ## install Chromium if it is missing
 	} || { echo "Some tests need Chromium, but apt-get could not install it. Please install it." >&2; exit 1; }
 
 DEMO := runs/demo/standard runs/demo/robust runs/demo/certified
-# These networks are so small that a second thread costs more than it gains, above all on a busy machine.
-demo: export OMP_NUM_THREADS = 1
 demo: setup  ## train a standard, a robust and a certified classifier on Fashion-MNIST and compare them in a report: under 4 minutes
 	rm -rf runs/demo
 	$(BIN)/atoll train fashion-standard --out runs/demo/standard

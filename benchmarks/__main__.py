@@ -8,7 +8,18 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-BENCHMARKS = ["training_step", "methods", "waits", "attacks", "autoattack", "curvature", "certify", "explain"]
+BENCHMARKS = [
+    "training_step",
+    "methods",
+    "waits",
+    "threads",
+    "processes",
+    "attacks",
+    "autoattack",
+    "curvature",
+    "certify",
+    "explain",
+]
 
 
 def main(names: list[str]) -> int:

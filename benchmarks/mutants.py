@@ -207,9 +207,9 @@ def measure_lines(files: Sequence[Path], tests: Sequence[str], folder: Path) -> 
 
 def tests_of(mutant: Mutant, lines: dict[str, Any], seconds: dict[str, float]) -> list[str]:
     """The tests that run a line, shortest first.  Lines that run on import get all tests."""
-    covering = {name for name in lines.get(str(mutant.path), {}).get(str(mutant.line), []) if name}
+    covering = set(lines.get(str(mutant.path), {}).get(str(mutant.line), []))
     chosen, total = [], 0.0
-    for name in sorted(covering or seconds, key=seconds.__getitem__):
+    for name in sorted(seconds if "" in covering else covering, key=seconds.__getitem__):
         total += seconds[name]
         if total > LONGEST:
             break

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -229,7 +230,11 @@ def fork(task: Callable[[], object], errors: Path, **environment: str) -> BasePr
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(environment)
         with open(os.devnull, "w") as sys.stdout, errors.open("w") as sys.stderr:
-            sys.exit(task())
+            try:
+                sys.exit(task())
+            except Exception:
+                traceback.print_exc()
+                raise
 
     process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
     process.start()
@@ -283,6 +288,19 @@ def naive_loss(loss: Loss, g: torch.Tensor, g_adv: torch.Tensor, y: torch.Tensor
         "ALP": -q_y.log() + weight * ((p - q) ** 2).sum(1),
         "MART": -q_y.log() - (1 - others).log() + weight * (1 - p.gather(1, y[:, None])[:, 0]) * kl,
     }[type(loss).__name__]
+
+
+def naive_margin(loss: Loss, z: torch.Tensor, centroids: torch.Tensor, y: torch.Tensor, margin: float) -> torch.Tensor:
+    """The same for Centroid Nets, one example and one pair of centroids at a time."""
+    term, values = loss.terms["margin"][1], []
+    for point, label in zip(z, y.tolist(), strict=True):
+        others = centroids[[j for j in range(len(centroids)) if j != label]].flatten(0, 1)
+        near = sorted(others, key=lambda c: float((point - c).norm().detach()))[: term.others]
+        radii = []
+        for p in sorted(centroids[label], key=lambda p: float((point - p).norm().detach()))[: term.own]:
+            radii.append(min(((point - c).norm() ** 2 - (point - p).norm() ** 2) / (2 * (p - c).norm()) for c in near))
+        values.append(term.tau * (1 + ((term.target - max(radii) / margin) / term.tau).exp()).log())
+    return torch.stack(values)
 
 
 def naive_certified(loss: Loss, out: Outputs, y: torch.Tensor) -> torch.Tensor:

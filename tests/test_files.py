@@ -1,13 +1,17 @@
 """Files are complete or absent, and nothing damaged is used."""
 
 import errno
+import fcntl
 import json
 import math
 import os
 import re
+import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +19,8 @@ import torch
 from atoll.errors import DamagedError, InputError
 from atoll.files import (
     LARGEST,
+    LOCK,
+    STALE,
     append_record,
     check_nesting,
     check_output,
@@ -25,7 +31,9 @@ from atoll.files import (
     read_record,
     read_records,
     read_tensors,
+    remove_stale,
     reserve,
+    temporary_path,
     write_atomic,
     write_record,
     write_tensors,
@@ -217,17 +225,79 @@ def test_a_new_folder_that_stays_empty_is_removed(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_temporary_files_of_dead_processes_are_removed(tmp_path):
+def temporary_of(path, monkeypatch, process=None, machine=None):
+    """What another process, or another machine, calls its temporary file."""
+    with monkeypatch.context() as patch:
+        if process is not None:
+            patch.setattr(os, "getpid", lambda: process)
+        if machine is not None:
+            patch.setattr(os, "uname", lambda: SimpleNamespace(nodename=machine))
+        return temporary_path(path)
+
+
+@pytest.fixture
+def dead():
+    """The id of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    (tmp_path / "checkpoints" / f".00000004.{process.pid}.tmp").mkdir(parents=True)
-    (tmp_path / "checkpoints" / f".00000004.{process.pid}.tmp" / "model.safetensors").write_text("")
-    names = [f".index.json.{process.pid}.tmp", f".index.json.{os.getpid()}.tmp", ".mine.tmp", ".1.tmp", "x.tmp"]
-    for name in names:
-        (tmp_path / name).write_text("")
+    return process.pid
+
+
+def test_temporary_files_of_dead_processes_are_removed(tmp_path, monkeypatch, dead):
+    checkpoint = temporary_of(tmp_path / "checkpoints" / "00000004", monkeypatch, dead)
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "model.safetensors").write_text("")
+    gone = temporary_of(tmp_path / "index.json", monkeypatch, dead)
+    own = [temporary_path(tmp_path / "index.json").name, ".mine.tmp", ".1.tmp", "x.tmp"]
+    for path in (gone, *(tmp_path / name for name in own)):
+        path.write_text("")
     with open_for_writing(tmp_path, tmp_path):
-        assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", *names[1:]}
+        assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", *own}
     assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_temporary_files_of_other_machines_are_removed_after_a_day(tmp_path, monkeypatch, dead):
+    """Another machine may run a process with the same number."""
+    other = temporary_of(tmp_path / "result.json", monkeypatch, dead, machine="other")
+    unknown = tmp_path / f".result.json.{dead}.tmp"  # of an older version
+    assert other.name != temporary_of(tmp_path / "result.json", monkeypatch, dead).name
+    for path in (other, unknown):
+        path.write_text("")
+    remove_stale(tmp_path.iterdir())
+    assert set(tmp_path.iterdir()) == {other, unknown}
+    for path in (other, unknown):
+        os.utime(path, (0, time.time() - STALE - 60))
+    remove_stale(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_on_nfs_has_one_writer(tmp_path, monkeypatch):
+    """NFS refuses to lock a folder, but locks a file that is open for writing."""
+    flock = fcntl.flock
+
+    def flock_of_nfs(descriptor, operation):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
+    folder = tmp_path / "run"
+    for _ in range(2):
+        with open_for_writing(folder, folder):
+            with pytest.raises(InputError, match="in use by another process"), open_for_writing(folder, folder):
+                pass
+            with pytest.raises(InputError, match="in use by another process"), open_for_writing(folder, folder):
+                pass
+            assert [path.name for path in folder.iterdir()] == [LOCK]
+
+
+def test_a_file_system_without_locks_has_no_lock(tmp_path, monkeypatch):
+    def no_flock(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    with open_for_writing(tmp_path, tmp_path), open_for_writing(tmp_path, tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("name", ["results", "results/attack", "results/attack/1/points"])

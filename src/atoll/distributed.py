@@ -1,6 +1,9 @@
 """Training and evaluation on several processes, with torchrun and torch.distributed.
 
 Without a process group, all functions behave as in a world of one process.
+
+Tensors are summed on the device they are on: Gloo sums those on CPUs, NCCL those on GPUs.  Everything else that
+processes tell each other goes through ``gather``.
 """
 
 from __future__ import annotations
@@ -10,17 +13,33 @@ import os
 import signal
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from atoll.errors import InputError, TrainingError
+from atoll.errors import AtollError, InputError, TrainingError, describe
+from atoll.files import json_digest, open_for_writing, temporary_path
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(days=1)
+"""How long a process waits for the others.
+
+A process that dies is noticed at once.  This limit ends a run whose process hangs, so it is longer than any work that
+only some processes have: downloads, writing files, or the hardest points of an evaluation.
+"""
+
+DELAY = 60.0
+"""Seconds until a file that one machine has written must be visible on the others, which may cache folders."""
 
 _requested: ContextVar[str] = ContextVar("device", default="auto")
 
@@ -94,6 +113,11 @@ def parse_device(name: str) -> torch.device:
     if colon and torchrun_world_size() > 1:
         raise InputError(f"device: {name} is one GPU, but torchrun started {torchrun_world_size()} processes; use cuda")
     index, count = int(number or os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if (local := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > count:  # the same error in all processes
+        raise InputError(
+            f"device: torchrun started {local} processes on this machine, but PyTorch finds only {count} CUDA GPUs;"
+            " start one process per GPU, or use cpu"
+        )
     if index >= count:
         known = ", ".join(f"cuda:{i}" for i in range(count))
         raise InputError(f"device: cuda:{index} is not available; expected one of {known}")
@@ -102,7 +126,9 @@ def parse_device(name: str) -> torch.device:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Join the processes that torchrun started (gloo on CPUs, NCCL on GPUs); does nothing without torchrun.
+    """Join the processes that torchrun started; does nothing without torchrun.
+
+    Raises a TrainingError if another process dies, or does not answer within ``TIMEOUT``.
 
     Gloo's threads stop when the last reference to the group is gone.  A thread that frees a Python tensor while the
     interpreter exits aborts the process (pytorch/pytorch#190489), so delete trainers inside the group.
@@ -116,16 +142,18 @@ def process_group() -> Iterator[None]:
     device = default_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    assert dist.group.WORLD is not None
-    backend = dist.group.WORLD._get_backend(device)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        gc.collect()
-        # Last, because this waits for the threads without holding the interpreter lock, which they may need.
-        del backend
+    with raise_on_lost_worker("rerun the command to resume"):
+        # Results of evaluations are on the CPU, where NCCL cannot sum.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        assert dist.group.WORLD is not None
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+            gc.collect()
+            # Last, because this waits for the threads without holding the interpreter lock, which they may need.
+            del backend
 
 
 def launch(processes: int, call: Callable[[], object]) -> None:
@@ -182,14 +210,17 @@ def _launched(call: Callable[[], object], device: str) -> None:
 
 @contextmanager
 def raise_on_lost_worker(hint: str) -> Iterator[None]:
-    """Raise a TrainingError with a hint when a collective fails because another process died."""
+    """Raise a TrainingError with a hint when a collective fails because another process died or hangs."""
     try:
         yield
     except RuntimeError as error:
         # torch raises a RuntimeError: Gloo and NCCL have no exception type that is stable across versions.
         signs = ("Connection closed", "Connection reset", "gloo", "NCCL", "ProcessGroup", "Broken pipe", "Socket")
-        if world_size() > 1 and any(sign in str(error) for sign in signs):
-            raise TrainingError(f"another process of this run died; {hint}") from error
+        if torchrun_world_size() > 1 and (
+            isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)
+        ):
+            happened = "does not answer" if "imed out" in str(error) else "died"
+            raise TrainingError(f"another process of this run {happened}; {hint}") from error
         raise
 
 
@@ -198,17 +229,90 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def barrier() -> None:
-    """Wait until all processes reach this point."""
-    if world_size() > 1:
-        dist.barrier()
-
-
 def all_sum(values: Tensor) -> Tensor:
     """Sum ``values`` over all processes, in place."""
     if world_size() > 1:
         dist.all_reduce(values)
     return values
+
+
+def gather(value: T) -> list[T]:
+    """Return a plain value of every process, in the order of processes."""
+    if world_size() == 1:
+        return [value]
+    values: list[T] = [value] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def barrier() -> None:
+    """Wait until all processes reach this point."""
+    all_sum(torch.zeros(1))  # dist.barrier may choose a GPU
+
+
+@contextmanager
+def fail_together() -> Iterator[None]:
+    """Raise the error of a block in all processes, so that none waits for one that has failed.
+
+    The block must not wait for other processes.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:  # any error would make the others wait
+        error = caught
+    for number, fault in enumerate(gather(None if error is None else _sentence(error))):
+        if fault is not None:
+            raise error or InputError(f"process {number} of {world_size()}: {fault}")
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, AtollError):
+        return str(error)
+    return describe(error) or f"{type(error).__name__}: {error}"
+
+
+def check_same(**values: object) -> None:
+    """Raise an InputError in all processes if plain values differ between them."""
+    everywhere = gather({name: json_digest(value) for name, value in values.items()})
+    for number, digests in enumerate(everywhere):
+        if different := [name for name, digest in digests.items() if digest != everywhere[0][name]]:
+            raise InputError(
+                f"process {number} of {world_size()} has another {' and '.join(different)} than process 0; use the same"
+                " command, versions and files for all processes"
+            )
+
+
+@contextmanager
+def open_shared(folder: Path, inside: Path) -> Iterator[None]:
+    """Open a folder with ``open_for_writing`` for all processes; the first one holds the lock.
+
+    Raises an InputError in all processes if one of them does not see the same folder.
+    """
+    with ExitStack() as stack:
+        with fail_together():
+            if is_main():
+                stack.enter_context(open_for_writing(folder, inside))
+        if world_size() > 1:
+            _check_shared(folder)
+        yield
+
+
+def _check_shared(folder: Path) -> None:
+    mark = folder / gather(temporary_path(folder / uuid.uuid4().hex).name)[0]
+    try:
+        with fail_together():
+            if is_main():
+                mark.touch()
+        with fail_together():
+            end = time.monotonic() + DELAY
+            while not mark.exists():
+                if time.monotonic() > end:
+                    raise InputError(f"{folder} is not the folder of process 0; use a disk that all machines share")
+                time.sleep(0.1)
+    finally:
+        if is_main():
+            mark.unlink(missing_ok=True)
 
 
 class _Sum(torch.autograd.Function):

@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,6 +36,8 @@ LARGEST = 64 * 2**20  # bytes of a file of text; Atoll writes far smaller ones
 DEEPEST = 64  # levels of nested lists and mappings
 CHECKSUM = "checksum"  # the key of the checksum in a record
 BLANK = "-" * 64  # stands for the checksum of a file of tensors when it is computed
+LOCK = ".lock"  # the file that is locked where folders cannot be
+STALE = 24 * 3600.0  # seconds after which a temporary file of another machine is removed
 _SHORT = 16  # digits of the checksum of a line
 
 
@@ -107,7 +110,9 @@ def check_links(folder: Path, inside: Path) -> None:
 def open_for_writing(folder: Path, inside: Path) -> Iterator[None]:
     """Lock a folder for this process, check its links, and remove temporary files of processes that are gone.
 
-    The lock has no file, and the kernel releases it when the process ends.  A new folder that stays empty is removed.
+    The kernel releases the lock when the process ends.  It has no file, except on NFS, which cannot lock folders.  NFS
+    and other shared file systems keep out other machines as well, unless they are mounted with local locks or none.  A
+    new folder that stays empty is removed.
 
     Args:
         folder: the folder, which need not exist yet.
@@ -117,37 +122,59 @@ def open_for_writing(folder: Path, inside: Path) -> Iterator[None]:
     check_writable(folder)
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    _locks.add(descriptor)
+    descriptors: list[int] = []
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(folder, os.O_RDONLY | os.O_DIRECTORY, descriptors)
         except BlockingIOError:
             raise InputError(f"{folder} is in use by another process; wait until it has finished") from None
-        except OSError:  # a file system without locks
-            pass
         remove_stale([*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")])
         yield
     finally:
-        if descriptor in _locks:  # not in a forked process
+        if _locks.issuperset(descriptors):  # not in a forked process
             with suppress(OSError):  # not empty
                 for path in new:
                     path.rmdir()
-            _locks.remove(descriptor)
-            os.close(descriptor)
+            _locks.difference_update(descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _lock(path: Path, flags: int, descriptors: list[int]) -> None:
+    """Lock a folder, or the file ``.lock`` in it if the file system only locks files that are open for writing."""
+    descriptors.append(os.open(path, flags, 0o666))
+    _locks.add(descriptors[-1])
+    try:
+        fcntl.flock(descriptors[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks if this is the file
+        if flags & os.O_DIRECTORY:
+            _lock(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, descriptors)
 
 
 def temporary_path(path: Path) -> Path:
     """Return where this process writes a file or folder before it is complete; ``remove_stale`` knows its name."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name}.{_host()}-{os.getpid()}.tmp")
 
 
 def remove_stale(paths: Iterable[Path]) -> None:
-    """Remove the temporary files and folders among some paths whose processes are gone."""
+    """Remove the temporary files and folders among some paths whose processes are gone.
+
+    Nobody knows the processes of other machines, so what they write must be a day old.
+    """
     for path in paths:
-        match = re.fullmatch(r"\..+\.(\d+)\.tmp", path.name)
-        if match and not _is_running(int(match[1])):
-            discard(path)
+        match = re.fullmatch(r"\..+\.(?:([0-9a-f]{8})-)?(\d+)\.tmp", path.name)  # older versions wrote no machine
+        if match is None:
+            continue
+        with suppress(FileNotFoundError):  # its process has finished now
+            if not _is_running(int(match[2])) if match[1] == _host() else time.time() - path.lstat().st_mtime > STALE:
+                discard(path)
+
+
+def _host() -> str:
+    """Return a short digest of the name of this machine."""
+    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:8]
 
 
 _locks: set[int] = set()  # descriptors of locked folders

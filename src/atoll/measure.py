@@ -27,15 +27,16 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 import torch
 
 from atoll.config import fields_to_plain, from_plain
-from atoll.data.base import Data, Split, SubSplit
+from atoll.data.base import Data, Split, SubSplit, to_float
 from atoll.display import Displayed, TextTable, cell
-from atoll.distributed import barrier, default_device, is_main, world_size
+from atoll.distributed import default_device, fail_together, gather, is_main, open_shared, world_size
 from atoll.errors import LARGEST_SEED, AtollError, DamagedError, InputError, ResultError, check_count, check_range
-from atoll.files import check_file, discard, json_digest, open_for_writing, read_record, sha256, write_record
+from atoll.files import LOCK, check_file, discard, json_digest, read_record, sha256, write_record
 from atoll.graph import tensors_digest
 from atoll.registry import Registry, class_path
 from atoll.stats import Accuracy, Estimate
 from atoll.subject import Subject, SubjectRecord
+from atoll.threads import RECORD, record_threads, recorded_threads, settle_threads, threads_path
 from atoll.threat import AttackNorm, ThreatModel
 
 SplitName = Literal["train", "validation", "test"]
@@ -289,22 +290,26 @@ def measure(
     subject.model.to(context.device)
     split = method.inputs(subject, settings)
     if results is None:
+        _settle_threads(subject, settings, context, split)
         return _compute(method, subject, settings, context, "", len(split))
     inputs = split_digest(split)
     others = method.depends_on(subject, settings, context)
     folder = results / settings.kind / result_digest(method.result, subject, inputs, settings, others)
     context = dataclasses.replace(context, folder=folder)
-    if not restart and (stored := _load_if_finished(folder, method.result)) is not None:
+    stored = None if restart else _load_if_finished(folder, method.result)
+    if all(gather(stored is not None)):
         return stored
-    barrier()
-    with open_for_writing(folder, results.parent) if is_main() else nullcontext():
-        for path in folder.iterdir() if restart and is_main() else ():
-            discard(path)
-        barrier()
-        result = _compute(method, subject, settings, context, inputs, len(split))
-        if is_main():
-            result = save_result(result, folder)
-        barrier()
+    with open_shared(folder, results.parent):
+        with fail_together():
+            for path in folder.iterdir() if restart and is_main() else ():
+                if path.name != LOCK:
+                    discard(path)
+        _settle_threads(subject, settings, context, split)
+        with record_threads(folder) if is_main() else nullcontext():
+            result = _compute(method, subject, settings, context, inputs, len(split))
+            with fail_together():
+                if is_main():
+                    result = save_result(result, folder)
     return result
 
 
@@ -323,6 +328,17 @@ def _compute(
         folder=context.folder,
         **fields,
     )
+
+
+def _settle_threads(subject: Subject, settings: Settings, context: Context, split: Split) -> None:
+    """Choose the number of threads if a command asked for it; an interrupted measurement has recorded it."""
+    recorded = recorded_threads(threads_path(context.folder), RECORD) if context.folder is not None else None
+
+    def inputs(rows: int) -> torch.Tensor:
+        return to_float(split.fetch(torch.arange(rows))).to(context.device, subject.precision)
+
+    rows = min(getattr(settings, "batch_size", None) or 512, len(split))
+    settle_threads(recorded, context.device, subject.model, inputs, rows)
 
 
 def result_digest(

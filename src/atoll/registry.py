@@ -155,7 +155,7 @@ class Registry:
             return Member(name, member.cls, {}, member.summary)  # the class has moved since this name was stored
         dotted = "." in name and all(part.isidentifier() for part in name.split("."))
         if not dotted and ".py:" not in name:
-            raise InputError(f"expected {_article(self.kind)}, got {shorten(name)}{suggest(name, members)}")
+            raise unknown_member(self.kind, name, members)
         return Member(name, self._import(name, trust))
 
     def _import(self, name: str, trust: bool) -> type:
@@ -287,6 +287,11 @@ def suggest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = closest(name, names)
     return f"; did you mean {' or '.join(close)}?" if close else f"; expected one of {', '.join(names)}"
+
+
+def unknown_member(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """The error about a name that no member of a kind has."""
+    return InputError(f"expected {_article(kind)}, got {shorten(name)}{suggest(name, known)}")
 
 
 def summary(cls: type) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from atoll.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NORMAL_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
 

@@ -7,6 +7,7 @@ import pytest
 
 from atoll.cli import main, parse
 from atoll.cli.answers import SCHEMA, print_json
+from atoll.doctor import Diagnosis
 from atoll.errors import AtollError, RecipeError
 from atoll.runs.run import Run
 from proof_cases import Graph
@@ -31,6 +32,9 @@ ANSWERS = {  # a quick use of each command, and the keys of its answer
     "ls": (["ls", "losses"], {"losses"}),
     "ls NAME": (["ls", "loss", "TRADES"], {"name", "class_path", "parameters"}),
     "ls runs": (["ls", "runs", "{run}"], {"runs"}),
+    "doctor": (["doctor"], {"diagnosis"}),
+    "completion": (["completion", "bash"], {"script"}),
+    "completion LINE": (["completion", "bash", "atoll cert"], {"candidates"}),
 }
 
 
@@ -38,6 +42,8 @@ ANSWERS = {  # a quick use of each command, and the keys of its answer
 def test_every_command_answers_with_its_name_and_the_schema(name, trained, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Run, "predict", lambda self, *images, **options: [])
     monkeypatch.setattr("atoll.report.page._plotly", lambda: "")
+    diagnosis = Diagnosis({}, {}, {}, "cpu", 1, (), (), (), (), 0.0)
+    monkeypatch.setattr("atoll.doctor.diagnose", lambda on_step: diagnosis)
     graph = Graph()
     graph.linear([[1.0, 0.0], [0.0, 0.0]])
     proof = graph.write(tmp_path / "proof", [[0.5, 0.5]], [0], [0.1])

@@ -55,11 +55,12 @@ def questions(trained: Path) -> Iterator[list[Settings]]:
         for kind in ("attack", "certify", "curvature", "explain", "health"):
             patch.setattr(type(measurement(kind)), "measure", measure)
         patch.setattr("atoll.audit.engine._facts", accept)
-        patch.setattr("atoll.cli.study.run_sequentially", accept)
-        patch.setattr("atoll.cli.study.RayEngine.__call__", accept)
+        patch.setattr("atoll.studies.engine.run_sequentially", accept)
+        patch.setattr("atoll.studies.ray.RayEngine.__call__", accept)
         patch.setattr("atoll.runs.run.export_model", accept)
         patch.setattr("atoll.runs.run.export", accept)
-        patch.setattr("atoll.cli.report.write_report", accept)
+        patch.setattr("atoll.report.write_report", accept)
+        patch.setattr("atoll.doctor.diagnose", accept)
         patch.setattr("atoll.runs.train.Trainer", accept)
         yield result
 
@@ -92,6 +93,8 @@ def commands(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "study": ["trh-two-moons"],
         "ls": [],
         "check": [str(files / "image.png")],
+        "doctor": [],
+        "completion": ["bash", "atoll train "],
     }
 
 

@@ -13,7 +13,7 @@ import torch
 
 from atoll.attacks.progress import TensorFile
 from atoll.cli import main
-from atoll.files import open_for_writing
+from atoll.files import open_for_writing, temporary_path
 from store_cases import outside_files
 
 
@@ -128,11 +128,14 @@ def test_a_second_writer_is_refused(run, capsys):
     assert main(["train", "--resume", "--out", str(run), "--json"]) == 0
 
 
-def test_temporary_files_of_a_killed_training_are_removed(run):
+def test_temporary_files_of_a_killed_training_are_removed(run, monkeypatch):
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    (run / "checkpoints" / f".00000099.{process.pid}.tmp").mkdir()
-    (run / f".index.json.{process.pid}.tmp").write_text("{")
+    monkeypatch.setattr(os, "getpid", lambda: process.pid)
+    temporary = [temporary_path(path) for path in (run / "checkpoints" / "00000099", run / "index.json")]
+    monkeypatch.undo()
+    temporary[0].mkdir()
+    temporary[1].write_text("{")
     assert main(["train", "--resume", "--out", str(run), "--json"]) == 0
     assert not [path for path in run.rglob(".*") if path.suffix == ".tmp"]
 

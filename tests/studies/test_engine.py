@@ -18,6 +18,7 @@ from atoll.errors import AtollError, InputError, RecipeError
 from atoll.runs.recipe import read_recipe
 from atoll.studies import Cell, Column, StudyResults, Table, engine, run_study
 from atoll.studies.engine import CellOutcome, CellRunner, merge_overrides, provenance, sort_cells
+from atoll.threads import keep_threads
 from studies.toy import Toy, Trained
 
 
@@ -74,6 +75,53 @@ def test_overrides_for_some_rows(tmp_path: Path) -> None:
         run_study(Toy(log), "smoke", folder, overrides=["d:seed=1"])
 
 
+def test_selected_cells_run_with_what_they_depend_on(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "study"
+    results, report = run_study(Toy(log), "smoke", folder, rows=["[bc]"], seeds=[0, 2])
+    assert seen(log) == ["a-0", "c-0", "b-0", "b-2"]
+    assert results.rows == ["c", "a", "b"]
+    selection = "rows [bc], seeds 0, 2: 4 of 7 cells, 1 of them because others depend on them"
+    assert report.notes == [f"This report is partial ({selection})."]
+    page = (folder / "README.md").read_text()
+    assert "    atoll study studies.toy.Toy --scale smoke --rows '[bc]' --seeds 0,2\n" in page
+    assert "seeds 0, 2, 0 of 4 cells failed" in page
+    assert report.notes[0] in page
+    assert json.loads((folder / "raw.json").read_text())["selection"] == selection
+    results, report = run_study(Toy(log), "smoke", folder)  # only the rest is measured
+    assert sorted(seen(log)[4:]) == ["a-1", "a-2", "b-1"]
+    assert not report.notes
+    assert json.loads((folder / "raw.json").read_text())["selection"] == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "seeds", "message"),
+    [
+        (["a", "d*"], None, r"rows: expected a pattern that matches rows of the study \(c, a, b\), got 'd\*'"),
+        ([], [1, 7], r"seeds: expected seeds of the study \(0, 1, 2\), got 7"),
+        (["c"], [1], "rows and seeds: expected a selection of at least one cell, got none"),
+        ([], [], "rows and seeds: expected a selection of at least one cell, got none"),
+    ],
+)
+def test_a_selection_of_nothing(tmp_path: Path, rows: list[str], seeds: list[int] | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run_study(Toy(tmp_path / "log"), "smoke", tmp_path / "study", rows=rows, seeds=seeds)
+    assert not (tmp_path / "study").exists()
+
+
+def test_all_engines_use_the_same_number_of_threads(tmp_path: Path) -> None:
+    runners: list[CellRunner] = []
+
+    def elsewhere(runner: CellRunner, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
+        runners.append(runner)
+        return engine.run_sequentially(runner, cells)
+
+    with keep_threads(3):
+        for options in ({}, {"processes": 2}, {"processes": 8}, {"threads": 5}, {"processes": 2, "threads": 5}):
+            run_study(Toy(tmp_path / "log"), "smoke", tmp_path / "study", engine=elsewhere, **options)
+    assert [runner.threads for runner in runners] == [3, 1, 1, 5, 5]
+    assert torch.get_num_threads() == 1
+
+
 def test_short_forms_mean_the_same_as_full_keys(tmp_path: Path) -> None:
     cell = Cell("a", 0, "digits-at", ("loss=TRADES", "trainer.epochs=2"))
     short = CellRunner(Trained(), "smoke", tmp_path, ("epochs=5", "[ab]:lambda_t=3", "root=mine"))
@@ -83,7 +131,7 @@ def test_short_forms_mean_the_same_as_full_keys(tmp_path: Path) -> None:
     merged = merge_overrides(cell.overrides, short.overrides_for(cell))
     assert read_recipe("digits-at", merged)["trainer"]["epochs"] == 5
     results = StudyResults("smoke", {cell: {}})
-    assert provenance(Trained(), results, short.overrides, 1)[0].endswith("epochs=5 '[ab]:lambda_t=3' root=...")
+    assert provenance(Trained(), results, short.overrides)[0].endswith("epochs=5 '[ab]:lambda_t=3' root=...")
     with pytest.raises(RecipeError, match=r"epochz: unknown key; did you mean trainer\.epochs"):
         run_study(Trained(), "smoke", tmp_path, overrides=["epochz=5"])
 

@@ -67,7 +67,8 @@ class Trained(Study):
         assert run is not None
         environment = json.loads((run.folder / "environment.json").read_text())
         weights = torch.cat([p.flatten() for p in run.model("last").parameters()])
-        return {"processes": environment["processes"], "weights": weights.tolist()}
+        used = {name: environment[name] for name in ("processes", "threads")}
+        return {**used, "measured with": torch.get_num_threads(), "weights": weights.tolist()}
 
     def tables(self, results: StudyResults) -> Mapping[str, Table]:
         return {"processes": Table([Column("n")], {r: [results.mean(r, "processes")] for r in results.rows})}

@@ -1,49 +1,20 @@
-"""The margin of Centroid Nets against its formula, and its way through the trainer."""
+"""The margin of Centroid Nets against certificates, and its way through the trainer."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from atoll.certify import NearestCentroid
 from atoll.certify.power import LipschitzEstimator
 from atoll.errors import InputError, RecipeError, TrainingError
 from atoll.losses import CentroidMargin, Outputs
 from atoll.models import MLP, CentroidNet
-from atoll.models.centroid import Centroids
 from atoll.runs.recipe import build_recipe
 from atoll.runs.run import open_run
 from atoll.runs.train import build_model, train
 from atoll.threat import ThreatModel
 from atoll.training.methods import CentroidsFromData
 from atoll.training.trainer import Trainer, TrainerSettings
-from support import CENTROID, TinyData, assert_identical, first_batch, tiny_trainer, weights
-
-
-def naive_margin(loss, z, centroids, y, margin):
-    """One example and one pair at a time, with all centroids to choose from."""
-    term, values = loss.terms["margin"][1], []
-    for point, label in zip(z, y.tolist(), strict=True):
-        others = centroids[[j for j in range(len(centroids)) if j != label]].flatten(0, 1)
-        radii = []
-        for p in sorted(centroids[label], key=lambda p: float((point - p).norm().detach()))[: term.own]:
-            near = sorted(others, key=lambda c: float((point - c).norm().detach()))[: term.others]
-            radii.append(min(((point - c).norm() ** 2 - (point - p).norm() ** 2) / (2 * (p - c).norm()) for c in near))
-        values.append(term.tau * (1 + ((term.target - max(radii) / margin) / term.tau).exp()).log())
-    return torch.stack(values)
-
-
-@settings(max_examples=25)
-@given(seed=st.integers(0, 10**6), per_class=st.integers(1, 6), classes=st.integers(2, 4))
-def test_value_is_the_formula(seed, per_class, classes):
-    draw = torch.Generator().manual_seed(seed)
-    head = Centroids(3, classes, per_class).double()
-    head.centroids.data = torch.randn(classes, per_class, 3, generator=draw, dtype=torch.float64)
-    z, y = torch.randn(4, 3, generator=draw, dtype=torch.float64), torch.arange(4) % classes
-    margin = 0.6 * (1 - torch.eye(classes, dtype=torch.float64))  # eps L = 0.3
-    loss = CentroidMargin(tau=0.5)
-    value = loss.values(Outputs(features=z, head=head, certified_margin=margin), y)["margin"]
-    torch.testing.assert_close(value, naive_margin(loss, z, head.centroids, y, 0.3))
+from support import CENTROID, TinyData, assert_identical, first_batch, naive_margin, tiny_trainer, weights
 
 
 def margin_and_certificate(seed, *, classes, bounds, stretch):

@@ -27,7 +27,7 @@ from atoll.attacks.sampling import Sampling, diagnose_sample
 from atoll.config import fields_to_plain
 from atoll.data.base import Split, batches, to_float
 from atoll.display import Displayed, TextTable
-from atoll.distributed import all_sum, barrier, is_main, rank, world_size
+from atoll.distributed import all_sum, fail_together, gather, is_main, rank, world_size
 from atoll.errors import InputError, check_count
 from atoll.frozen import FrozenForm
 from atoll.graph import tensors_digest
@@ -228,11 +228,11 @@ class Evaluator:
             return False
         progress = Progress.load(self.folder, self.config, self.device)
         fits = progress is not None and progress.broken.shape == (len(self.split), len(self.attacks))
-        if not _on_all(fits):
+        if not all(gather(fits)):
             return False
         assert progress is not None
         self.progress, self.tensors = progress, self._open()
-        return _on_all(self._verify())
+        return all(gather(self._verify()))
 
     def _verify(self) -> bool:
         """Whether the stored tensors match the progress; restores the inputs of points that are not broken.
@@ -387,11 +387,11 @@ class Evaluator:
         if self.keep and self.folder is None:
             all_sum(self.tensors["adversarial"])  # the points of other processes are zero here
         if self.folder is not None:
-            barrier()
-            if is_main():
-                self.tensors["label"][:] = self.split.labels
-                self.tensors["broken_by"][:] = broken_by
-                self.tensors.flush()
+            with fail_together():
+                if is_main():
+                    self.tensors["label"][:] = self.split.labels
+                    self.tensors["broken_by"][:] = broken_by
+                    self.tensors.flush()
         return Evaluation(
             Accuracy(int(correct.sum()), total),
             Accuracy(int((broken_by == ROBUST).sum()), total),
@@ -453,11 +453,6 @@ class Evaluator:
             partial_points = float((loop.rows.iteration / loop.attack.num_steps(loop.classes)).sum())
         self.on_progress(name, min(finished + partial_points, total), total)
         self.shown = time.monotonic()
-
-
-def _on_all(flag: bool) -> bool:
-    """Whether a flag is set on all processes."""
-    return int(all_sum(torch.tensor(int(flag)))) == world_size()
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from atoll.attacks.iterative import AttackState
-from atoll.distributed import barrier, is_main, rank, world_size
+from atoll.distributed import fail_together, is_main, rank, world_size
 from atoll.errors import CheckpointError, DamagedError
 from atoll.files import check_no_folder, read_tensors, reserve, temporary_path, write_tensors
 from atoll.modules import PassCounts
@@ -126,6 +126,21 @@ def _begins_with(path: Path, prefix: bytes, size: int) -> bool:
         return file.read(len(prefix)) == prefix
 
 
+def _create(path: Path, prefix: bytes, size: int) -> None:
+    """Create a file with a beginning and a size, unless there is one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_no_folder(path)
+    if not _begins_with(path, prefix, size):
+        temporary = temporary_path(path)
+        try:
+            temporary.write_bytes(prefix)
+            reserve(temporary, size)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    reserve(path, size)
+
+
 class TensorFile:
     """Tensors with one row per point, in memory or in a safetensors file that is written in place.
 
@@ -148,19 +163,9 @@ class TensorFile:
         header += b" " * (-len(header) % 8)
         start = 8 + len(header)
         prefix = len(header).to_bytes(8, "little") + header
-        if is_main():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            check_no_folder(path)
-            if not _begins_with(path, prefix, start + end):
-                temporary = temporary_path(path)
-                try:
-                    temporary.write_bytes(prefix)
-                    reserve(temporary, start + end)
-                    temporary.replace(path)
-                finally:
-                    temporary.unlink(missing_ok=True)
-            reserve(path, start + end)
-        barrier()
+        with fail_together():
+            if is_main():
+                _create(path, prefix, start + end)
         self._tensors = {}
         for name, (shape, dtype) in shapes.items():
             kind = torch.empty((), dtype=dtype).numpy().dtype

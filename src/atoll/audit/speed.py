@@ -19,6 +19,7 @@ from atoll.errors import InputError
 from atoll.measure import select
 from atoll.modules import evaluation_mode
 from atoll.subject import Subject
+from atoll.threads import input_gradient, settle_threads
 
 ROUNDS = 3
 LONGEST = 64  # rows of the batch that is timed
@@ -57,15 +58,12 @@ def measure_speed(subject: Subject, device: torch.device) -> Speed:
             _wait(model(x))
 
     def gradient() -> None:
-        inputs = x.clone().requires_grad_()
-        with torch.enable_grad():
-            logits = model(inputs)
-            if logits.requires_grad:
-                _wait(torch.autograd.grad(logits.sum(), inputs)[0])
+        _wait(input_gradient(model, x))
 
     def noisy() -> None:
         smoothed.counts(x[0], len(x), "speed")
 
+    settle_threads(None, device, model, lambda count: x[:count], rows)
     smoothed = Smoothed(model, 0.25)
     with evaluation_mode(model):
         batch = automatic_batch_size(model, x[:1])

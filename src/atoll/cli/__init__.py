@@ -39,6 +39,8 @@ VERBS = {
     "study": Verb("[NAME] [KEY=VALUE ...] [options]", "reproduce a table or figure of a paper"),
     "report": Verb("RUN [RUN ...] [options]", "write an HTML report of one or more runs"),
     "ls": Verb("[KIND] [NAME] [options]", "list recipes, components and runs"),
+    "doctor": Verb("[options]", "examine this machine: devices, precisions, agreement with the CPU, speed"),
+    "completion": Verb("SHELL", "print a script for completion with Tab in bash, zsh or fish"),
 }
 
 # Commands that store their progress; `train` says itself how to resume.
@@ -168,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     if argv is None:  # this process is the command: nothing in the current folder may pass for an installed package
         forget_foreign_folders()
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch: idle threads sleep instead of spinning
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:
         sys.stderr.write(HELP)
@@ -233,8 +236,10 @@ def _run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         if hasattr(options, "device"):
             from atoll.distributed import use_device
+            from atoll.threads import choose_threads
 
             stack.enter_context(use_device(options.device))
+            stack.enter_context(choose_threads(options.threads))
         code: int | None = module.run(options)
     return code or 0
 

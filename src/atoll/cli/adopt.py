@@ -23,13 +23,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from atoll.adopt.adopt import adopt
 from atoll.cli.answers import print_json
 from atoll.cli.output import print_lines
 from atoll.cli.values import path
-from atoll.config import parse_yaml, to_plain
 from atoll.errors import InputError
-from atoll.stats import percent_interval
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -74,6 +71,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from atoll.adopt.adopt import adopt
+    from atoll.config import parse_yaml, to_plain
+    from atoll.stats import percent_interval
+
     sections: dict[str, dict[str, Any]] = {"data": {}, "model": {}}
     for override in options.overrides:
         key, equals, value = override.partition("=")

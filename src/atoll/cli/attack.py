@@ -19,11 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
-from atoll.attacks.measure import AttackResult, AttackSettings
 from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import print_lines, print_table
 from atoll.stats import percent, percent_interval
+
+if TYPE_CHECKING:
+    from atoll.attacks.measure import AttackResult
 
 
 def show(results: Mapping[str, AttackResult]) -> None:
@@ -61,5 +64,5 @@ def show(results: Mapping[str, AttackResult]) -> None:
         print_table("Mean under common corruptions", ["run", "accuracy %", "95 %"], rows)
 
 
-arguments = partial(add_flags, settings=AttackSettings)
-run = partial(run_measurement, settings=AttackSettings, show=show)
+arguments = partial(add_flags, kind="attack")
+run = partial(run_measurement, kind="attack", show=show)

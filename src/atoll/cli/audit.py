@@ -24,18 +24,17 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from atoll.audit import PlannedStep, Stage, audit
-from atoll.audit.engine import GATES
-from atoll.audit.plan import STEPS, format_duration, parse_duration
 from atoll.cli.answers import print_json
+from atoll.cli.index import look_up
 from atoll.cli.measure import add_run_flags, parse_checkpoint, warn_about_selection
 from atoll.cli.output import error_console, print_lines, print_table, progress_bar
 from atoll.cli.values import path
-from atoll.config import to_plain
-from atoll.distributed import is_main
 from atoll.registry import suggest
-from atoll.runs.run import open_run
+
+if TYPE_CHECKING:
+    from atoll.audit import PlannedStep, Stage
 
 
 def limits(text: str) -> dict[str, float]:
@@ -44,11 +43,11 @@ def limits(text: str) -> dict[str, float]:
     >>> limits("robust=50,clean=90")
     {'robust': 50.0, 'clean': 90.0}
     """
-    result = {}
+    result, gates = {}, look_up("constants", "atoll.audit.engine.GATES")
     for part in text.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
-        if name not in GATES:
-            raise argparse.ArgumentTypeError(f"got {name!r}{suggest(name, GATES)}")
+        if name not in gates:
+            raise argparse.ArgumentTypeError(f"got {name!r}{suggest(name, gates)}")
         try:
             result[name] = float(value)
         except ValueError:
@@ -61,9 +60,10 @@ def limits(text: str) -> dict[str, float]:
 def names(text: str) -> tuple[str, ...]:
     """The steps of ``--only``."""
     words = tuple(word.strip() for word in text.split(","))
+    steps = look_up("constants", "atoll.audit.plan.STEPS")
     for word in words:
-        if word not in STEPS:
-            raise argparse.ArgumentTypeError(f"got {word!r}{suggest(word, STEPS)}")
+        if word not in steps:
+            raise argparse.ArgumentTypeError(f"got {word!r}{suggest(word, steps)}")
     return words
 
 
@@ -72,7 +72,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget", default="30m", metavar="TIME", help="time, such as 90s, 30m or 1h30m (default: 30m)"
     )
-    parser.add_argument("--only", type=names, default=(), metavar="NAME,...", help=f"steps to take: {', '.join(STEPS)}")
+    steps = f"steps to take: {', '.join(look_up('constants', 'atoll.audit.plan.STEPS'))}"
+    parser.add_argument("--only", type=names, default=(), metavar="NAME,...", help=steps)
     parser.add_argument("--norm", choices=("linf", "l2", "l1"), help="norm of the threat model (default: as trained)")
     parser.add_argument("--eps", metavar="TEXT", help="radius, a number or a fraction like 8/255 (default: as trained)")
     text = "exit with code 3 unless these numbers are shown to reach their limits, such as robust=50"
@@ -82,6 +83,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from atoll.audit import audit
+    from atoll.audit.plan import format_duration, parse_duration
+    from atoll.config import to_plain
+    from atoll.distributed import is_main
+    from atoll.runs.run import open_run
+
     opened = open_run(options.run, trust=options.trust, data=dict(options.locations))
     checkpoint = parse_checkpoint(options.checkpoint)
     budget = parse_duration(options.budget)
@@ -128,6 +135,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_plan(steps: Sequence[PlannedStep], budget: float, resumed: bool) -> None:
+    from atoll.audit.plan import format_duration
+
     total = format_duration(sum(step.seconds for step in steps))
     kind = "Plan of the earlier audit" if resumed else "Plan"
     lines = [f"{kind}: about {total} of {format_duration(budget)}"]

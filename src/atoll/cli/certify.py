@@ -26,15 +26,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from atoll.certify.measure import CertifyResult, CertifySettings
 from atoll.cli.measure import add_flags, measure_runs
 from atoll.cli.output import error_console, print_lines, print_table
 from atoll.cli.values import path
-from atoll.distributed import is_main
 from atoll.errors import InputError
-from atoll.runs.run import open_run
 from atoll.stats import percent_interval
+
+if TYPE_CHECKING:
+    from atoll.certify.measure import CertifyResult
 
 
 def show(results: Mapping[str, CertifyResult]) -> None:
@@ -80,14 +81,17 @@ def _lines(result: CertifyResult) -> list[str]:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, CertifySettings)
+    add_flags(parser, "certify")
     parser.add_argument("--proof", type=path, metavar="FILE", help="write a proof file for `atoll check`")
 
 
 def run(options: argparse.Namespace) -> None:
+    from atoll.distributed import is_main
+    from atoll.runs.run import open_run
+
     if options.proof is not None and len(options.runs) > 1:
         raise InputError(f"--proof: expected one run, got {len(options.runs)}")
-    results = measure_runs(options, CertifySettings, show)
+    results = measure_runs(options, "certify", show)
     if options.proof is not None and is_main():
         (result,) = results.values()
         opened = open_run(options.runs[0], trust=options.trust, data=dict(options.locations))

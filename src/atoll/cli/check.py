@@ -15,10 +15,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from atoll.checker import OPERATIONS, Checked, ProofError, check
 from atoll.cli.answers import print_error, print_json
 from atoll.cli.values import path
+
+if TYPE_CHECKING:
+    from atoll.checker import Checked
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +29,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from atoll.checker import ProofError, check  # imports NumPy and SciPy
+
     try:
         proof = check(options.file)
     except ProofError as error:
@@ -51,6 +56,8 @@ def _summary(proof: Checked) -> dict[str, object]:
 
 
 def _lines(file: Path, proof: Checked) -> list[str]:
+    from atoll.checker import OPERATIONS
+
     header, failed = proof.header, (~proof.proven).nonzero()[0]
     names = sorted({name.removeprefix("aten.").partition(".")[0] for name in OPERATIONS} - {"input"})
     inputs = "all inputs" if header["bounds"] is None else "inputs in [{:g}, {:g}]".format(*header["bounds"])

@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import print_lines, print_table
-from atoll.curvature.measure import CurvatureResult, CurvatureSettings
+
+if TYPE_CHECKING:
+    from atoll.curvature.measure import CurvatureResult
 
 
 def show(results: Mapping[str, CurvatureResult]) -> None:
@@ -75,5 +78,5 @@ def _lines(result: CurvatureResult) -> list[str]:
     return [*lines, f"results and figures: {result.folder}"]
 
 
-arguments = partial(add_flags, settings=CurvatureSettings)
-run = partial(run_measurement, settings=CurvatureSettings, show=show)
+arguments = partial(add_flags, kind="curvature")
+run = partial(run_measurement, kind="curvature", show=show)

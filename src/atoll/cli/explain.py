@@ -19,14 +19,17 @@ import argparse
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import print_lines, print_table
 from atoll.errors import InputError
-from atoll.explain.measure import ExplainResult, ExplainSettings, MethodResult, short_names, side_by_side
 from atoll.stats import Estimate
 
-arguments = partial(add_flags, settings=ExplainSettings, runs="folder of a run, or an image file to explain")
+if TYPE_CHECKING:
+    from atoll.explain.measure import ExplainResult, ExplainSettings, MethodResult
+
+arguments = partial(add_flags, kind="explain", runs="folder of a run, or an image file to explain")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -34,11 +37,13 @@ def run(options: argparse.Namespace) -> None:
     options.runs = [path for path in options.runs if path not in images]
     if not options.runs:
         raise InputError(f"RUN: expected the folder of a run, got only files: {', '.join(map(str, images))}")
-    run_measurement(options, ExplainSettings, show, **({"images": tuple(map(str, images))} if images else {}))
+    run_measurement(options, "explain", show, **({"images": tuple(map(str, images))} if images else {}))
 
 
 def show(results: Mapping[str, ExplainResult]) -> None:
     """One table per question with all runs in it; then notes about each run."""
+    from atoll.explain.measure import short_names, side_by_side
+
     first = next(iter(results.values()))
     points = f"{first.points:,} images" if first.settings.images else f"{first.points:,} {first.settings.split} points"
     rows = [

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import argparse
 
-from atoll.certify.norms import BUDGET
 from atoll.cli.answers import print_json
+from atoll.cli.index import look_up
 from atoll.cli.measure import add_locations, parse_checkpoint
 from atoll.cli.output import error_console, print_lines, progress_bar
 from atoll.cli.values import number, path, whole_number
-from atoll.runs.run import open_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eps", help="l2 radius below which the file abstains (default: as trained)")
     parser.add_argument("--eta", type=number, default=0.0, help="parameter of the eta layer of Centroid Nets (0)")
     parser.add_argument("--points", type=whole_number, default=1000, help="test points to compare on (default: 1000)")
-    parser.add_argument("--budget", type=number, default=BUDGET, help=f"operations per layer's proof ({BUDGET:g})")
+    budget = look_up("constants", "atoll.certify.norms.BUDGET")
+    parser.add_argument("--budget", type=number, default=budget, help=f"operations per layer's proof ({budget:g})")
     parser.add_argument("--checkpoint", default="best", help="best, last, or a step (default: best)")
     parser.add_argument("--weights", default="raw", help="raw, or an average such as swa (default: raw)")
     add_locations(parser)
@@ -41,6 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from atoll.runs.run import open_run
+
     opened = open_run(options.run_folder, trust=options.trust, data=dict(options.locations))
     with progress_bar("layers") as bar:
         task = bar.add_task("norms", total=None, note="")

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from atoll.cli.measure import add_flags, run_measurement
 from atoll.cli.output import print_lines
-from atoll.health import HealthResult, HealthSettings
 from atoll.stats import percent_interval
+
+if TYPE_CHECKING:
+    from atoll.health import HealthResult
 
 
 def show(results: Mapping[str, HealthResult]) -> None:
@@ -26,5 +29,5 @@ def show(results: Mapping[str, HealthResult]) -> None:
         print_lines(f"{len(result.findings) or 'no'} defects")
 
 
-arguments = partial(add_flags, settings=HealthSettings)
-run = partial(run_measurement, settings=HealthSettings, show=show)
+arguments = partial(add_flags, kind="health")
+run = partial(run_measurement, kind="health", show=show)

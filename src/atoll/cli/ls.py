@@ -15,16 +15,16 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
+from typing import Any
 
-from atoll.attacks.suites import SUITES
 from atoll.cli.answers import print_json
+from atoll.cli.index import look_up, remember
 from atoll.cli.output import print_table
-from atoll.config import parameters
 from atoll.errors import InputError
-from atoll.registry import REGISTRIES, registry, suggest
-from atoll.runs.collect import find_runs, overview
-from atoll.runs.recipe import recipes, variants
+from atoll.registry import suggest, unknown_member
+from atoll.runs.folders import folder_state, run_folders
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +38,9 @@ def run(options: argparse.Namespace) -> None:
     if options.kind == "runs":
         _list_runs(Path(options.name or "runs"), options.json)
         return
-    tables = {"recipes": None, "suites": None} | {registry(kind).title: kind for kind in REGISTRIES}
-    plural = {registry(kind).kind.split()[0]: registry(kind).title for kind in REGISTRIES}
-    title = plural.get(options.kind, options.kind)
+    titles = {kind: names["title"] for kind, names in look_up("tables", "kinds").items()}
+    tables = {"recipes": None, "suites": None} | {title: kind for kind, title in titles.items()}
+    title = titles.get(options.kind, options.kind)
     if title is not None and title not in tables:
         raise InputError(f"unknown kind {title!r}{suggest(title, [*tables, 'runs'])}")
     if options.name is not None:
@@ -57,12 +57,13 @@ def run(options: argparse.Namespace) -> None:
 def entries(title: str, kind: str | None, every_row: bool = False) -> dict[str, str]:
     """One line per member of a kind, by name."""
     if kind is not None:
-        return {name: member.summary for name, member in registry(kind).members().items()}
+        return {name: member["summary"] for name, member in look_up("members", kind).items()}
     if title == "suites":
-        return {name: (make.__doc__ or "").splitlines()[0] for name, make in SUITES.items()}
+        suites: dict[str, str] = look_up("tables", "suites")
+        return suites
     lines: dict[str, str] = {}
-    for name, text in recipes().items():
-        names = variants(name)
+    for name, recipe in look_up("tables", "recipes").items():
+        text, names = recipe["summary"], recipe["variants"]
         lines |= dict.fromkeys(names, text) if every_row else {name: text}
         if not every_row and names != [name]:
             lines[name] = f"{text} ({len(names)} variants, such as {names[0]})"
@@ -71,7 +72,15 @@ def entries(title: str, kind: str | None, every_row: bool = False) -> dict[str, 
 
 def _list_runs(root: Path, as_json: bool) -> None:
     """All runs below a folder with their main numbers."""
-    runs = {str(run.folder): overview(run) for run in find_runs(root)}
+
+    def compute(folder: str) -> Any:
+        from atoll.runs.collect import list_run
+
+        return list_run(Path(folder))
+
+    states = {str(folder): folder_state(folder) for folder in run_folders(root)}
+    overviews = remember(f"runs {root.resolve()}", states, compute)
+    runs = {folder: overview for folder, overview in overviews.items() if overview is not None}
     if as_json:
         print_json("ls", {"runs": {name: numbers for name, (_, numbers) in runs.items()}})
         return
@@ -85,10 +94,30 @@ def _show(title: str, kind: str | None, options: argparse.Namespace) -> None:
     if kind is None:
         command = f"atoll train {options.name} --dry-run" if title == "recipes" else "atoll ls suites"
         raise InputError(f"{title} have no parameters; see `{command}`")
-    member = registry(kind).resolve(options.name)
-    listing = parameters(member.cls, member.arguments)
+    member = find_member(kind, options.name)
     if options.json:
-        print_json("ls", {"name": member.name, "class_path": member.path, "parameters": listing})
+        answer = {"name": member["name"], "class_path": member["path"], "parameters": member["parameters"]}
+        print_json("ls", answer)
         return
-    table = [[name, row["type"], row["default"]] for name, row in listing.items()]
-    print_table(f"{member.name}: {member.summary}", ["parameter", "type", "default"], table)
+    table = [[name, row["type"], row["default"]] for name, row in member["parameters"].items()]
+    print_table(f"{member['name']}: {member['summary']}", ["parameter", "type", "default"], table)
+
+
+def find_member(kind: str, name: str) -> dict[str, Any]:
+    """What the index says about a component; paths, files and names with another number are imported."""
+    members = look_up("members", kind)
+    exact = name if name in members else next((known for known in members if known.lower() == name.lower()), None)
+    if exact is not None:
+        return {"name": exact, **members[exact]}
+    if "." not in name and not re.search(r"-\d+$", name):
+        raise unknown_member(look_up("tables", "kinds")[kind]["kind"], name, members)
+    from atoll.config import parameters
+    from atoll.registry import registry
+
+    member = registry(kind).resolve(name)
+    return {
+        "name": member.name,
+        "path": member.path,
+        "summary": member.summary,
+        "parameters": parameters(member.cls, member.arguments),
+    }

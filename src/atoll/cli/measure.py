@@ -5,33 +5,27 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import types
-import typing
 from collections.abc import Callable
-from typing import Any
-
-from docstring_parser import parse as parse_docstring
+from typing import TYPE_CHECKING, Any, cast
 
 from atoll.cli.answers import print_json
+from atoll.cli.flags import Flag
+from atoll.cli.index import look_up
 from atoll.cli.output import error_console, progress_bar
 from atoll.cli.values import number, path, whole_number
-from atoll.distributed import is_main, process_group
-from atoll.measure import Result, Settings
-from atoll.runs.data_record import LOCATIONS
-from atoll.runs.run import Run, Which, check_which, open_run
+
+if TYPE_CHECKING:
+    from atoll.measure import Result, Settings
+    from atoll.runs.run import Run, Which
 
 
 def add_flags(
-    parser: argparse.ArgumentParser,
-    settings: type[Settings],
-    runs: str = "folder of a run; several runs are compared",
+    parser: argparse.ArgumentParser, kind: str, runs: str = "folder of a run; several runs are compared"
 ) -> None:
-    """Runs, one flag per field of the settings, and the options of all measurements."""
+    """Runs, one flag per field of the settings of a measurement, and the options of all measurements."""
     parser.add_argument("runs", nargs="+", type=path, metavar="RUN", help=runs)
-    texts = _help_texts(settings)
-    hints = typing.get_type_hints(settings)
-    for item in dataclasses.fields(settings):
-        _add_flag(parser, item, hints[item.name], texts.get(item.name, ""))
+    for flag in look_up("settings", kind):
+        _add_flag(parser, Flag(**flag))
     group = add_run_flags(parser)
     group.add_argument("--restart", action="store_true", help="discard saved progress and results, and start over")
 
@@ -52,7 +46,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> Any:
 
 def add_locations(parser: Any) -> None:
     """``--data.root PATH`` and the like, for data that were moved."""
-    for key in LOCATIONS:
+    for key in look_up("constants", "atoll.runs.data_record.LOCATIONS"):
         parser.add_argument(
             f"--data.{key}",
             dest="locations",
@@ -69,40 +63,29 @@ def _location(key: str, place: str) -> tuple[str, str]:
 
 
 def add_device(parser: Any) -> None:
-    """``--device``; ``atoll.cli.main`` passes it to ``use_device``."""
+    """``--device`` and ``--threads``; ``atoll.cli.main`` passes them to ``use_device`` and ``choose_threads``."""
     text = "device to compute on: auto, cpu, cuda, cuda:N or mps (default: auto, a CUDA GPU if there is one)"
     parser.add_argument("--device", default="auto", metavar="NAME", help=text)
+    text = (
+        "threads on the CPU: a number, or auto to measure what is fastest unless OMP_NUM_THREADS is set (default: auto)"
+    )
+    parser.add_argument("--threads", default="auto", metavar="N", help=text)
 
 
-def _help_texts(settings: type) -> dict[str, str]:
-    """What the docstrings of settings and their base classes say about each field."""
-    texts: dict[str, str] = {}
-    for cls in settings.__mro__[:-1]:
-        for parameter in parse_docstring(cls.__doc__ or "").params:
-            texts.setdefault(parameter.arg_name, (parameter.description or "").rstrip("."))
-    return texts
-
-
-def _add_flag(parser: argparse.ArgumentParser, item: Any, hint: Any, text: str) -> None:
-    flag = f"--{item.name.replace('_', '-')}"
-    options = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-    if typing.get_origin(hint) in (types.UnionType, typing.Union) and len(options) == 1:
-        hint = options[0]
-    default = ",".join(item.default) if isinstance(item.default, tuple) else item.default
-    if "default" not in text and default not in (None, "") and not isinstance(default, bool):
-        text = f"{text} (default: {default:g})" if isinstance(default, float) else f"{text} (default: {default})"
-    common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
-    if hint is bool:
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
-    elif typing.get_origin(hint) is typing.Literal:
-        parser.add_argument(flag, choices=typing.get_args(hint), **common)
-    elif typing.get_origin(hint) is tuple:
-        parser.add_argument(flag, action="extend", type=lambda word: word.split(","), metavar="NAME,...", **common)
-    elif hint in (int, float):
-        kind, metavar = (whole_number, "N") if hint is int else (number, "X")
-        parser.add_argument(flag, type=kind, metavar=metavar, **common)
+def _add_flag(parser: argparse.ArgumentParser, flag: Flag) -> None:
+    name = f"--{flag.name.replace('_', '-')}"
+    common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": flag.help.replace("%", "%%")}
+    if flag.kind == "bool":
+        parser.add_argument(name, action=argparse.BooleanOptionalAction, **common)
+    elif flag.kind == "choice":
+        parser.add_argument(name, choices=flag.choices, **common)
+    elif flag.kind == "list":
+        parser.add_argument(name, action="extend", type=lambda word: word.split(","), metavar="NAME,...", **common)
+    elif flag.kind in ("int", "float"):
+        kind, metavar = (whole_number, "N") if flag.kind == "int" else (number, "X")
+        parser.add_argument(name, type=kind, metavar=metavar, **common)
     else:
-        parser.add_argument(flag, type=hint, metavar="TEXT", **common)
+        parser.add_argument(name, metavar="TEXT", **common)
 
 
 def settings_from(options: argparse.Namespace, settings: type[Settings], **more: Any) -> Settings:
@@ -114,17 +97,21 @@ def settings_from(options: argparse.Namespace, settings: type[Settings], **more:
 
 
 def run_measurement(
-    options: argparse.Namespace, settings: type[Settings], show: Callable[[dict[str, Any]], None], **more: Any
+    options: argparse.Namespace, kind: str, show: Callable[[dict[str, Any]], None], **more: Any
 ) -> None:
     """Measure every run and print the results."""
-    measure_runs(options, settings, show, **more)
+    measure_runs(options, kind, show, **more)
 
 
 def measure_runs(
-    options: argparse.Namespace, settings: type[Settings], show: Callable[[dict[str, Any]], None], **more: Any
+    options: argparse.Namespace, kind: str, show: Callable[[dict[str, Any]], None], **more: Any
 ) -> dict[str, Any]:
     """Measure every run, print the results, and return them by run."""
-    question = settings_from(options, settings, **more)
+    from atoll.distributed import is_main, process_group
+    from atoll.measure import measurement
+    from atoll.runs.run import open_run
+
+    question = settings_from(options, measurement(kind).settings, **more)
     checkpoint = parse_checkpoint(options.checkpoint)
     places = dict(options.locations)
     runs = {
@@ -159,6 +146,8 @@ def measure_runs(
 
 def warn_about_selection(run: Run, checkpoint: Which, weights: str, name: str) -> None:
     """Print a warning if the best checkpoint was selected on few points."""
+    from atoll.distributed import is_main
+
     if is_main() and (warning := run.selection_warning(checkpoint, weights)):
         error_console.print(f"{name}: {warning}", style="yellow", markup=False, soft_wrap=True)
 
@@ -169,6 +158,8 @@ def parse_checkpoint(word: str) -> Which:
     >>> parse_checkpoint("best"), parse_checkpoint("120")
     ('best', 120)
     """
+    from atoll.runs.run import check_which
+
     which = int(word) if word.isdecimal() else word
     check_which(which, "--checkpoint")
-    return typing.cast(Which, which)
+    return cast("Which", which)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from atoll.display import TextTable
-from atoll.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from atoll.progress import ProgressBar
 
 console = Console()
 error_console = Console(stderr=True)
@@ -66,4 +69,6 @@ def _groups(needs: Sequence[int], width: int) -> list[list[int]]:
 
 def progress_bar(unit: str) -> ProgressBar:
     """A bar on standard error, gone when it is done."""
+    from atoll.progress import ProgressBar  # imports PyTorch
+
     return ProgressBar(unit, error_console)

@@ -15,14 +15,15 @@ Examples:
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from atoll.cli.answers import print_json
 from atoll.cli.measure import add_run_flags, parse_checkpoint, warn_about_selection
 from atoll.cli.output import print_table
 from atoll.cli.values import path, whole_number
-from atoll.config import to_plain
-from atoll.runs.predict import Prediction
-from atoll.runs.run import open_run
+
+if TYPE_CHECKING:
+    from atoll.runs.predict import Prediction
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from atoll.config import to_plain
+    from atoll.runs.run import open_run
+
     checkpoint = parse_checkpoint(options.checkpoint)
     opened = open_run(options.run_folder, trust=options.trust, data=dict(options.locations))
     warn_about_selection(opened, checkpoint, options.weights, str(options.run_folder))

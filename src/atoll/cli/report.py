@@ -14,7 +14,6 @@ import argparse
 from atoll.cli.answers import print_json
 from atoll.cli.output import print_lines
 from atoll.cli.values import path
-from atoll.report import write_report
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +23,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from atoll.report import write_report
+
     page = write_report(options.runs, options.out or options.runs[0] / "report.html", title=options.title)
     size = page.stat().st_size
     if options.json:

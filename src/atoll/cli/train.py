@@ -24,21 +24,17 @@ import signal
 import sys
 import weakref
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from atoll.cli.answers import print_json
 from atoll.cli.measure import add_device
 from atoll.cli.output import error_console, print_lines, print_table
 from atoll.cli.values import path
-from atoll.distributed import is_main
 from atoll.errors import Interrupted, RecipeError
-from atoll.runs.recipe import build_recipe, recipes
-from atoll.runs.run import Run
-from atoll.runs.train import train
-from atoll.training.progress import TrainingProgress
-from atoll.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from atoll.runs.run import Run
+    from atoll.training.trainer import Trainer
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +62,15 @@ def run(options: argparse.Namespace) -> None:
         raise RecipeError(f"expected a recipe before {recipe}, as in `atoll train digits-at {recipe}`")
     if recipe is None and overrides and options.dry_run:
         raise RecipeError(f"a resumed run keeps its recipe; it cannot take {overrides[0]!r}")
+    from atoll.distributed import is_main
+    from atoll.runs.recipe import build_recipe, recipes
+    from atoll.runs.run import Run
+    from atoll.runs.train import train
+    from atoll.training.progress import TrainingProgress
+
     if options.dry_run:
+        import yaml
+
         trust = options.trust or recipe is not None
         tree = build_recipe(Run(options.out).recipe if recipe is None else recipe, *overrides, trust=trust).tree
         if options.json:

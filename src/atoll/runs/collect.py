@@ -12,6 +12,7 @@ from atoll.certify.measure import CertifyResult
 from atoll.curvature.measure import CurvatureResult
 from atoll.errors import AtollError, InputError
 from atoll.measure import Result
+from atoll.runs.folders import run_folders
 from atoll.runs.run import Run, open_run
 from atoll.stats import Accuracy, Estimate, SampledAccuracy
 
@@ -24,12 +25,9 @@ NO_NUMBERS = {"clean": "-", "robust": "-", "verified": "-", "WCI": "-"}
 
 def find_runs(root: Path | str) -> Iterator[Run]:
     """Yield all runs below a folder, in alphabetical order; the folder itself may be a run."""
-    folder = Path(root)
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder")
-    for path in sorted(folder.rglob("recipe.yaml")):
+    for folder in run_folders(root):
         try:
-            yield open_run(path.parent)
+            yield open_run(folder)
         except AtollError:
             continue
 
@@ -109,6 +107,14 @@ def overview(run: Run) -> tuple[str, dict[str, str]]:
         return "finished" if run.is_finished else "not finished", main_numbers(run)
     except AtollError:  # `atoll report` says what is wrong
         return "damaged", dict(NO_NUMBERS)
+
+
+def list_run(folder: Path) -> list[Any] | None:
+    """Return the overview of the run in a folder as plain data; None if it is not a run."""
+    try:
+        return list(overview(open_run(folder)))
+    except AtollError:
+        return None
 
 
 def main_numbers(run: Run) -> dict[str, str]:

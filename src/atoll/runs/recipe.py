@@ -198,12 +198,10 @@ def full_key(tree: Mapping[str, Any], key: str, *, trust: bool = True) -> str:
     >>> [full_key(tree, key) for key in ("eps", "steps", "seed", "loss.lambda_t")]
     ['threat.eps', 'attack.steps', 'seed', 'loss.lambda_t']
     """
-    hints = typing.get_type_hints(Recipe)
     sections = [field.name for field in dataclasses.fields(Recipe) if field.name != "tree"]
     if "." in key or key in sections:
         return key
-    values = {name: tree.get(name, DEFAULTS.get(name)) for name in sections}
-    keys = [k for name in sections for k in argument_keys(hints[name], values[name], name, trust=trust)]
+    keys = recipe_keys(tree, trust=trust)
     matches = [full for full in keys if full.rpartition(".")[2] == key]
     matches = [full for full in matches if full.startswith(("trainer.", "threat."))] or matches
     if len(matches) == 1:
@@ -217,6 +215,18 @@ def full_key(tree: Mapping[str, Any], key: str, *, trust: bool = True) -> str:
     raise RecipeError(
         f"{key}: unknown key; expected the key of a section ({', '.join(sections)}), as in trainer.epochs"
     )
+
+
+def recipe_keys(tree: Mapping[str, Any], *, trust: bool = True) -> list[str]:
+    """The full keys of all arguments that the classes of a recipe take.
+
+    >>> "loss.lambda_t" in recipe_keys(read_recipe("digits-trades"))
+    True
+    """
+    hints = typing.get_type_hints(Recipe)
+    values = {field.name: tree.get(field.name, DEFAULTS.get(field.name)) for field in dataclasses.fields(Recipe)}
+    sections = [name for name in values if name != "tree"]
+    return [key for name in sections for key in argument_keys(hints[name], values[name], name, trust=trust)]
 
 
 def build_recipe(source: str | Path | Mapping[str, Any], *overrides: str, trust: bool = True) -> Recipe:

@@ -15,9 +15,18 @@ import torch
 
 from atoll.attacks.measure import AttackResult
 from atoll.certify.measure import CertifySettings
-from atoll.distributed import barrier, is_main, process_group, raise_on_lost_worker
+from atoll.data.base import to_float
+from atoll.distributed import (
+    barrier,
+    check_same,
+    fail_together,
+    is_main,
+    open_shared,
+    process_group,
+    raise_on_lost_worker,
+)
 from atoll.errors import AtollError, RecipeError
-from atoll.files import open_for_writing, write_record
+from atoll.files import write_record
 from atoll.measure import Environment, OnProgress
 from atoll.models import Classifier, load_pretrained
 from atoll.progress import show_progress
@@ -25,6 +34,7 @@ from atoll.rng import key
 from atoll.runs.data_record import LOCATIONS, DataRecord, locate, without_locations
 from atoll.runs.recipe import Recipe, build_recipe, full_key, write_recipe
 from atoll.runs.run import Run, TestRow
+from atoll.threads import keep_threads, recorded_threads, settle_threads
 from atoll.training.checkpoint import Checkpoints
 from atoll.training.observers import JsonLines, Observer, TensorBoard
 from atoll.training.progress import TrainingProgress
@@ -90,57 +100,89 @@ def train(
         progress: show progress bars, in terminals and notebooks.
     """
     folder = Path(out)
-    with process_group(), open_for_writing(folder, folder) if is_main() else nullcontext():
-        existing = os.path.lexists(folder / "recipe.yaml")
-        barrier()  # no process may write before all have checked
-        if existing and not resume:
-            raise RecipeError(f"{folder} already contains a run; resume it or choose another folder")
-        if recipe is None and not existing:
-            raise RecipeError(f"there is no run to resume in {folder}")
-        if not existing and Checkpoints(folder / "checkpoints").steps():  # of a recipe that nobody knows
-            raise RecipeError(f"{folder} has checkpoints but no recipe.yaml; restore it or choose another folder")
+    with process_group(), open_shared(folder, folder):
+        with fail_together():
+            built, data = _prepare(recipe, overrides, folder, resume, trust)
+        tree = {**built.tree, "data": without_locations(built.tree.get("data"))}
+        check_same(recipe=tree, data=data.fingerprint.digests, version=_versions())
         trust = trust or recipe is not None
-        if isinstance(recipe, Recipe):
-            built = recipe
-        elif recipe is not None:
-            built = build_recipe(recipe, *overrides, trust=trust)
-        else:
-            built = _saved_recipe(folder, overrides, trust)
-        if existing and recipe is not None:
-            _same_recipe(folder, built)
-        known = DataRecord.load(folder) if existing else None
-        record = DataRecord.of(built.data, known)  # reads all files, to report faults before any work
-        if known is not None and (changes := known.fingerprint.difference(record.fingerprint)):
-            raise RecipeError(
-                f"{folder}: the data has changed since this run was started ({changes}); restore it or start a new run"
-                " in another folder"
-            )
-        if known is not None and recipe is None and not overrides:  # paths in the recipe are relative to that folder
-            record = dataclasses.replace(record, folder=known.folder)
-        size, count = built.trainer.batch_size, built.data.num_own
-        if size > count:
-            raise RecipeError(f"batch_size: expected at most the number of training points, {count}, got {size}")
         writers = [JsonLines(folder / "metrics.jsonl"), TensorBoard(folder / "tensorboard")]
         bars = [TrainingProgress()] if progress else []
         trainer = build_trainer(built, folder, [*writers, *bars, *observers])
+        _settle_threads(trainer, folder)
         if on_trainer:
             on_trainer(trainer)
-        if is_main():
-            try:
-                write_record(folder / "environment.json", "an environment", environment())
-                record.save(folder)
-                # Last, because the presence of this file marks the folder as a run.
-                write_recipe(folder / "recipe.yaml", built.tree)
-            except OSError as error:
-                raise AtollError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+        with fail_together():
+            if is_main():
+                _start(folder, built, data)
         trainer.fit(resume=resume)
         barrier()
         run = Run(folder, trust=trust)
         bar = show_progress("test") if progress and on_progress is None else nullcontext(on_progress)
-        with raise_on_lost_worker(f"resume in {folder}"), bar as report:
+        with raise_on_lost_worker(f"resume in {folder}"), keep_threads(), bar as report:
             final_test(run, report)
         del trainer  # it has a reference to the process group
     return run
+
+
+def _settle_threads(trainer: Trainer, folder: Path) -> None:
+    """Choose the number of threads if a command asked for it; a run that resumes has recorded it."""
+    data, rows = trainer.data.train, trainer.settings.batch_size
+    recorded = recorded_threads(folder / "environment.json", "an environment")
+
+    def inputs(count: int) -> torch.Tensor:
+        return to_float(data.fetch(torch.arange(count))).to(trainer.device)
+
+    settle_threads(recorded, trainer.device, trainer.model, inputs, min(rows, len(data)))
+
+
+def _prepare(
+    recipe: str | Path | Mapping[str, Any] | Recipe | None,
+    overrides: Sequence[str],
+    folder: Path,
+    resume: bool,
+    trust: bool,
+) -> tuple[Recipe, DataRecord]:
+    """Build the recipe and read the data, to report all faults before any work; writes nothing."""
+    existing = os.path.lexists(folder / "recipe.yaml")
+    if existing and not resume:
+        raise RecipeError(f"{folder} already contains a run; resume it or choose another folder")
+    if recipe is None and not existing:
+        raise RecipeError(f"there is no run to resume in {folder}")
+    if not existing and Checkpoints(folder / "checkpoints").steps():  # of a recipe that nobody knows
+        raise RecipeError(f"{folder} has checkpoints but no recipe.yaml; restore it or choose another folder")
+    if isinstance(recipe, Recipe):
+        built = recipe
+    elif recipe is not None:
+        built = build_recipe(recipe, *overrides, trust=True)
+    else:
+        built = _saved_recipe(folder, overrides, trust)
+    if existing and recipe is not None:
+        _same_recipe(folder, built)
+    known = DataRecord.load(folder) if existing else None
+    data = DataRecord.of(built.data, known)
+    if known is not None and (changes := known.fingerprint.difference(data.fingerprint)):
+        raise RecipeError(
+            f"{folder}: the data has changed since this run was started ({changes}); restore it or start a new run"
+            " in another folder"
+        )
+    if known is not None and recipe is None and not overrides:  # paths in the recipe are relative to that folder
+        data = dataclasses.replace(data, folder=known.folder)
+    size, count = built.trainer.batch_size, built.data.num_own
+    if size > count:
+        raise RecipeError(f"batch_size: expected at most the number of training points, {count}, got {size}")
+    return built, data
+
+
+def _start(folder: Path, recipe: Recipe, data: DataRecord) -> None:
+    """Write the files that a run begins with."""
+    try:
+        write_record(folder / "environment.json", "an environment", environment())
+        data.save(folder)
+        # Last, because the presence of this file marks the folder as a run.
+        write_recipe(folder / "recipe.yaml", recipe.tree)
+    except OSError as error:
+        raise AtollError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
 
 
 def final_test(run: Run, on_progress: OnProgress | None = None) -> list[TestRow]:
@@ -191,6 +233,11 @@ def _without_modules(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {k: v.rpartition(".")[2] if k == "class_path" else _without_modules(v) for k, v in tree.items()}
     return [_without_modules(part) for part in tree] if isinstance(tree, list) else tree
+
+
+def _versions() -> list[str]:
+    current = Environment.current()
+    return [current.atoll, current.torch]
 
 
 def environment() -> dict[str, Any]:

@@ -19,11 +19,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import torch
 
 from atoll.config import to_plain
+from atoll.data.fingerprint import first_few
 from atoll.distributed import launch, requested_device, torchrun_world_size, use_device
-from atoll.errors import AtollError, DamagedError, InputError
+from atoll.errors import AtollError, DamagedError, InputError, check_count
 from atoll.files import finite, read_record, remove_stale, write_atomic, write_figure, write_json, write_record
 from atoll.registry import class_path
 from atoll.runs.recipe import expand_overrides
@@ -32,6 +35,7 @@ from atoll.runs.train import environment, train
 from atoll.studies.base import STUDIES, Cell, Numbers, Scale, Study, StudyReport, StudyResults
 from atoll.studies.cell import CellSettings, load_cell, store_cell
 from atoll.studies.table import Column, Table
+from atoll.threads import keep_threads
 
 # Options with paths of the user, which reports do not show.
 PRIVATE = (".path", ".root", ".extra", ".pretrained")
@@ -57,6 +61,7 @@ class CellRunner:
     cells: Path | None = None
     processes: int = 1
     device: str = "auto"
+    threads: int = 1  # of every process, whichever engine runs it, because the number can change the last bits of a sum
 
     def run_folder(self, name: str) -> Path:
         return (self.cells or self.folder / "cells") / name
@@ -98,7 +103,7 @@ class CellRunner:
         try:
             numbers = self.load(cell)
             if numbers is None:
-                with use_device(self.device):
+                with use_device(self.device), keep_threads(self.threads):
                     numbers = self._measure(cell)
                 log.unlink(missing_ok=True)
             return CellOutcome(cell, numbers)
@@ -117,13 +122,19 @@ class CellRunner:
             return numbers
         overrides = merge_overrides(self.study.overrides(cell, dependencies), self.overrides_for(cell))
         folder = self.run_folder(cell.name)
-        training = partial(train, cell.recipe, f"seed={cell.seed}", *overrides, out=folder, resume=True)
+        training = partial(_train, self.threads, cell.recipe, f"seed={cell.seed}", *overrides, out=folder, resume=True)
         if self.processes == 1:
             run = training()
         else:
             launch(self.processes, training)
             run = self.run(cell.name)
         return store_cell(run, settings, lambda: self.study.measure(cell, run, self.scale, dependencies)).numbers
+
+
+def _train(threads: int, *arguments: Any, **options: Any) -> Run:
+    """``train`` with a number of threads, also in a separate process."""
+    with keep_threads(threads):
+        return train(*arguments, **options)
 
 
 def split_pattern(override: str) -> tuple[str, str]:
@@ -201,15 +212,56 @@ def sort_cells(cells: Sequence[Cell]) -> list[Cell]:
     return list(done.values())
 
 
+def select_cells(
+    cells: Sequence[Cell], rows: Sequence[str] = (), seeds: Sequence[int] | None = None
+) -> tuple[list[Cell], str]:
+    """Select cells by patterns of rows and by seeds, with the cells they depend on, and describe the selection.
+
+    >>> cells = [Cell("a"), Cell("a", 1), Cell("b", 1, depends_on=("a-0",)), Cell("c", 1)]
+    >>> [cell.name for cell in select_cells(cells, rows=["b*"])[0]]
+    ['a-0', 'b-1']
+    >>> select_cells(cells, ["[bc]"], [1])[1]
+    'rows [bc], seeds 1: 3 of 4 cells, 1 of them because others depend on them'
+    """
+    for pattern in rows:
+        if not any(fnmatch.fnmatchcase(cell.row, pattern) for cell in cells):
+            known = first_few(list(dict.fromkeys(cell.row for cell in cells)), 5)
+            raise InputError(f"rows: expected a pattern that matches rows of the study ({known}), got {pattern!r}")
+    for seed in seeds or ():
+        if all(cell.seed != seed for cell in cells):
+            known = ", ".join(map(str, sorted({cell.seed for cell in cells})))
+            raise InputError(f"seeds: expected seeds of the study ({known}), got {seed}")
+    selected = {
+        cell.name
+        for cell in cells
+        if (not rows or any(fnmatch.fnmatchcase(cell.row, pattern) for pattern in rows))
+        and (seeds is None or cell.seed in seeds)
+    }
+    if not selected:
+        raise InputError("rows and seeds: expected a selection of at least one cell, got none")
+    needed = set(selected)
+    for cell in reversed(sort_cells(cells)):
+        if cell.name in needed:
+            needed.update(cell.depends_on)
+    parts = [f"rows {', '.join(rows)}"] if rows else []
+    parts += [] if seeds is None else [f"seeds {', '.join(map(str, seeds))}"]
+    more = f", {len(needed - selected)} of them because others depend on them" if needed - selected else ""
+    description = f"{', '.join(parts)}: {len(needed)} of {len(cells)} cells{more}" if parts else ""
+    return [cell for cell in cells if cell.name in needed], description
+
+
 def run_study(
     study: Study,
     scale: Scale,
     folder: Path | str,
     *,
+    rows: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
     overrides: Sequence[str] = (),
     engine: Engine = run_sequentially,
     cells_folder: Path | str | None = None,
     processes: int = 1,
+    threads: int | None = None,
     on_done: Callable[[CellOutcome, int, int], None] | None = None,
 ) -> tuple[StudyResults, StudyReport]:
     """Run all unfinished cells and write the report.
@@ -218,26 +270,30 @@ def run_study(
         study: the study to run.
         scale: ``smoke``, ``cpu`` or ``paper``.
         folder: folder of the study; rerun the study in the same folder to resume it.
+        rows: patterns of rows such as ``*-trh``; only they run, with the cells they depend on (default: all).
+        seeds: only these seeds run, with the cells they depend on (default: all).
         overrides: overrides for every recipe, such as the path of the data; ``PATTERN:key.sub=value`` applies only to
             rows that match the pattern.
         engine: runs the cells.
         cells_folder: folder of the runs, for studies of a family that share them.
         processes: number of processes that train a cell.
+        threads: number of threads of each of them, on any engine (default: those of this process, shared between them).
         on_done: called after each cell with its outcome, the number of finished cells, and the total.
     """
-    if processes < 1:
-        raise InputError(f"processes: expected at least 1, got {processes}")
+    check_count(1, processes=processes, threads=threads)
     if torchrun_world_size() > 1:
         raise InputError("run a study without torchrun; set `processes` to train each cell on several processes")
     folder = Path(folder)
-    cells = study.cells(scale)
+    everything = study.cells(scale)
+    cells, selection = select_cells(everything, rows, seeds)
     for override in overrides:
         pattern, _ = split_pattern(override)
-        if not any(fnmatch.fnmatchcase(cell.row, pattern) for cell in cells):
+        if not any(fnmatch.fnmatchcase(cell.row, pattern) for cell in everything):
             expected = f"expected a pattern that matches rows of {study.name} before the colon"
             raise InputError(f"{override}: {expected}, got {pattern!r}")
     where = None if cells_folder is None else Path(cells_folder)
-    runner = CellRunner(study, scale, folder, tuple(overrides), where, processes, requested_device())
+    threads = threads or max(1, torch.get_num_threads() // processes)
+    runner = CellRunner(study, scale, folder, tuple(overrides), where, processes, requested_device(), threads)
     for cell in cells:
         check_required(study, scale, cell, runner.overrides_for(cell))
     remove_stale([*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")])
@@ -253,8 +309,12 @@ def run_study(
     results = StudyResults(scale, numbers, failed, {cell: runner.run(cell.name) for cell in numbers if cell.recipe})
     report = study.report(results)
     tables = {title: add_failure_column(table, results) for title, table in report.tables.items()}
-    report = replace(report, tables=tables)
-    write_study(study, results, report, folder, overrides, processes)
+    notes = [f"This report is partial ({selection}).", *report.notes] if selection else report.notes
+    report = replace(report, tables=tables, notes=notes)
+    arguments = [word for pattern in rows for word in ("--rows", pattern)]
+    arguments += [] if seeds is None else ["--seeds", ",".join(map(str, seeds))]
+    arguments += [] if processes == 1 else ["--processes", str(processes)]
+    write_study(study, results, report, folder, overrides, arguments, selection)
     return results, report
 
 
@@ -295,10 +355,11 @@ def write_study(
     report: StudyReport,
     folder: Path,
     overrides: Sequence[str] = (),
-    processes: int = 1,
+    arguments: Sequence[str] = (),
+    selection: str = "",
 ) -> None:
     """Write README.md, a CSV file per table, a PNG file per figure, and raw.json."""
-    lines = [f"# {study.title}", "", *provenance(study, results, overrides, processes), ""]
+    lines = [f"# {study.title}", "", *provenance(study, results, overrides, arguments), ""]
     lines += [f"{study.reference}. Mean ± standard error over seeds.", ""]
     for note in report.notes:
         lines += [note, ""]
@@ -321,6 +382,7 @@ def write_study(
         {
             "study": study.name,
             "scale": results.scale,
+            "selection": selection,
             "cells": [{**cell.to_json(), "numbers": finite(numbers)} for cell, numbers in results.numbers.items()],
             "failed": [{**cell.to_json(), "reason": reason} for cell, reason in results.failed.items()],
             "claims": [vars(claim) for claim in report.claims],
@@ -329,10 +391,11 @@ def write_study(
     )
 
 
-def provenance(study: Study, results: StudyResults, overrides: Sequence[str], processes: int) -> list[str]:
+def provenance(
+    study: Study, results: StudyResults, overrides: Sequence[str], arguments: Sequence[str] = ()
+) -> list[str]:
     """Return how a page was created: command, date, versions, scale, seeds, and the number of failed cells."""
-    command = ["atoll", "study", study_name(study), "--scale", results.scale]
-    command += [] if processes == 1 else ["--processes", str(processes)]
+    command = ["atoll", "study", study_name(study), "--scale", results.scale, *arguments]
     for override in overrides:
         key, _, value = override.partition("=")
         private = f".{key.rpartition(':')[2]}".endswith(PRIVATE) and value != "null"

@@ -51,6 +51,7 @@ class Checkpoint:
         about: plain JSON from which a reader can rebuild the model: recipe, shapes, scores.
         averages: other weights for the same model by name, from methods such as SWA.
         files: digests of the files it was read from, by name.
+        digest: digest of everything that was read.
     """
 
     model: Mapping[str, Tensor]
@@ -58,6 +59,7 @@ class Checkpoint:
     about: dict[str, Any] = field(default_factory=dict)
     averages: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    digest: str = ""
 
     def weights(self, name: str = "raw") -> Mapping[str, Tensor]:
         """Return the trained weights (``raw``) or an average by name."""
@@ -151,7 +153,7 @@ def load_checkpoint(folder: Path, *, with_training: bool = True) -> Checkpoint:
         training = unpack(record["training"], tensors.pop("training")) if with_training else {}
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{folder}/checkpoint.json refers to tensors that {folder} does not have") from None
-    return Checkpoint(tensors.pop("model"), training, record["about"], dict(tensors), record["files"])
+    return Checkpoint(tensors.pop("model"), training, record["about"], dict(tensors), record["files"], record["digest"])
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
@@ -165,7 +167,8 @@ def _read_record(folder: Path) -> dict[str, Any]:
         raise CheckpointError(str(error)) from None
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
-    if not isinstance(record, dict) or record.pop("digest", None) != json_digest(record):
+    digest = record.pop("digest", None) if isinstance(record, dict) else None
+    if digest is None or digest != json_digest(record):
         raise CheckpointError(f"{path} is damaged: the digest does not match")
     if record.get("format") != FORMAT:
         raise CheckpointError(f"{folder}: expected checkpoint format {FORMAT}, got {record.get('format')!r}")
@@ -177,7 +180,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
     for name, digest in record["files"].items():
         if not name.isidentifier() or not isinstance(digest, str):  # not a path out of the folder
             raise CheckpointError(f"{path} lists files that are not part of a checkpoint")
-    return record
+    return {**record, "digest": digest}
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str = "the checkpoint") -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from atoll.distributed import all_sum
+from atoll.distributed import all_sum, gather, rank, world_size
 from atoll.files import append_record, read_records, record_line, write_atomic
 
 if TYPE_CHECKING:
@@ -51,6 +52,21 @@ class RunningMeans:
         totals = {name: float(value) for name, value in self.values.items()}
         count = totals.pop("count", 0.0)
         return {name: total / count for name, total in totals.items()} if count else {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the sums of every process, in all processes."""
+        everywhere = gather({name: float(value) for name, value in self.values.items()})
+        return {
+            name: torch.tensor([values[name] for values in everywhere], dtype=torch.float64) for name in everywhere[0]
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Restore the sums of this process; with another number of processes, the first one gets all sums."""
+        for name, value in state.items():
+            sums = value.reshape(-1)  # version 0.1 stored a number
+            if len(sums) != world_size():
+                sums = torch.cat([sums.sum()[None], sums.new_zeros(world_size() - 1)])
+            self.values[name] = sums[rank()].to(device)
 
 
 class JsonLines(Observer):

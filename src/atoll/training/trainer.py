@@ -23,6 +23,8 @@ from atoll.data.base import Batch, Data, Split, batches, shuffled
 from atoll.distributed import (
     all_sum,
     default_device,
+    fail_together,
+    gather,
     raise_on_lost_worker,
     rank,
     synchronize_batch_norm,
@@ -45,7 +47,7 @@ from atoll.modules import preserve_buffers
 from atoll.rng import generator, key
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
-from atoll.training.checkpoint import Best, Checkpoint, Checkpoints, load_weights
+from atoll.training.checkpoint import Best, Checkpoint, Checkpoints, load_checkpoint, load_weights
 from atoll.training.methods.base import Method, Step, check_methods
 from atoll.training.observers import Observer, RunningMeans
 from atoll.training.optimizers import check_optimizer, fuse, resume_optimizer
@@ -225,7 +227,7 @@ class Trainer:
                     self._finish_epoch()
                 self.trained = True
                 self._write_index()
-                if self.stop_requested:  # after the last step
+                if any(gather(self.stop_requested)):  # after the last step
                     self.stop()
             finally:
                 for observer in self.observers:
@@ -453,16 +455,20 @@ class Trainer:
 
     def _save(self) -> None:
         self._saved_at = time.monotonic()
-        if self.checkpoints is None or rank() != 0:
+        if self.checkpoints is None:
             return
-        if wrong := self._not_finite():
-            raise TrainingError(self._diagnosis([f"{wrong} is not finite"]))
-        about = {**self.about, "step": self.step, "epoch": self.epoch}
-        checkpoint = Checkpoint(self.model.state_dict(), self.state_dict(), about, dict(self.averages))
-        scheduled = {epoch * self.steps_per_epoch for epoch in self.settings.keep_epochs}
-        best = {best.step for best in self.best.values()}
-        self.checkpoints.save(self.step, checkpoint, protect=best | scheduled)
-        self._write_index()
+        state = self.state_dict()
+        with fail_together():
+            if rank() != 0:
+                return
+            if wrong := self._not_finite():
+                raise TrainingError(self._diagnosis([f"{wrong} is not finite"]))
+            about = {**self.about, "step": self.step, "epoch": self.epoch}
+            checkpoint = Checkpoint(self.model.state_dict(), state, about, dict(self.averages))
+            scheduled = {epoch * self.steps_per_epoch for epoch in self.settings.keep_epochs}
+            best = {best.step for best in self.best.values()}
+            self.checkpoints.save(self.step, checkpoint, protect=best | scheduled)
+            self._write_index()
 
     def _write_index(self) -> None:
         """Write ``index.json``, which says which checkpoints are last and best."""
@@ -479,30 +485,31 @@ class Trainer:
             raise KeyboardInterrupt("Interrupted during the final test.")
 
     def _save_if_due(self) -> None:
-        if self.stop_requested:
+        due = time.monotonic() - self._saved_at > 60 * self.settings.checkpoint_minutes
+        # Clocks differ and signals arrive at different times, but all processes must save or stop at the same step.
+        stop, due = all_sum(torch.tensor([self.stop_requested, due]).int()).bool().tolist()
+        if stop or due:
             self._save()
+        if stop:
             raise Interrupted(f"Interrupted at step {self.step}.")
-        if time.monotonic() - self._saved_at > 60 * self.settings.checkpoint_minutes:
-            self._save()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything except the model that a run needs to resume."""
+        """Return everything except the model that a run needs to resume; call it in all processes."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "methods": [method.state_dict() for method in self.methods],
             "position": {"epoch": self.epoch, "batch": self.batch, "step": self.step},
-            "sums": self.sums.values,
+            "sums": self.sums.state_dict(),
             "best": {weights: vars(best) for weights, best in self.best.items()},
             "finished": self.finished,
             "lipschitz": dict(self.lipschitz.state_dict()) if self.lipschitz is not None else {},
         }
 
     def _resume(self) -> None:
-        newest = self.checkpoints.newest() if self.checkpoints else None
-        if newest is None:
+        checkpoint = self._newest_checkpoint()
+        if checkpoint is None:
             return
-        checkpoint, self.damaged = newest
         state = checkpoint.training
         if not isinstance(state.get("methods"), list):
             raise CheckpointError(f"{self.folder}/checkpoints has no states of methods; start again in another folder")
@@ -520,6 +527,28 @@ class Trainer:
                 f" Atoll ({type(error).__name__}: {error}); start again in another folder"
             ) from error
 
+    def _newest_checkpoint(self) -> Checkpoint | None:
+        """Return the newest intact checkpoint of the first process, the same in all processes; None if it has none."""
+        if self.checkpoints is None:
+            return None
+        step, checkpoint = -1, None
+        with fail_together():
+            if rank() == 0 and (newest := self.checkpoints.newest()) is not None:
+                checkpoint, self.damaged = newest
+                step = self.checkpoints.steps()[-1 - len(self.damaged)]
+        step, digest = gather((step, checkpoint.digest if checkpoint else None))[0]
+        with fail_together():
+            if rank() != 0:
+                own = self.checkpoints.steps()
+                checkpoint = load_checkpoint(self.checkpoints.path(step)) if step in own else None
+                if (checkpoint.digest if checkpoint else None) != digest or (own and digest is None):
+                    start = "starts anew" if digest is None else f"resumes from step {step}"
+                    raise CheckpointError(
+                        f"{self.checkpoints.folder} differs from that of process 0, which {start}; use a disk that all"
+                        " machines share"
+                    )
+        return checkpoint
+
     def _restore(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
         """Restore the state of optimizer, methods and position."""
         self.optimizer = resume_optimizer(self.optimizer, state["optimizer"])
@@ -532,7 +561,8 @@ class Trainer:
         self.epoch, self.batch, self.step = (operator.index(state["position"][n]) for n in ("epoch", "batch", "step"))
         if min(self.epoch, self.batch, self.step) < 0:
             raise ValueError("expected a position >= 0")
-        self.sums = RunningMeans({name: value.to(self.device) for name, value in state["sums"].items()})
+        self.sums = RunningMeans()
+        self.sums.load_state_dict(state["sums"], self.device)
         self.best = {
             weights: Best(float(best["score"]), operator.index(best["step"]), operator.index(best["epoch"]))
             for weights, best in state["best"].items()

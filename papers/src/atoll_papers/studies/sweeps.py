@@ -87,6 +87,8 @@ class ParameterSweep(RecipeStudy[Sweep]):
         smallest = min(value for value in sweep.values if value)
         axis.set_xscale("symlog", linthresh=smallest)  # logarithmic, but includes 0
         axis.set_xlim(left=0 if 0 in sweep.values else smallest / 2)
+        axis.set_xticks(sweep.values, [f"{value:g}" for value in sweep.values])
+        axis.minorticks_off()
         axis.set_xlabel(self.symbol)
         axis.set_ylabel("accuracy under AutoAttack, %")
         axis.legend()
