@@ -1,4 +1,4 @@
-"""A PGD-10 AT step of the trainer compared with a minimal hand-written loop, and throughput of the data pipeline."""
+"""A PGD-10 AT step of the trainer compared with the fastest loop in plain PyTorch, and speed of the data pipeline."""
 
 from __future__ import annotations
 
@@ -46,20 +46,24 @@ def ours(name: str) -> Callable[[], object]:
 
 
 def bare(name: str) -> Callable[[], object]:
-    """A minimal loop for this case: ten forward and backward passes for the attack, then a training step."""
+    """A minimal loop for this case: ten forward and backward passes for the attack, then a training step.
+
+    It uses what is fast in plain PyTorch: `channels_last`, no gradients of weights in the attack, a fused optimizer.
+    """
     trainer, batch = setting(name)
-    model, x, y, eps = trainer.model, batch.x, batch.y, 8 / 255
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    model, y, eps = trainer.model.to(memory_format=torch.channels_last), batch.y, 8 / 255
+    x = batch.x.contiguous(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, fused=True)
 
     def step() -> None:
-        model.eval()
+        model.eval().requires_grad_(False)
         x_adv = (x + eps * (2 * torch.rand_like(x) - 1)).clamp(0, 1)
         for _ in range(10):
             x_adv.requires_grad_()
             (gradient,) = torch.autograd.grad(F.cross_entropy(model(x_adv), y), x_adv)
             x_adv = x_adv.detach() + eps / 4 * gradient.sign()
             x_adv = torch.min(torch.max(x_adv, x - eps), x + eps).clamp(0, 1)
-        model.train()
+        model.train().requires_grad_(True)
         optimizer.zero_grad()
         F.cross_entropy(model(x_adv), y).backward()
         optimizer.step()
@@ -93,7 +97,7 @@ def data_path(name: str) -> Row:
 def run() -> Iterator[Row]:
     for name, (_, _, size, repeats) in CASES.items():
         time_ratio = ratio(ours(name), bare(name), repeats)
-        yield Row(f"PGD-10 AT step / minimal loop, time, {name}, batch {size}", time_ratio, 1.05)
+        yield Row(f"PGD-10 AT step / fastest loop, time, {name}, batch {size}", time_ratio, 1.05)
         memory = peak_memory(functools.partial(ours, name)) / peak_memory(functools.partial(bare, name))
-        yield Row(f"PGD-10 AT step / minimal loop, peak memory, {name}", memory, 1.05)
+        yield Row(f"PGD-10 AT step / fastest loop, peak memory, {name}", memory, 1.05)
         yield data_path(name)

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from atoll.data.base import Split, batches, to_float
 from atoll.display import Displayed, TextTable
 from atoll.distributed import all_sum, fail_together, gather, is_main, rank, world_size
 from atoll.errors import InputError, check_count
+from atoll.frozen import FrozenForm
 from atoll.graph import tensors_digest
 from atoll.measure import OnProgress, split_digest
 from atoll.modules import count_passes, evaluation_mode
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 ROBUST, MISCLASSIFIED = -1, -2  # values of ``broken_by``: no attack broke the point; misclassified without an attack
 PROBE = 32  # number of points that the diagnostics use
-FORMAT = 5  # version of the progress file; older versions are refused
+FORMAT = 6  # version of the progress file; older versions are refused
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ class Evaluator:
             warnings += diagnose_model(self.model, probe, self.split.labels[:PROBE].to(self.device), self.attacks)
         with evaluation_mode(self.model):
             self.saved = self.shown = time.monotonic()
+            self.form = FrozenForm(self.model, self._fetch(torch.arange(min(PROBE, len(self.split)))))
             if not self._resume():
                 size = self.batch_size or automatic_batch_size(self.model, self._fetch(torch.arange(1)))
                 self.progress = Progress.start(len(self.split), len(self.attacks), size)
@@ -248,9 +250,10 @@ class Evaluator:
     def _stage(self, points: Tensor, attacks: Iterable[int]) -> None:
         """Run some attacks on some points, unless this process did so before it was interrupted."""
         for number in attacks:
-            if self.stage >= self.progress.stage:
-                self._attack(number, points)
-            self.stage += 1
+            for form in (self.form, nullcontext()):  # points that need a second try get the model itself
+                if self.stage >= self.progress.stage:
+                    self._attack(number, points, form)
+                self.stage += 1
 
     def _sample(self, sampling: Sampling, warnings: list[EvaluationWarning]) -> SampledAccuracy:
         """Check a random sample of the points that the cascade left, or all of them if it misses many."""
@@ -297,20 +300,22 @@ class Evaluator:
         if self.folder is not None:
             self.progress.logits = tensors_digest(self.tensors["logits"][self.indices])
 
-    def _attack(self, number: int, points: Tensor) -> None:
+    def _attack(self, number: int, points: Tensor, form: AbstractContextManager[object]) -> None:
         name, attack = list(self.attacks.items())[number]
-        p = self.progress
+        p, first = self.progress, form is self.form
         counts = p.counts[number]
         iterative = attack if isinstance(attack, IterativeAttack) else OneShot(attack)
-        eligible = points & p.correct
+        eligible = points & p.correct if first else p.retry
         if self.cascade:
-            eligible &= ~p.broken[:, :number].any(1)
+            eligible = eligible & ~p.broken[:, :number].any(1)
         todo = self.indices[eligible[self.indices]]
+        if not first and not len(todo):
+            return
 
         def next_batch(count: int) -> Points | None:
             index = todo[p.position : p.position + count]
             p.position += len(index)
-            counts.attacked += len(index)
+            counts.attacked += len(index) if first else 0
             if not len(index):
                 return None
             x, y, logits = self._fetch(index), self.split.labels[index], self.tensors["logits"][index]
@@ -318,7 +323,7 @@ class Evaluator:
 
         streams = partial(attack.streams, (self.seed, name))
         classes = self.tensors["logits"].shape[1]
-        loop = AttackLoop(iterative, self.model, next_batch, streams, classes, p.batch_size, p.rows, p.exhausted)
+        loop = AttackLoop(iterative, self.model, next_batch, streams, classes, p.batch_size, p.rows, p.exhausted, form)
         began = time.monotonic()
         finished = p.position - (0 if p.rows is None else len(p.rows))
         with ExitStack() as counting:
@@ -326,17 +331,21 @@ class Evaluator:
                 counting.enter_context(count_passes(model, counts))
             for done in loop:
                 finished += len(done)
-                self._record(done[iterative.broken(done)], attack, number)
+                self._record(done[iterative.broken(done)], attack, number, retry=first and len(self.form) > 0)
                 counts.seconds, began = counts.seconds + time.monotonic() - began, time.monotonic()
                 p.rows, p.exhausted, p.batch_size = loop.rows, loop.exhausted, loop.batch_size
                 if time.monotonic() - self.saved >= self.save_every:
                     self._save()
                 self._report(name, finished, len(todo), loop)
         p.stage, p.position, p.exhausted, p.rows = self.stage + 1, 0, False, None
+        p.retry &= first
         self._save()
 
-    def _record(self, rows: AttackState, attack: Attack, number: int) -> None:
-        """Record the successes that are confirmed: misclassified in a plain forward pass, inside ball and bounds."""
+    def _record(self, rows: AttackState, attack: Attack, number: int, *, retry: bool) -> None:
+        """Record the successes that are confirmed: misclassified in a plain forward pass, inside ball and bounds.
+
+        With ``retry``, mark points for a second try if an attack claimed a success that is not confirmed.
+        """
         if not len(rows):
             return
         x_adv, threat = rows.x_adv, attack.threat
@@ -345,7 +354,9 @@ class Evaluator:
         index = rows.index[holds].cpu()
         counts = self.progress.counts[number]
         counts.confirmed += len(index)
-        counts.claimed += len(rows) if isinstance(attack, IterativeAttack) else len(index)
+        claims = isinstance(attack, IterativeAttack)
+        self.progress.retry[rows.index[~holds].cpu()] = retry and claims
+        counts.claimed += len(rows) if claims and not retry else len(index)
         self.progress.broken[index, number] = True
         self.progress.distance[index, number] = distance[holds].float().cpu()
         if self.keeps_inputs:

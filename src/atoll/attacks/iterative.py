@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import get_args
 
 import torch
@@ -194,6 +195,7 @@ class AttackLoop:
         batch_size: number of rows under attack; halved permanently when the device runs out of memory.
         rows: rows that are already under attack.
         exhausted: whether the source has no more points.
+        form: a context for the iterations, such as a faster form of the model.
     """
 
     attack: IterativeAttack
@@ -204,6 +206,7 @@ class AttackLoop:
     batch_size: int
     rows: AttackState | None = None
     exhausted: bool = False
+    form: AbstractContextManager[object] = field(default_factory=nullcontext)
 
     def __iter__(self) -> Iterator[AttackState]:
         num_steps = self.attack.num_steps(self.classes)
@@ -250,7 +253,8 @@ class AttackLoop:
         """Run one iteration of all rows, in as many parts as memory requires."""
         if len(rows) <= self.batch_size:
             try:
-                self.attack.step(self.model, rows)
+                with self.form:
+                    self.attack.step(self.model, rows)
                 return rows
             except torch.OutOfMemoryError:
                 # Attacks run the model before they change a row, so it is safe to try again.

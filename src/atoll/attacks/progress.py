@@ -33,7 +33,7 @@ from atoll.modules import PassCounts
 
 _RECORD = "an evaluation"
 _POSITION = ("batch_size", "stage", "position", "exhausted", "logits")  # fields of ``Progress`` that are stored
-_TENSORS = ("correct", "broken", "distance", "hashes")
+_TENSORS = ("correct", "broken", "distance", "hashes", "retry")
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 
 
@@ -55,6 +55,7 @@ class Progress:
     broken: Tensor  # whether each attack broke each point, (points, attacks)
     distance: Tensor  # of the adversarial input of each broken point, 0 for the others, (points, attacks)
     hashes: Tensor  # of the adversarial input of each broken point, 0 for the others, (points,)
+    retry: Tensor  # points for which the model did not confirm a success that its faster form claimed, (points,)
     counts: list[AttackCounts]
     batch_size: int
     logits: str = ""  # digest of the clean logits of this process's points
@@ -71,6 +72,7 @@ class Progress:
             torch.zeros(points, attacks, dtype=torch.bool),
             torch.zeros(points, attacks),
             torch.zeros(points, dtype=torch.int64),
+            torch.zeros(points, dtype=torch.bool),
             [AttackCounts() for _ in range(attacks)],
             batch_size,
         )
@@ -106,8 +108,8 @@ class Progress:
             counts = [AttackCounts(**each) for each in about["counts"]]
             rows = {name.removeprefix("rows/"): t.to(device) for name, t in tensors.items() if name.startswith("rows/")}
             state = AttackState.from_tensors(rows) if rows else None
-            correct, broken, distance, hashes = (tensors[name] for name in _TENSORS)
-            return Progress(correct, broken, distance, hashes, counts, **position, rows=state)
+            correct, broken, distance, hashes, retry = (tensors[name] for name in _TENSORS)
+            return Progress(correct, broken, distance, hashes, retry, counts, **position, rows=state)
         except (FileNotFoundError, DamagedError, ValueError, KeyError, TypeError):
             return None
 

@@ -181,6 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = words[0] if words[0] in VERBS else ""
         print_error(command, "UsageError", str(error), as_json="--json" in words)
         return 2
+    if argv is None:
+        keep_freed_memory()
     try:
         return _run(options)
     except AtollError as error:
@@ -211,6 +213,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if _is_main() or kind != "OSError":
         print_error(options.verb, kind, sentence, as_json=options.json)
     return 1
+
+
+def keep_freed_memory() -> None:
+    """Let the C library (glibc) keep up to 1 GB of freed memory of this process instead of returning it to the system.
+
+    Otherwise every layer asks the system for the memory of its output, page by page, which can take as long as the
+    computation.
+    """
+    import ctypes  # here, because `atoll --help` does without
+
+    trim_threshold, mmap_threshold = -1, -3
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(mmap_threshold, 32 << 20)  # the largest value that glibc accepts
+        mallopt(trim_threshold, 1 << 30)
 
 
 def _run(options: argparse.Namespace) -> int:

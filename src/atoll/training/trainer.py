@@ -40,10 +40,11 @@ from atoll.errors import (
     check_range,
 )
 from atoll.files import write_record
+from atoll.frozen import FrozenForm
 from atoll.losses.base import Loss, Outputs
 from atoll.models.base import Classifier
 from atoll.modules import preserve_buffers
-from atoll.rng import key
+from atoll.rng import generator, key
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
 from atoll.training.checkpoint import Best, Checkpoint, Checkpoints, load_checkpoint, load_weights
@@ -167,6 +168,10 @@ class Trainer:
         if self.settings.sync_batch_norm:
             model = synchronize_batch_norm(model, self.device)
         self.model = model
+        # For the attack; checked with the initial weights, so that a resumed run uses the same form.  Batch norm does
+        # not change, because signs of small gradients must not depend on whether several processes share it.
+        example = torch.rand(2, *data.shape, generator=generator("frozen form")).to(self.device)
+        self.form = FrozenForm(model, example, norms=False) if self.attack is not None else None
         self.lipschitz = self._lipschitz_estimate()
         self.passes: nn.Module = ForwardPasses(model, self.lipschitz if loss.uses_lipschitz else None)
         if world_size() > 1:
@@ -238,10 +243,12 @@ class Trainer:
         step = Step(batch.x, batch.y, batch.index, self.step, self.position, eps=self.threat.radius)
         for method in self.methods:
             method.before_attack(self, step)
-        if self.attack is not None:
+        if self.attack is not None and self.form is not None:
             with self._all(method.around_attack(self, step) for method in self.methods), self._autocast():
                 seed = (self.seed, "train", self.epoch)
-                parts = [self.attack(self.model, p.x, p.y, seed=seed, index=p.index) for p in self.parts(step)]
+                self.form.refresh()
+                with self.form:
+                    parts = [self.attack(self.model, p.x, p.y, seed=seed, index=p.index) for p in self.parts(step)]
                 step.x_adv = torch.cat(parts) if len(parts) > 1 else parts[0]
         with self._all(method.around_step(self, step) for method in self.methods):
             self.forward_backward(step)
