@@ -29,8 +29,8 @@ NOTICED = 1.05  # a noticeable cost, relative to the baseline
 
 def noisy(recipe: str, overrides: tuple[str, ...], shape: tuple[int, ...], points: int) -> Trainer:
     """The trainer of a recipe with random images, before its first step."""
-    # The labels are also random; at an ordinary learning rate, exact Taylor terms diverge within a few steps.
-    built = build_recipe(recipe, *overrides, "optimizer.lr=1e-5", "pretrained=null")
+    # The labels are also random; if the weights moved, exact Taylor terms would diverge within a few steps.
+    built = build_recipe(recipe, *overrides, "optimizer.lr=1e-12", "pretrained=null")
     trainer = build_trainer(replace(built, data=Noise(shape, points)))
     for method in trainer.methods:
         method.setup(trainer)
