@@ -27,7 +27,7 @@ def robust_model(name: str) -> Run:
     folder, words = FOLDER / name, TRAININGS[name]
     if "ATOLL_MNIST" in os.environ and words[0].startswith("mnist"):
         words = [words[0], "data.class_path=Npz", f"data.path={os.environ['ATOLL_MNIST']}", *words[1:]]
-    if not (folder / "result.json").exists():
+    if not folder.exists() or not Run(folder).is_finished:
         command = [sys.executable, "-m", "atoll", "train", *words, "--json", "--resume", "--out", str(folder)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return open_run(folder)
