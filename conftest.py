@@ -38,6 +38,7 @@ def _no_fsync() -> Iterator[None]:
     """What is written survives a kill without it; it only matters if the machine itself stops."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
+        patch.setattr("atoll.attacks.progress.TensorFile.flush", lambda file: None)
         yield
 
 

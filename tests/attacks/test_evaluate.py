@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 
 import pytest
 import torch
@@ -306,24 +307,32 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_damaged_progress_is_measured_again(tmp_path, name):
-    (model, split), attacks = images(), quick()
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """An evaluation that was interrupted in its last attack, and the same one without interruption."""
+    (model, split), attacks, folder = images(), quick(), tmp_path_factory.mktemp("evaluations")
     options = {"batch_size": 8, "cascade": True}
-    whole = evaluate(model, split, attacks, folder=tmp_path / "whole", **options)
 
     def interrupt(stage, done, total):
         if stage == list(attacks)[-1] and done:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        evaluate(model, split, attacks, folder=tmp_path / "run", save_every=0.0, on_progress=interrupt, **options)
+        evaluate(model, split, attacks, folder=folder / "run", save_every=0.0, on_progress=interrupt, **options)
+    return folder, evaluate(model, split, attacks, folder=folder / "whole", **options), options
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_progress_is_measured_again(interrupted, tmp_path, name):
+    (model, split), attacks = images(), quick()
+    folder, whole, options = interrupted
+    shutil.copytree(folder / "run", tmp_path / "run")
     file, damage = DAMAGE[name]
     damage(tmp_path / "run" / file)
     again = evaluate(model, split, attacks, folder=tmp_path / "run", **options)
     assert again.accuracy == whole.accuracy
     assert torch.equal(again.broken_by, whole.broken_by)
-    mine, other = (load_file(tmp_path / folder / INPUTS) for folder in ("run", "whole"))
+    mine, other = (load_file(path / INPUTS) for path in (tmp_path / "run", folder / "whole"))
     assert all(torch.equal(mine[key], other[key]) for key in other)
 
 
