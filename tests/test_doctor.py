@@ -117,6 +117,14 @@ def quick(monkeypatch):
     monkeypatch.setattr(doctor, "measure_paces", lambda device, rows: measure_paces(device, 4))
 
 
+def test_no_advice_that_training_refuses(quick, monkeypatch):
+    """Mixed precision may be fast on a CPU, but the trainer requires a GPU for it."""
+    monkeypatch.setattr(doctor, "probe", lambda device, name: PrecisionCheck(name, True, 3.0))
+    diagnosis = diagnose(torch.device("cpu"))
+    assert [precision.speed for precision in diagnosis.precisions] == [3.0, 3.0]
+    assert not any("precision" in sentence for sentence in diagnosis.advice)
+
+
 def test_the_diagnosis_of_an_accelerator(quick):
     steps = []
     with accelerator():

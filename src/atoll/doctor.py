@@ -164,7 +164,8 @@ def diagnose(device: torch.device | None = None, on_step: Callable[[str], None] 
     settle_threads(None, device, net, lambda count: x[:count], rows)
     on_step("speed")
     paces = measure_paces(device, rows)
-    advice = tuple(advise(facts, devices, precisions, threads))
+    usable = () if device.type == "cpu" else precisions  # mixed precision requires a GPU
+    advice = tuple(advise(facts, devices, usable, threads))
     seconds = time.monotonic() - began
     return Diagnosis(
         facts, programs, devices, str(device), threads, precisions, agreements, paces, advice, seconds
