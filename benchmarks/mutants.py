@@ -5,6 +5,9 @@ Each mutant gets the tests that run its line, shortest first.  It is killed if o
 processor time.
 Survivors are printed as differences.  Equivalent ones, which no test can kill, are listed in
 ``benchmarks/equivalent_mutants.yaml`` with the reason.
+
+Kills are recorded in ``.mutants/``, so an interrupted command continues, and a repeated one tries only the survivors.
+Remove this folder after you change or delete tests.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import ast
 import contextlib
 import difflib
+import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -25,7 +29,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -53,6 +57,13 @@ PRELOAD = (
     "matplotlib.pyplot", "PIL.Image", "safetensors.torch", "playwright.sync_api", "_pytest.doctest", "onnx",
 )  # fmt: skip
 LONGEST = 120.0  # seconds of tests for one mutant
+KILLS = ROOT / ".mutants"
+# Tests of packages that no folder or file of tests mirrors alone.
+TESTS = {
+    "training/methods": [f"training/test_{name}.py" for name in ("methods", "wci", "centroids", "trainer")],
+    "files": ["test_files.py", "store"],
+    "runs": ["runs", "store"],
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,15 @@ class Mutant:
     def module(self) -> str:
         parts = self.path.relative_to(SOURCE.parent).with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def record(self) -> Path:
+        """An empty file that exists if a test killed this mutant."""
+        return KILLS / hashlib.sha256(f"{self.module}\n{self.mutated}".encode()).hexdigest()[:32]
+
+    @property
+    def place(self) -> str:
+        return str(self.path.relative_to(SOURCE))
 
     @property
     def difference(self) -> str:
@@ -217,44 +237,60 @@ def tests_of(mutant: Mutant, lines: dict[str, Any], seconds: dict[str, float]) -
     return chosen
 
 
+def known_outcomes(mutants: Sequence[Mutant]) -> list[str]:
+    """Return killed or equivalent for mutants that need not be tried, and an empty string for the others."""
+    listed = yaml.safe_load(EQUIVALENT.read_text()) or {}
+    equivalent = ["equivalent" if mutant.difference in listed.get(mutant.place, {}) else "" for mutant in mutants]
+    return [
+        "killed" if mutant.record.exists() else outcome for mutant, outcome in zip(mutants, equivalent, strict=True)
+    ]
+
+
 def try_mutants(
-    mutants: Sequence[Mutant], lines: dict[str, Any], seconds: dict[str, float], folder: Path, jobs: int
-) -> list[str]:
-    """Return killed, survived or not covered for each mutant."""
-    outcomes = [""] * len(mutants)
+    mutants: Sequence[Mutant], outcomes: list[str], tests: Sequence[str], files: Sequence[Path], jobs: int
+) -> None:
+    """Fill the empty outcomes with killed, survived or not covered, and print what was not killed."""
     running: dict[int, tuple[BaseProcess, float]] = {}
-    waiting = list(range(len(mutants)))
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            number = waiting.pop(0)
-            mutant = mutants[number]
-            tests = tests_of(mutant, lines, seconds)
-            if str(mutant.line) not in lines.get(str(mutant.path), {}):
-                outcomes[number] = "not covered"
-                continue
+    waiting = [number for number, outcome in enumerate(outcomes) if not outcome]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        lines, seconds = measure_lines(files, tests, folder) if waiting else ({}, {})
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                number = waiting.pop(0)
+                mutant = mutants[number]
+                if str(mutant.line) not in lines.get(str(mutant.path), {}):
+                    outcomes[number] = "not covered"
+                    print(f"not covered: {mutant.place}:{mutant.line}\n{mutant.difference}\n", flush=True)
+                    continue
+                chosen = tests_of(mutant, lines, seconds)
+                limit = 60 + 10 * sum(seconds[name] for name in chosen)
 
-            limit = 60 + 10 * sum(seconds[name] for name in tests)
+                def test(mutant: Mutant = mutant, chosen: Sequence[str] = chosen, limit: float = limit) -> int:
+                    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))  # other processes do not count
+                    sys.meta_path.insert(0, Replaced(mutant))
+                    importlib.import_module(mutant.module)  # before pytest, whose own finder comes first
+                    return run_tests(["-x", "-q", "--timeout", "1500", *chosen])
 
-            def test(mutant: Mutant = mutant, tests: Sequence[str] = tests, limit: float = limit) -> int:
-                resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))  # does not depend on other processes
-                sys.meta_path.insert(0, Replaced(mutant))
-                importlib.import_module(mutant.module)  # before pytest, whose own finder comes first
-                return run_tests(["-x", "-q", "--timeout", "1500", *tests])
-
-            running[number] = (fork(test, folder / f"{number}.log"), time.monotonic() + 20 * limit)
-        time.sleep(0.05)
-        for number, (process, deadline) in list(running.items()):
-            if process.is_alive() and time.monotonic() < deadline:
-                continue
-            if process.is_alive():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid or 0, 9)
-            process.join()
-            outcomes[number] = "survived" if process.exitcode == 0 else "killed"
-            del running[number]
-            print(f"\r{sum(map(bool, outcomes))} of {len(mutants)}", end="", file=sys.stderr, flush=True)
+                running[number] = (fork(test, folder / f"{number}.log"), time.monotonic() + 20 * limit)
+            time.sleep(0.05)
+            for number, (process, deadline) in list(running.items()):
+                if process.is_alive() and time.monotonic() < deadline:
+                    continue
+                if process.is_alive():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid or 0, 9)
+                process.join()
+                del running[number]
+                mutant = mutants[number]
+                outcomes[number] = "killed" if process.exitcode else "survived"
+                if process.exitcode:
+                    KILLS.mkdir(exist_ok=True)
+                    mutant.record.touch()
+                else:
+                    print(f"survived: {mutant.place}:{mutant.line}\n{mutant.difference}\n", flush=True)
+                print(f"\r{sum(map(bool, outcomes))} of {len(mutants)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return outcomes
 
 
 def main() -> int:
@@ -264,29 +300,26 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=150, help="number of mutants (default: 150)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
     parser.add_argument("--jobs", type=int, default=2, help="number of mutants tested at the same time (default: 2)")
+    parser.add_argument("--list", action="store_true", help="print the mutants and what is known of them; test nothing")
     options = parser.parse_args()
     path = SOURCE / options.package
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
     mirrored = ROOT / "tests" / options.package
     mirror = mirrored if mirrored.is_dir() else mirrored.with_name(f"test_{mirrored.name}.py")
-    tests = options.tests or [str(mirror.relative_to(ROOT)), *(str(file.relative_to(ROOT)) for file in files)]
+    folders = [ROOT / "tests" / name for name in TESTS.get(options.package, [])] or [mirror]
+    tests = options.tests or [str(file.relative_to(ROOT)) for file in [*folders, *files]]
     os.chdir(ROOT)
     os.environ["OMP_NUM_THREADS"] = "1"
     mutants = sample(files, options.count, options.seed)
-    known = yaml.safe_load(EQUIVALENT.read_text()) or {}
+    outcomes = known_outcomes(mutants)
+    if options.list:
+        for mutant, outcome in zip(mutants, outcomes, strict=True):
+            print(f"{outcome or 'to try'}: {mutant.place}:{mutant.line}\n{mutant.difference}\n")
+        return 0
     for name in PRELOAD:
         importlib.import_module(name)
-    with tempfile.TemporaryDirectory() as folder:
-        lines, seconds = measure_lines(files, tests, Path(folder))
-        outcomes = try_mutants(mutants, lines, seconds, Path(folder), options.jobs)
-    counts: dict[str, int] = defaultdict(int)
-    for mutant, outcome in zip(mutants, outcomes, strict=True):
-        place = str(mutant.path.relative_to(SOURCE))
-        if outcome != "killed" and mutant.difference in known.get(place, {}):
-            outcome = "equivalent"
-        elif outcome != "killed":
-            print(f"{outcome}: {place}:{mutant.line}\n{mutant.difference}\n")
-        counts[outcome] += 1
+    try_mutants(mutants, outcomes, tests, files, options.jobs)
+    counts = Counter(outcomes)
     killable = len(mutants) - counts["equivalent"]
     share = counts["killed"] / killable if killable else 1.0
     print(f"{options.package}: {counts['killed']} of {killable} killed ({100 * share:.0f} %); {dict(counts)}")
