@@ -423,6 +423,10 @@ def test_squares_are_squares():
 def test_the_schedule_of_sizes_is_that_of_ten_thousand_queries_unless_fitted():
     assert float(Square(ThreatModel(), queries=50, horizon=None).share(torch.tensor([49]))) == pytest.approx(0.8 / 512)
     assert float(Square(ThreatModel(), queries=50).share(torch.tensor([49]))) == pytest.approx(0.4)
+    # Andriushchenko et al. (2020), appendix B
+    for count, last in enumerate((10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)):
+        share = Square(ThreatModel()).share(torch.tensor([last, last + 1]))
+        torch.testing.assert_close(share, 0.8 / 2 ** torch.tensor([count, count + 1.0]))
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])
@@ -463,6 +467,8 @@ def test_checkpoints_of_the_paper():
     while p[-1] < 1:
         p.append(p[-1] + max(p[-1] - p[-2] - 0.03, 0.06))
     assert checkpoints(100) == [round(100 * share) for share in p[1:] if share <= 1]
+    assert checkpoints(200) == [round(200 * share) for share in p[1:] if share <= 1]
+    assert checkpoints(7) == [1, 2, 3, 4, 5, 6, 7]  # a window has at least one step
 
 
 def test_targeted_dlr_against_its_formula_and_few_classes():
@@ -470,6 +476,17 @@ def test_targeted_dlr_against_its_formula_and_few_classes():
     assert float(dlr_targeted(g, torch.tensor([0]), torch.tensor([2]))) == pytest.approx((1 - 5) / (5 - 0.5 * (1 + 0)))
     for few in (torch.tensor([[5.0, 3.0]]), torch.tensor([[5.0, 3.0, 1.0]])):
         assert float(dlr_targeted(few, torch.tensor([0]), torch.tensor([1]))) == -2
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_tie_between_classes_is_no_success(name):
+    class Tie(nn.Module):
+        def forward(self, x):
+            return torch.zeros(len(x), 2) + 0 * x.sum()
+
+    attack, norms = ATTACKS[name]
+    _, success = run(attack(ThreatModel(norms[0], 1), steps=3), Tie(), torch.rand(2, 4), torch.tensor([0, 0]), 2)
+    assert not success.any()
 
 
 @pytest.mark.parametrize("name", ATTACKS)
