@@ -24,6 +24,7 @@ from atoll.attacks.examples import Example
 from atoll.attacks.measure import AttackResult, AttackSettings, MeasureAttack
 from atoll.attacks.power import Power
 from atoll.attacks.sampling import Sampling
+from atoll.attacks.suites import SUITES
 from atoll.cli import main
 from atoll.config import from_plain
 from atoll.data import MemorySplit, Splits
@@ -389,6 +390,37 @@ def test_a_surrogate_counts(trained, tmp_path):
     assert results[0].surrogate != results[1].surrogate
     with pytest.raises(InputError, match="surrogate: expected a run"):
         measure(subject(model), AttackSettings(attacks="FGSM", surrogate="run"), tmp_path)
+
+
+def test_all_attacks_of_fast_transfer(monkeypatch, short):
+    monkeypatch.setitem(SUITES, "fast", lambda threat: {"quick": APGD(threat, steps=1)})
+    model = template_model()
+    asked = AttackSettings(attacks="fast", points=24, surrogate="run")
+    result = measure(subject(model), asked, open_subject=lambda path: subject(template_model(2.0)))
+    names = [attack.name for attack in result.attacks]
+    assert names == [f"{name} (transfer)" for name in ("quick", "APGD-CE", "FAB-T", "Square")]
+    assert result.estimate.remaining == result.attacks[0].accuracy.correct < 24
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = template_model()
+
+    def forward(self, x):
+        return self.model(x + 0.05 * torch.randn_like(x))
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_fast_checks_a_randomized_model_with_rand(monkeypatch, short, noisy):
+    monkeypatch.setitem(SUITES, "fast", lambda threat: {"quick": APGD(threat, steps=1)})
+    monkeypatch.setitem(SUITES, "rand", lambda threat: {"mean": APGD(threat, steps=2, eot=2)})
+    asked = AttackSettings(attacks="fast", points=12, power=0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        result = measure(subject(Noisy() if noisy else None), asked)
+    others = ["mean"] if noisy else ["APGD-CE", "FAB-T", "Square"]
+    assert [attack.name for attack in result.attacks] == ["quick", *others]
 
 
 # --- power ------------------------------------------------------------------------------------------------------------
