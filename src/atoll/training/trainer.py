@@ -44,6 +44,7 @@ from atoll.frozen import FrozenForm
 from atoll.losses.base import Loss, Outputs
 from atoll.models.base import Classifier
 from atoll.modules import preserve_buffers
+from atoll.precision import check_precision
 from atoll.rng import generator, key
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
@@ -68,7 +69,7 @@ class TrainerSettings:
         accumulate: number of parts into which each process splits its batch, to save memory.  Gradients are the same,
             except that batch norm uses statistics of the parts.
         clip_norm: largest norm of the gradient; None for no clipping.
-        precision: ``float32``; on GPUs also ``bf16`` or ``fp16`` (mixed precision with loss scaling).
+        precision: ``float32``, or mixed precision: ``bf16``, and on GPUs ``fp16`` with loss scaling.
         workers: number of processes that decode images, for data that is not in memory.
         evaluate_every: number of epochs between validations.
         validation_steps: PGD steps on the validation set.
@@ -579,8 +580,7 @@ class Trainer:
         check_methods(self.methods)
         self.threat.check_radius(self.data.shape)
         self.schedule.check(settings.epochs)
-        if settings.precision != "float32" and self.device.type == "cpu":
-            raise InputError(f"precision: {settings.precision} requires a GPU; use float32 on the CPU")
+        check_precision(self.device.type, settings.precision)
         if settings.batch_size % (world_size() * settings.accumulate):
             raise InputError(
                 f"batch_size: expected a multiple of {world_size()} processes x {settings.accumulate} accumulated"
