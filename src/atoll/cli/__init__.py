@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -183,6 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if argv is None:
         keep_freed_memory()
+        warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without a line of code
     try:
         return _run(options)
     except AtollError as error:
