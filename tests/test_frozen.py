@@ -70,6 +70,23 @@ NETWORKS = {
     "ViT": lambda: ViT((3, 16, 16), 5, width=16, depth=2, heads=2),
     "geometries": geometries,
     "tied": tied,
+    "LeNet": lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 8, 3),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Dropout(),
+        nn.Flatten(),
+        nn.Linear(32, 9),
+        nn.ReLU(),
+        nn.Linear(9, 5),
+    ),
+    "flattened otherwise": lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.Flatten(2), nn.Linear(144, 4), nn.Flatten(), nn.Linear(24, 5)
+    ),
+    "shuffled": lambda: nn.Sequential(nn.Conv2d(3, 8, 5), nn.PixelShuffle(2), nn.Flatten(), nn.Linear(1152, 5)),
     "foreign residual": lambda: nn.Sequential(
         nn.Conv2d(3, 4, 3), Residual(4), nn.MaxPool2d(2), Residual(4), nn.Flatten(), nn.Linear(196, 5)
     ),
@@ -119,6 +136,20 @@ def test_logits_and_input_gradients_are_as_accurate_as_those_of_the_model(name):
     for value, usual, truth in zip(fast, plain, exact, strict=True):
         error, known = (float((v - truth).norm() / truth.norm()) for v in (value, usual))
         assert error <= 10 * known + 1e-6
+
+
+@pytest.mark.parametrize("name", ["small", "small, batch norm", "4C3F", "LeNet", "geometries"])
+def test_images_are_flattened_without_a_copy(name):
+    model, x = network(name)
+    with FrozenForm(model, x):
+        flat = [module for module in model.modules() if isinstance(module, frozen.FrozenFlatten)]
+        same = []
+        for module in flat:
+            module.register_forward_hook(
+                lambda _, inputs, output: same.append(inputs[0].data_ptr() == output.data_ptr())
+            )
+        model(x)
+    assert same == [True]
 
 
 def test_the_model_is_the_same_afterwards_even_if_a_pass_fails():

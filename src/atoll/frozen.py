@@ -24,6 +24,9 @@ from atoll.modules import evaluation_mode, preserve_buffers
 _MKLDNN, _ATEN = torch.ops.mkldnn, torch.ops.aten
 NARROW = 4  # up to this number of input channels, the input gradient of a convolution is a matrix product
 ADVICE = "Set TORCHDYNAMO_VERBOSE"  # ends the messages of torch.compile
+# Layers that keep the channels of images.
+SAME_CHANNELS = {nn.ReLU, nn.Identity, nn.Dropout, nn.Dropout2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d,
+                 nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d}  # fmt: skip
 PROBE = 4  # number of inputs with which a form is checked
 LOGITS, GRADIENT = 1e-4, 1e-2  # largest relative differences; a ReLU near 0 may switch, which changes gradients
 
@@ -96,18 +99,17 @@ class FrozenForm:
     def _find(self) -> None:
         for parent in self.model.modules():
             layers = [(name, layer) for name, layer in parent._modules.items() if layer is not None]
-            place = 0
-            while place < len(layers):
-                # Only in a plain sequence, the order of the layers is known.
-                following = (
-                    [layer for _, layer in layers[place + 1 : place + 3]] if type(parent) is nn.Sequential else []
-                )
-                replacement, included = _replace(layers[place][1], following, self.norms)
-                if replacement is not None:
-                    new = [replacement, *(nn.Identity().eval() for _ in range(included))]
-                    for (name, layer), other in zip(layers[place : place + len(new)], new, strict=True):
-                        self._places.append((parent, name, layer, other))
-                place += 1 + included
+            sequence = type(parent) is nn.Sequential  # only there, the order of the layers is known
+            new: list[nn.Module | None] = []
+            while len(new) < len(layers):
+                following = [layer for _, layer in layers[len(new) + 1 : len(new) + 3]] if sequence else []
+                replacement, included = _replace(layers[len(new)][1], following, self.norms)
+                new += [replacement, *(nn.Identity().eval() for _ in range(included))]
+            if sequence:
+                _flatten_in_order_of_memory([layer for _, layer in layers], new)
+            for (name, layer), other in zip(layers, new, strict=True):
+                if other is not None:
+                    self._places.append((parent, name, layer, other))
 
 
 class CompiledForm:
@@ -215,6 +217,23 @@ def _replace(layer: nn.Module, following: list[nn.Module], norms: bool) -> tuple
     if norms and _is_norm(layer):
         return FrozenNorm(layer, relu), used
     return None, 0
+
+
+def _flatten_in_order_of_memory(layers: list[nn.Module], new: list[nn.Module | None]) -> None:
+    """Flatten images between a convolution and a dense layer without a copy, and reorder the weights instead."""
+    channels = 0  # of the last convolution, if the images are still in its order
+    for place, (layer, other) in enumerate(zip(layers, new, strict=True)):
+        following = new[place + 1] if place + 1 < len(new) else None
+        if isinstance(other, FrozenConvolution):
+            channels = other.kernel.shape[0]
+        elif channels and type(layer) is nn.Flatten and isinstance(following, FrozenLinear) and _is_plain(layer):
+            if (layer.start_dim, layer.end_dim) == (1, -1) and following.matrix.shape[1] % channels == 0:
+                new[place] = FrozenFlatten().eval()
+                following.channels = channels
+                following.refresh()
+            channels = 0
+        elif type(layer) not in SAME_CHANNELS:
+            channels = 0
 
 
 def _is_plain(layer: nn.Module) -> bool:
@@ -350,12 +369,14 @@ class FrozenLinear(_Frozen):
     def __init__(self, layer: nn.Linear, relu: bool) -> None:
         super().__init__(relu)
         self.source = [layer]  # in a list, so that it is not a submodule
+        self.channels = 1  # of the images that were flattened with the channels last
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        weight, bias = self.source[0].weight, self.source[0].bias
-        self.matrix, self.transposed = weight.detach().contiguous(), weight.detach().t().contiguous()
+        weight, bias = self.source[0].weight.detach(), self.source[0].bias
+        weight = weight.reshape(len(weight), self.channels, -1).transpose(1, 2).flatten(1)
+        self.matrix, self.transposed = weight.contiguous(), weight.t().contiguous()
         self.bias = None if bias is None else bias.detach()
 
     def run(self, x: Tensor) -> Tensor:
@@ -365,6 +386,13 @@ class FrozenLinear(_Frozen):
     def pull(self, gradient: Tensor, shape: torch.Size) -> Tensor:
         result: Tensor = _MKLDNN._linear_pointwise(gradient.contiguous(), self.transposed, None, "none", [], "")
         return result
+
+
+class FrozenFlatten(nn.Module):
+    """Flattens images with the channels last, as they are in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1).flatten(1)
 
 
 class FrozenNorm(_Frozen):
