@@ -236,7 +236,8 @@ def _run(options: argparse.Namespace) -> int:
     """Run a command on the device that its options name."""
     module = importlib.import_module(f"atoll.cli.{options.verb}")
     with contextlib.ExitStack() as stack:
-        if hasattr(options, "device"):
+        computes = getattr(module, "computes", lambda options: True)  # otherwise the command does without PyTorch
+        if hasattr(options, "device") and computes(options):
             from atoll.distributed import use_device
             from atoll.threads import choose_threads
 
