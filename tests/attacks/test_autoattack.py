@@ -258,8 +258,10 @@ def test_nothing_to_run_is_an_error():
 
 def test_the_settings_of_fast_are_fixed():
     adversary = run("fast")[0]
+    adversary.apgd.n_iter = adversary.apgd.n_iter  # the present value is fine
     for change in (
         lambda: setattr(adversary.apgd, "n_iter", 7),
+        lambda: setattr(adversary.apgd, "n_iter", 7000),
         lambda: setattr(adversary, "attacks_to_run", ["fab"]),
     ):
         with pytest.raises(InputError, match="of version='fast' are fixed; use version='custom'"):

@@ -425,8 +425,10 @@ def test_the_schedule_of_sizes_is_that_of_ten_thousand_queries_unless_fitted():
     assert float(Square(ThreatModel(), queries=50).share(torch.tensor([49]))) == pytest.approx(0.4)
     # Andriushchenko et al. (2020), appendix B
     for count, last in enumerate((10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)):
-        share = Square(ThreatModel()).share(torch.tensor([last, last + 1]))
-        torch.testing.assert_close(share, 0.8 / 2 ** torch.tensor([count, count + 1.0]))
+        for times in (1, 100):
+            first = (last + 1) * times  # the first query with half the area
+            share = Square(ThreatModel(), horizon=10_000 * times).share(torch.tensor([first - 1, first]))
+            torch.testing.assert_close(share, 0.8 / 2 ** torch.tensor([count, count + 1.0]))
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])

@@ -506,6 +506,12 @@ def test_l0_without_eps_is_for_curves_alone():
     assert AttackSettings(attacks="none").resolve(subject()).eps == "0.18"
 
 
+@pytest.mark.parametrize("attacks", ["standard", "fast", "PGD-20", "none"])
+def test_only_attacks_have_a_radius(attacks):
+    settings = AttackSettings(attacks=attacks, norm="linf", eps="8/255")
+    assert settings.threat == ("linf" if attacks == "none" else "linf 8/255")
+
+
 def test_options_of_fast_do_not_belong_to_other_questions():
     options = {"width": 2.0, "budget": 0.3, "escalate": True}
     fast, other = (AttackSettings(attacks=name, **options).resolve(subject()) for name in ("fast", "FGSM"))
