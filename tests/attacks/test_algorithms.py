@@ -11,12 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import brentq
+from torch import Tensor, nn
 
 from atoll.attacks import APGD, FAB, FMN, PDPGD, PGD, CarliniWagner, RayS, SigmaZero
 from atoll.attacks.iterative import MinimumNormAttack
 from atoll.threat import AttackNorm, Bounds, ThreatModel
-from single_point import CLASSES, SEEDS, Array, Look, Point, project, size
+from single_point import CLASSES, SEEDS, Array, Look, Point, flat, project, size
 
 
 def steepest(gradient: Array, norm: str) -> Array:
@@ -70,6 +72,7 @@ def apgd(
     eps: float,
     steps: int,
     patience: float = math.inf,
+    bounds: tuple[float, float] = (0, 1),
 ) -> tuple[list[Array], Array]:
     """Croce & Hein (2020), algorithm 1: what it evaluates, and the best point."""
     ends, share, width = [], 0, max(1, int(0.22 * steps))
@@ -90,10 +93,10 @@ def apgd(
             rises, window, halved, checked = 0, k, halve, best_f
             if halve:
                 eta, current, g = eta / 2, best, best_g
-        plain = project(current + eta * steepest(g, norm), x, norm, eps)
+        plain = project(current + eta * steepest(g, norm), x, norm, eps, *bounds)
         following = plain
         if k:
-            following = project(current + 0.75 * (plain - current) + 0.25 * (current - before), x, norm, eps)
+            following = project(current + 0.75 * (plain - current) + 0.25 * (current - before), x, norm, eps, *bounds)
         before, current = current, following
         seen.append(current)
         last, (f, g) = f, value(current)
@@ -114,6 +117,49 @@ def test_apgd(norm: str, steps: int, seed: int) -> None:
     # After convergence, rounding decides which points are better; they differ by less than the tolerance.
     np.testing.assert_allclose(asked, seen, rtol=0, atol=1e-6)
     np.testing.assert_allclose(result, best, rtol=0, atol=1e-6)
+
+
+class Script(nn.Module):
+    """Each pass has another logit of the wrong class, with another slope, wherever the input is."""
+
+    def __init__(self, seed: int, passes: int) -> None:
+        super().__init__()
+        draw = np.random.default_rng(seed)
+        rises = draw.choice(
+            [-1.0, 0.02, 0.1, 0.5], passes, p=[0.1, 0.4, 0.4, 0.1]
+        )  # mostly up, but often below the best
+        self.logits = np.minimum(np.cumsum(rises) - 9, -0.1)  # never misclassified
+        self.slopes = draw.normal(size=(passes, 12))
+        self.asked: list[Array] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = len(self.asked)
+        self.asked.append(flat(x))
+        other = x.flatten(1) @ torch.tensor(self.slopes[number])
+        return torch.stack([0 * other, other - other.detach() + self.logits[number]], 1)
+
+    def values(self) -> Callable[[Array], tuple[float, Array]]:
+        """Cross-entropy and its gradient, pass by pass after the clean one."""
+        odds = iter(zip(self.logits[1:], self.slopes[1:], strict=True))
+
+        def value(point: Array) -> tuple[float, Array]:
+            logit, slope = next(odds)
+            return math.log1p(math.exp(logit)), slope / (1 + math.exp(-logit))
+
+        return value
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("steps", [20, 50])
+def test_apgd_halves_its_step_size_whatever_the_values(norm: str, steps: int) -> None:
+    threat, x = ThreatModel(norm, 0.1, None), torch.zeros(1, 12, dtype=torch.float64)  # type: ignore[arg-type]
+    for seed in range(20):
+        model = Script(seed, steps + 2)
+        result = flat(APGD(threat, steps=steps)(model, x, torch.zeros(1, dtype=torch.long)))
+        asked = model.asked[1:]
+        seen, best = apgd(model.values(), asked[0], np.zeros(12), norm, 0.1, steps, bounds=(-math.inf, math.inf))
+        np.testing.assert_allclose(asked, seen, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(result, best, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("patience", [None, 1.0])
@@ -273,10 +319,10 @@ def fab(
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-@pytest.mark.parametrize("targets", [0, 2])
-def test_fab(norm: str, targets: int, seed: int) -> None:
+@pytest.mark.parametrize(("targets", "runs"), [(0, 2), (2, 2), (3, 1)])
+def test_fab(norm: str, targets: int, runs: int, seed: int) -> None:
     # With more steps, some iterates end on the boundary, up to rounding, and rounding decides on which side.
-    point, steps, runs, closest = Point(seed), 5, 2, math.inf
+    point, steps, closest = Point(seed), 5, math.inf
     attack = FAB(ThreatModel(norm, 9.0), steps=steps, targets=targets, restarts=runs, minimum_norm=True)  # type: ignore[arg-type]
     asked, result = point.candidates(attack)
     order = [int(c) for c in np.argsort(-point.look(point.clean)[0]) if c != point.label]
