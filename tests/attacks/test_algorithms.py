@@ -125,9 +125,8 @@ class Script(nn.Module):
     def __init__(self, seed: int, passes: int) -> None:
         super().__init__()
         draw = np.random.default_rng(seed)
-        rises = draw.choice(
-            [-1.0, 0.02, 0.1, 0.5], passes, p=[0.1, 0.4, 0.4, 0.1]
-        )  # mostly up, but often below the best
+        # Mostly up, but often below the best, and sometimes neither up nor down.
+        rises = draw.choice([-1.0, 0.0, 0.02, 0.1, 0.5], passes, p=[0.1, 0.1, 0.35, 0.35, 0.1])
         self.logits = np.minimum(np.cumsum(rises) - 9, -0.1)  # never misclassified
         self.slopes = draw.normal(size=(passes, 12))
         self.asked: list[Array] = []
