@@ -48,7 +48,7 @@ def attack(folder: Path, threads: int) -> None:
     torch.set_num_threads(threads)
     model = network()
     split, threat = noise(model), ThreatModel("linf", 0.01)
-    attacks = {"APGD": APGD(threat, steps=20), "Square": Square(threat, queries=100)}
+    attacks = {"APGD": APGD(threat, steps=100), "Square": Square(threat, queries=500)}
     with process_group():
         evaluate(model, split, {"APGD": APGD(threat, steps=1)}, batch_size=128, check=False)  # warm-up
         began, processor = time.perf_counter(), time.process_time()
