@@ -511,11 +511,13 @@ def test_attacks_on_a_compiled_model_break_the_same_points(compiled_in_python):
 
 
 def test_training_compiles_attacks_on_request(compiled_in_python):
-    weights = []
+    updates = []
     for compile in (False, True):
         trainer = tiny_trainer(compile=compile)
         assert isinstance(trainer.form, CompiledForm if compile else FrozenForm)
+        before = nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
         for _ in range(2):
             trainer.train_step(first_batch(trainer))
-        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
-    torch.testing.assert_close(*weights, atol=1e-3, rtol=1e-3)
+        updates.append(nn.utils.parameters_to_vector(trainer.model.parameters()).detach() - before)
+    # Gradients near zero may change their sign, and with it some pixels of the attack.
+    assert float((updates[1] - updates[0]).norm() / updates[0].norm()) < 0.05
