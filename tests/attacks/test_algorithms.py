@@ -431,7 +431,7 @@ def carlini_wagner(
         {"steps": 40, "searches": 5},
         {"steps": 30, "searches": 6, "const": 1e-2, "bounded": False},
         {"steps": 30, "searches": 6, "const": 1e3, "confidence": 0.3},
-        {"steps": 100, "searches": 4, "patience": 10},
+        {"steps": 110, "searches": 4, "patience": 11},
         {"steps": 15, "searches": 8, "patience": 1.5},
     ],
 )

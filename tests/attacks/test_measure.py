@@ -506,6 +506,13 @@ def test_l0_without_eps_is_for_curves_alone():
     assert AttackSettings(attacks="none").resolve(subject()).eps == "0.18"
 
 
+def test_suites_are_cascades_unless_every_attack_runs_alone():
+    assert AttackSettings(attacks="standard").cascade
+    assert AttackSettings(attacks="fast").cascade
+    assert not AttackSettings(attacks="plus", individual=True).cascade
+    assert not AttackSettings(attacks="PGD-20,FGSM").cascade
+
+
 @pytest.mark.parametrize("attacks", ["standard", "fast", "PGD-20", "none"])
 def test_only_attacks_have_a_radius(attacks):
     settings = AttackSettings(attacks=attacks, norm="linf", eps="8/255")

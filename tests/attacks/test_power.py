@@ -293,6 +293,11 @@ def test_progress_is_reported():
     assert reports[-1] == ("power", result.share.correct, result.share.total)
 
 
+def test_a_single_point_is_enough():
+    result = power(network(), CE, count=1)
+    assert (result.share.correct, result.share.total, result.random.total) == (1, 1, 1)
+
+
 def test_passes_are_counted_and_the_model_stays_as_it_was():
     model = network().train()
     calls = []

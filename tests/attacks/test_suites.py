@@ -39,7 +39,7 @@ def recipe(name, loss="AT", norm="linf", *overrides):
 def test_the_names_of_the_field_are_listed(capsys):
     expected = {
         "PGD", "FGSM", "APGD", "APGD-CE", "APGD-DLR", "APGD-T", "FAB", "FAB-T", "Square", "CarliniWagner",
-        "Carlini-Wagner", "RayS", "PGD-20", "CW-20", "FMN", "PDPGD", "SigmaZero",
+        "Carlini-Wagner", "RayS", "PGD-20", "CW-20", "FMN", "PDPGD", "SigmaZero", "RAT-PGD-20", "RAT-CW-20",
     }  # fmt: skip
     assert main(["ls", "attacks", "--json"]) == 0
     assert expected <= set(json.loads(capsys.readouterr().out)["attacks"]) == set(NAMES)
