@@ -330,7 +330,7 @@ def test_fab(norm: str, targets: int, runs: int, seed: int) -> None:
         if number % runs == 0:
             np.testing.assert_array_equal(asked[0], point.clean)
         else:  # at most half as far away as the closest one so far
-            assert 0 < size(asked[0] - point.clean, norm) <= 9.0 / 2
+            assert 0 < size(asked[0] - point.clean, norm) <= min(9.0, closest) / 2 * (1 + 1e-9)
         seen, nearer, closest = fab(point, asked[0], norm, steps, None if target < 0 else int(target), closest)
         best = best if nearer is None else nearer
         np.testing.assert_allclose(asked[: len(seen)], seen, rtol=0, atol=1e-7)

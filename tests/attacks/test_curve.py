@@ -82,6 +82,11 @@ def test_many_distances_are_a_hundred_quantiles_of_which_the_table_shows_a_tenth
     (line,) = axis.lines
     assert list(line.get_xdata()) == list(short.eps)
     assert list(line.get_ydata()) == pytest.approx([100.0 - n for n in range(101)])
+    (band,) = axis.collections
+    ends = band.get_paths()[0].vertices[:, 1]
+    assert (ends.min(), ends.max()) == pytest.approx((0, 100))
+    middle = [100 * end for end in Accuracy(50, 100).interval]
+    assert all(abs(ends - end).min() < 1e-9 for end in middle)
     assert axis.get_ylim() == (0, 100)
 
 

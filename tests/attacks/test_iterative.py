@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll.attacks import APGD, FAB, FMN, PDPGD, PGD, SigmaZero, Square
 from atoll.attacks.apgd import SparseSteps, checkpoints
-from atoll.attacks.iterative import AttackLoop, Points
+from atoll.attacks.iterative import AttackLoop, OneShot, Points
 from atoll.attacks.square import bump, move_mass, tiles
 from atoll.errors import InputError
 from atoll.losses.objectives import dlr_targeted
@@ -254,6 +254,14 @@ def test_stops_at_the_first_success():
     assert forward < len(x) * 6
     assert passes(Square(ThreatModel("linf", 0.0), queries=7), model, x, y) == (len(x) * 8, 0)
     assert passes(Square(ThreatModel("linf", 0.0), queries=7, restarts=3), model, x, y) == (len(x) * 22, 0)
+
+
+def test_any_other_attack_is_a_single_iteration_that_claims_all_points():
+    model, x, y = plane()
+    attack = OneShot(PGD(ThreatModel("linf", 0.05), steps=2))
+    assert attack.num_steps(4) == 1
+    _, success = run(attack, model, x, y, 7)
+    assert success.all()
 
 
 @pytest.mark.parametrize("norm", NORMS)

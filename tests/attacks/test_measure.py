@@ -27,7 +27,7 @@ from atoll.attacks.sampling import Sampling
 from atoll.attacks.suites import SUITES
 from atoll.cli import main
 from atoll.config import from_plain
-from atoll.data import MemorySplit, Splits
+from atoll.data import MemorySplit, Splits, TwoMoons
 from atoll.errors import InputError, RecipeError, ResultError
 from atoll.measure import MEASUREMENTS, load_result, measure
 from atoll.runs.run import open_run
@@ -390,6 +390,16 @@ def test_a_surrogate_counts(trained, tmp_path):
     assert results[0].surrogate != results[1].surrogate
     with pytest.raises(InputError, match="surrogate: expected a run"):
         measure(subject(model), AttackSettings(attacks="FGSM", surrogate="run"), tmp_path)
+
+
+def test_a_surrogate_has_the_inputs_and_classes_of_the_model():
+    images, points = subject(), Subject(torch.nn.Linear(2, 2), TwoMoons(), ThreatModel("linf", "0.1"))
+    texts = {images: "1x8x8 in 3 classes", points: "2 in 2 classes"}
+    for model, other in ((images, points), (points, images)):
+        sentence = f"surrogate: expected inputs of {texts[model]}, got {texts[other]} from elsewhere"
+        asked = AttackSettings(attacks="FGSM", points=2, surrogate="elsewhere")
+        with pytest.raises(InputError, match=f"^{sentence}$"):
+            measure(model, asked, open_subject=lambda path, other=other: other)
 
 
 def test_all_attacks_of_fast_transfer(monkeypatch, short):
