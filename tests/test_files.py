@@ -20,6 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
+from atoll import files
 from atoll.errors import DamagedError, InputError
 from atoll.files import (
     LARGEST,
@@ -392,6 +393,13 @@ def test_a_forked_process_does_not_keep_the_lock(tmp_path):
     assert not locked(tmp_path / "run")
     os.write(end[1], b"x")
     os.waitpid(child, 0)
+
+
+def test_a_forked_process_closes_its_copies_of_the_locks(tmp_path):
+    with open_for_writing(tmp_path, tmp_path):
+        assert locked(tmp_path)
+        files._close_locks()  # as the child does
+        assert not locked(tmp_path)
 
 
 def test_a_new_folder_that_stays_empty_is_removed(tmp_path):
