@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from atoll.attacks.measure import AttackSettings
+from atoll.attacks.measure import AttackSettings, MeasureAttack
 from atoll.certify import GloRo
 from atoll.certify.measure import CertifySettings, Verified
 from atoll.errors import AtollError, CheckpointError, DamagedError, InputError, ResultError
@@ -268,8 +268,8 @@ def test_results_come_in_the_order_of_their_dates(run):
     assert [result.points for result in results if result.folder] == [3, 4]
     assert results[-1].points == 4
     assert {result.kind for result in run.results("attack")} == {"attack"}
-    (run.folder / "results" / "attack" / "unfinished").mkdir()
-    (run.folder / "results" / "attack" / "damaged").mkdir()
+    for name in ("0 unfinished", "damaged"):
+        (run.folder / "results" / "attack" / name).mkdir()
     (run.folder / "results" / "attack" / "damaged" / "result.json").write_text("{")
     again, errors = run.read_results()
     assert again == results
@@ -372,6 +372,18 @@ def test_measurements_are_of_the_best_checkpoint_and_show_no_progress_unless_ask
         {"checkpoint": "best", "weights": "raw", "progress": False},
         {"checkpoint": 4, "weights": "swa", "progress": True},
     ]
+
+
+def test_a_stored_result_is_loaded_unless_restarted(run, monkeypatch):
+    settings = AttackSettings(attacks="none", points=2)
+    result = run.measure(settings, checkpoint="last", weights="swa")
+    assert (result.subject.origin.step, result.subject.origin.weights) == (12, "swa")
+    calls, compute = [], MeasureAttack.measure
+    monkeypatch.setattr(MeasureAttack, "measure", lambda *arguments: calls.append(1) or compute(*arguments))
+    assert run.measure(settings, checkpoint="last", weights="swa") == result
+    assert not calls
+    run.measure(settings, checkpoint="last", weights="swa", restart=True)
+    assert calls
 
 
 def test_progress_is_shown_or_reported(run, monkeypatch):

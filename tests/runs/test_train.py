@@ -86,6 +86,18 @@ def test_a_recipe_of_the_user_is_trusted_and_the_run_of_another_is_not(tmp_path)
     train(None, out=tmp_path / "run", resume=True, trust=True)
 
 
+def test_a_certified_training_ends_with_certificates(tmp_path):
+    recipe = {**TINY, "loss": "GloRoCE", "threat": {"norm": "l2", "eps": 0.5}}
+    trainers = []
+    run = train(recipe, out=tmp_path / "run", on_trainer=trainers.append)
+    assert [trainer.folder for trainer in trainers] == [run.folder]
+    assert [(row.checkpoint, row.verified.total, row.robust) for row in run.tests()] == [
+        ("best", 360, None),
+        ("last", 360, None),
+    ]
+    assert not any(result.settings.attack for result in run.results("certify"))
+
+
 def test_only_a_resumed_run_uses_the_recorded_number_of_threads(folder, tmp_path, monkeypatch):
     numbers = []
     monkeypatch.setattr(train_module, "settle_threads", lambda recorded, *_: numbers.append(recorded))
