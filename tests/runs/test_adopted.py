@@ -44,8 +44,8 @@ def test_a_stored_model_is_a_finished_run(tmp_path):
 def test_data_is_not_read_again(tmp_path, monkeypatch):
     record = DataRecord(Fingerprint({"test": 3}, {"test": "0"}), tmp_path, 7, ("a", "b"))
     monkeypatch.setattr(Digits, "inspect", lambda *_: pytest.fail("this takes minutes"))
-    store(tmp_path / "run", record=record)
-    assert DataRecord.load(tmp_path / "run") == record
+    store(tmp_path / "new" / "run", record=record)
+    assert DataRecord.load(tmp_path / "new" / "run") == record
 
 
 def test_nothing_is_overwritten(tmp_path):

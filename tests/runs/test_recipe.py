@@ -213,6 +213,7 @@ def test_one_mistake_is_one_error(override, sentence):
     ("overrides", "sentence"),
     [
         (["epochs"], "expected key.sub=value, got 'epochs'"),
+        (["=5"], "expected key.sub=value, got '=5'"),
         (["methods.3.k=1"], "methods.3.k: expected an index below 0 at methods.3, got '3'"),
         (["methods.3.k.x=1"], "methods.3.k.x: expected an index below 0 at methods.3, got '3'"),
         (["methods=[Lookahead]", "methods.1.k=1"], "methods.1.k: expected an index below 1 at methods.1, got '1'"),

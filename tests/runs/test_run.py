@@ -240,6 +240,21 @@ def test_a_checkpoint_that_describes_no_model_is_one_sentence(name):
             model_from(wrong, "there")
 
 
+def test_a_model_of_a_checkpoint_needs_no_pretrained_weights(monkeypatch):
+    checkpoint, trees = load_checkpoint(OLD / "checkpoints" / "00000008"), []
+
+    def build(hint, tree, name, *, trust):
+        trees.append(tree)
+        raise InputError("it is built no further")
+
+    monkeypatch.setattr(run_module, "build_part", build)
+    for arguments in ({"pretrained": True, "depth": 1}, {"depth": 1}):
+        recipe = {"model": {"class_path": "ResNet", "init_args": arguments}}
+        with pytest.raises(InputError, match="it is built no further"):
+            model_from(replace(checkpoint, about=checkpoint.about | {"recipe": recipe}), "there")
+    assert [tree["init_args"] for tree in trees] == [{"pretrained": False, "depth": 1}, {"depth": 1}]
+
+
 def test_a_checkpoint_without_recipe_has_only_weights():
     checkpoint = load_checkpoint(OLD / "checkpoints" / "00000008")
     about = {name: value for name, value in checkpoint.about.items() if name != "recipe"}
