@@ -148,7 +148,7 @@ def wrong(result):
     return {"clean": none, "robust": none}
 
 
-def test_the_state_of_a_run_is_told_without_opening_its_results(old, tmp_path):
+def test_the_overview_of_a_run_has_its_state_and_main_numbers(old, tmp_path):
     state, numbers = list_run(old.folder)
     assert state == "finished"
     assert numbers == main_numbers(old)

@@ -64,8 +64,10 @@ def test_a_run_resumes_with_its_recipe_and_no_other(folder):
 
 
 @pytest.mark.parametrize(
-    "override", ["data.limit=16", "data.validation=0.5", "data=MNIST", "trainer.epochs=2", "seed=1", "loss=AT"]
-)
+    "override",
+    ["data.limit=16", "data.validation=0.5", "data=MNIST", "trainer.epochs=2", "seed=1", "loss=AT", "attack.path=x",
+     "model.root=x"],
+)  # fmt: skip
 def test_a_resumed_run_may_only_change_where_its_data_is(folder, override):
     with pytest.raises(RecipeError, match=f"a resumed run keeps its recipe, except .*; remove '{override}'"):
         train(None, override, out=folder, resume=True)
@@ -144,7 +146,7 @@ def test_a_run_records_where_it_was_computed(finished):
     assert record.keys() >= {"atoll", "python", "machine", "threads", "command"}
 
 
-def test_building_a_model_leaves_the_global_generator(monkeypatch):
+def test_building_a_model_leaves_the_global_generator():
     state = torch.get_rng_state()
     build_model(build_recipe(TINY))
     assert torch.equal(state, torch.get_rng_state())
