@@ -60,7 +60,10 @@ LONGEST = 120.0  # seconds of tests for one mutant
 KILLS = ROOT / ".mutants"
 # Tests of packages that no folder or file of tests mirrors alone.
 TESTS = {
-    "training/methods": [f"training/test_{name}.py" for name in ("methods", "wci", "centroids", "trainer")],
+    "training/methods": [
+        "training/methods",
+        *(f"training/test_{n}.py" for n in ("methods", "wci", "centroids", "trainer")),
+    ],
     "files": ["test_files.py", "store"],
     "runs": ["runs", "store"],
 }
