@@ -6,9 +6,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.data import MemorySplit
@@ -17,6 +19,8 @@ from atoll.losses import Outputs
 from atoll.models import MLP
 from atoll.training.methods import RAT, Step
 from atoll.training.methods.rat import check_taylor_terms, head_row_sums
+
+Array = NDArray[np.float64]
 
 
 def two_matrices(seed: int = 0) -> nn.Sequential:
@@ -98,6 +102,43 @@ def test_surrogate_terms_of_symmetric_predictions_by_hand(reading: Any) -> None:
     torch.testing.assert_close(step.terms["first"], (0.4 * kl).expand(2).double())
     torch.testing.assert_close(step.terms["second"], (0.4 * 0.3 * kl).expand(2).double())
     torch.testing.assert_close(step.terms["ce"], torch.full((2,), 0.6).double())
+
+
+@pytest.mark.parametrize("reading", ["code", "paper"])
+def test_surrogate_terms_in_numpy(reading: Any) -> None:
+    """One value per example, class by class; mean gradients of the head are outer products."""
+    draw, y = np.random.default_rng(0), np.array([0, 2, 1, 2])
+    g, g_adv = draw.normal(size=(2, 4, 3))
+    z, z_adv = draw.normal(size=(2, 4, 5))
+
+    def row_sums(logits: Array, features: Array) -> Array:
+        errors = softmax(logits) - np.eye(3)[y]
+        return np.mean([np.outer(e, f).sum(1) for e, f in zip(errors, features, strict=True)], 0)
+
+    def kl(scores: Array, logits: Array) -> Array:
+        values = []
+        for label, q in zip(y, softmax(logits), strict=True):
+            others = [k for k in range(3) if k != label]
+            total = sum(scores[k] - min(scores) for k in others)
+            values.append(0.5 * np.log(0.5 / q[label]))
+            for k in others:
+                if share := 0.5 * (scores[k] - min(scores)) / total:
+                    values[-1] += share * np.log(share / q[k])
+        return np.array(values)
+
+    clean, adversarial = row_sums(g, z), row_sums(g_adv, z_adv)
+    one, two = abs(adversarial) - abs(clean), adversarial**2 - clean**2
+    step = step_of(torch.zeros(4, 5), torch.zeros(4, 5))
+    step.y, step.out = torch.from_numpy(y), Outputs(*map(torch.from_numpy, (g, z, g_adv, z_adv)))
+    RAT(reading=reading, share=0.5, eta=0.4, second=0.3).on_loss(SimpleNamespace(), step)
+    expected = 0.4 * (kl(one, g) + kl(-one, g_adv)) / 2
+    np.testing.assert_allclose(step.terms["first"].numpy(), expected)
+    expected = 0.4 * 0.3 * (kl(two, g) + kl(two if reading == "code" else -two, g_adv)) / 2
+    np.testing.assert_allclose(step.terms["second"].numpy(), expected)
+
+
+def softmax(logits: Array) -> Array:
+    return np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
 
 
 def test_row_sums_for_mixed_labels() -> None:

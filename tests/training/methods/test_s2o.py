@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from atoll.errors import InputError
 from atoll.losses import Outputs
 from atoll.training.methods import S2O, Step
+from atoll.training.methods.s2o import correlation
 
 Array = NDArray[np.float64]
 draw = np.random.default_rng(0)
@@ -61,6 +62,19 @@ def test_text() -> None:
         norms.append(np.sqrt(np.square(cosines).sum()))
     np.testing.assert_allclose(result["s2o"], 0.3 * np.mean(norms))
     np.testing.assert_allclose(result["ce"], np.arange(1, 7))
+
+
+def test_the_gradient_of_text_is_that_of_the_whole_batch() -> None:
+    """Also if the batch comes in two parts, whose mean is taken and which see the whole batch as a constant."""
+    g = torch.from_numpy(CLEAN).requires_grad_()
+    columns = g / g.norm(dim=0)
+    (truth,) = torch.autograd.grad((columns.T @ columns).norm(), g)
+    (whole,) = torch.autograd.grad(correlation(g, g, 1), g)
+    torch.testing.assert_close(whole, truth)
+    parts = torch.stack([correlation(half, g.detach(), 2) for half in (g[:3], g[3:])])
+    torch.testing.assert_close(parts, (columns.T @ columns).norm().expand(2))
+    (halves,) = torch.autograd.grad(parts.mean(), g)
+    torch.testing.assert_close(halves, truth)
 
 
 @pytest.mark.parametrize("setting", ["weight", "share"])
