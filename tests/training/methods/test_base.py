@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +30,7 @@ from atoll.training.methods import (
     TrH,
     WCISchedule,
 )
-from support import METHODS, first_batch, tiny_trainer
+from support import METHODS, first_batch, fork, tiny_trainer
 
 WCI = {"interval": 1, "points": 512, "probes": 2, "gap": False}
 DEFAULTS: dict[type[Method], dict[str, Any]] = {
@@ -85,3 +88,16 @@ def test_a_method_asks_for_no_pass_unless_it_says_so() -> None:
     trainer.model.body.register_forward_hook(lambda *_: passes.append(1))
     trainer.train_step(first_batch(trainer))
     assert len(passes) == 2 * 4
+
+
+def test_the_trainer_can_be_imported_before_the_methods(tmp_path: Path) -> None:
+    """It imports them, so they must not import it."""
+
+    def task() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "atoll"]:
+            del sys.modules[name]
+        importlib.import_module("atoll.training.trainer")
+
+    process = fork(task, tmp_path / "errors")
+    process.join(120)
+    assert process.exitcode == 0, (tmp_path / "errors").read_text()
