@@ -30,7 +30,7 @@ from atoll.training.methods import (
     TrH,
     WCISchedule,
 )
-from support import METHODS, first_batch, fork, tiny_trainer
+from support import first_batch, fork, tiny_trainer
 
 WCI = {"interval": 1, "points": 512, "probes": 2, "gap": False}
 DEFAULTS: dict[type[Method], dict[str, Any]] = {
@@ -75,9 +75,9 @@ def test_every_setting_is_described(kind: type[Method]) -> None:
     assert set(inspect.signature(kind).parameters) <= described
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_with_the_same_settings_are_different_because_they_have_state(name: str) -> None:
-    assert len({METHODS[name](), METHODS[name]()}) == 2
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_methods_with_the_same_settings_are_different_because_they_have_state(kind: type[Method]) -> None:
+    assert len({kind(), kind()}) == 2
 
 
 def test_a_method_asks_for_no_pass_unless_it_says_so() -> None:

@@ -151,6 +151,12 @@ def test_row_sums_for_mixed_labels() -> None:
     torch.testing.assert_close(head_row_sums(model(x), model.features(x), y), model.head.weight.grad.sum(1))
 
 
+def test_the_weight_and_the_noise_depend_on_order_and_reading_unless_given() -> None:
+    assert (RAT(order=1).eta, RAT(order=2).eta, RAT(order=1, eta=0.0).eta) == (0.3, 0.2, 0.0)
+    sigmas = [RAT(reading="code").sigma, RAT(reading="paper").sigma, RAT(reading="paper", sigma=0.0).sigma]
+    assert sigmas == [1e-4, 0.01, 0.0]
+
+
 def test_without_noise_the_attack_sees_the_weights() -> None:
     trainer = trainer_of(two_matrices())
     added = noise(RAT(sigma=0.0, reading="paper"), trainer, step_of(torch.zeros(4, 6), None))
