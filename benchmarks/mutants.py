@@ -60,6 +60,7 @@ LONGEST = 120.0  # seconds of tests for one mutant
 KILLS = ROOT / ".mutants"
 # Tests of packages that no folder or file of tests mirrors alone.
 TESTS = {
+    "attacks": ["attacks", "test_device.py::test_attacks"],
     "training/methods": [
         "training/methods",
         *(f"training/test_{n}.py" for n in ("methods", "wci", "centroids", "trainer")),
