@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from atoll.curvature.ggn import diagonal, logit_hessian
+from atoll.curvature.ggn import block_factor, diagonal, logit_hessian
 from atoll.curvature.risk import flatten
 from atoll.losses import Outputs
 from curvature.cases import make_risk, truth
@@ -37,3 +37,14 @@ def test_diagonal_is_that_of_the_dense_hessian(loss):
     exact = truth("conv-bn", loss).diagonal()
     runs = torch.stack([flatten(diagonal(p, probes=4, group=4, seed=seed)) for seed in range(40)])
     assert ((runs.mean(0) - exact).abs() <= 5 * runs.std(0) / math.sqrt(40) + 1e-9).all()
+
+
+@pytest.mark.parametrize("loss", ["at", "mart"])
+def test_block_factor_gives_the_dense_block_of_every_layer(loss):
+    p = make_risk("mlp", loss)
+    sizes = [w.numel() for w in p.parameters]
+    for layer, size in enumerate(sizes):
+        rows, signs = block_factor(p, layer)
+        start = sum(sizes[:layer])
+        exact = truth("mlp", loss)[start : start + size, start : start + size]
+        torch.testing.assert_close(rows.T @ (signs[:, None] * rows) / len(p), exact, rtol=1e-8, atol=1e-9)

@@ -108,6 +108,24 @@ def test_attacked_holds_the_inputs_of_the_attack():
         torch.testing.assert_close(made.x_adv, direct, rtol=1e-12, atol=1e-12)
 
 
+def test_a_pass_has_at_most_32_points():
+    p, rows = make_risk("mlp", points=40), []
+    p.model.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
+    p.value()
+    assert rows == [32, 8]
+    attack = PGD(ThreatModel("linf", 0.1), steps=1)
+    assert EmpiricalRisk.attacked(p.model, p.loss, p.x, p.y, attack).micro_batch == 32
+    assert max(rows) == 32
+
+
+def test_a_move_without_a_part_for_every_parameter_is_an_error():
+    p = make_risk("mlp")
+    before = weights(p).clone()
+    with pytest.raises(ValueError, match="shorter"):
+        p.values_at((1.0, p.split(torch.ones_like(before))[:-1]))
+    assert torch.equal(weights(p), before)
+
+
 def test_fused_attention_is_differentiated_twice():
     x = torch.rand(4, 2)
     p = EmpiricalRisk(Fused().eval(), Standard(), x, torch.arange(4) % 3)
