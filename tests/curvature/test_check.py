@@ -411,20 +411,20 @@ def batches_in_float64(check, risk: EmpiricalRisk) -> list[list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("hidden", "points", "few", "batch", "total"),
+    ("size", "points", "few", "batch", "total"),
     [
-        (250, 1024, 4, 32, 32),  # one point in 32, and four for a gradient per parameter
-        (250, 256, 2, 16, 16),  # at least 16; a gradient for each of four parameters at 2 of 256 points
-        (250, 64, 1, 16, 16),
-        (8, 256, 4, 32, 128),  # 128 points for small networks
-        (8, 60, 4, 32, 60),
+        (400, 1024, 4, 32, 32),  # 101,000 parameters: one point in 32, and four for a gradient per parameter
+        (400, 128, 2, 16, 16),  # at least 16, and a gradient for each of two parameters at 2 of 128 points
+        (400, 32, 1, 16, 16),
+        (396, 256, 4, 32, 128),  # 100,000 parameters: 128 points
+        (396, 60, 4, 32, 60),
     ],
 )
-def test_large_networks_are_checked_at_fewer_points(hidden, points, few, batch, total) -> None:
+def test_large_networks_are_checked_at_fewer_points(size, points, few, batch, total) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(400, hidden), nn.ReLU(), nn.Linear(hidden, 3)).eval()
-        x = torch.rand(points, 400)
+        net = nn.Sequential(nn.Linear(size, 250, bias=False), nn.ReLU(), nn.Linear(250, 4, bias=False)).eval()
+        x = torch.rand(points, size)
     x[:, 0] = torch.arange(points) / points
     risk = EmpiricalRisk(net, Standard(), x, torch.arange(points) % 3, nonlinear={})
     batches = batches_in_float64(check_gradient, risk)

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll import curvature
+from atoll.attacks import PGD
+from atoll.curvature import EmpiricalRisk
 from atoll.curvature.gap import Gap
 from atoll.curvature.measure import (
     CurvatureResult,
@@ -228,6 +230,21 @@ def test_an_input_landscape_reaches_twice_the_radius_and_progress_has_stages(tmp
     assert list(stages) == ["attack", "traces", "eigenvalues", "bounds", "landscape"]
     assert all(steps[0] == (name, 0, 1) for name, steps in stages.items())
     assert stages["landscape"][-1] == ("landscape", 21, 21)
+
+
+def test_adversarial_inputs_maximize_what_the_loss_asks_for():
+    subject = tiny_subject(TRADES())
+    options = quick(steps=2).resolve(subject)
+    split = MeasureCurvature().inputs(subject, options)
+    x, y = to_float(split.fetch(torch.arange(len(split)))), split.labels
+    values = [
+        EmpiricalRisk.attacked(
+            subject.model, TRADES(), x, y, PGD(subject.threat, objective, steps=2), seed=options.seed
+        ).value()
+        for objective in ("kl", "ce")
+    ]
+    assert measure(subject, options).mean_loss == pytest.approx(values[0], rel=1e-6)
+    assert abs(values[0] - values[1]) > 1e-3 * values[0]
 
 
 def test_a_second_call_loads_without_model_passes(tmp_path):
