@@ -307,6 +307,7 @@ class WrongInFloat32(torch.autograd.Function):
 
 
 def test_the_message_says_how_wrong_float32_is() -> None:
+    torch.manual_seed(0)
     net = dense(nn.ReLU(), Apply(WrongInFloat32.apply)).eval()
     risk = EmpiricalRisk(net, Standard(), torch.rand(12, 8), torch.arange(12) % 3, nonlinear={})
     assert check_hessian(risk).message == (
@@ -394,6 +395,19 @@ def test_agreement_means_nothing_unless_derivatives_are_ten_times_as_large_as_ro
     assert _below_noise([large, (True, deviation(1e-9, 1e-5))])
     flat = (False, deviation(0.0, 1e-5))
     assert not _below_noise([flat, flat, (True, deviation(0.0, 1e-5))])
+
+
+def test_differences_that_do_not_converge_decide_nothing() -> None:
+    torch.manual_seed(0)
+    net = dense(Apply(lambda z: z + 1e-6 * (1e8 * z).sin())).double().eval()  # oscillates within a step
+    risk = EmpiricalRisk(net, Standard(), torch.rand(12, 8).double(), torch.arange(12) % 3, nonlinear={})
+    for check, what, of in (
+        (check_hessian, "the double backward pass", "gradients"),
+        (check_gradient, "the gradient", "the loss"),
+    ):
+        result = check(risk)
+        assert result.passed is None
+        assert result.message == f"{what} could not be checked: differences of {of} do not converge for 0.weight"
 
 
 def batches_in_float64(check, risk: EmpiricalRisk) -> list[list[float]]:

@@ -191,6 +191,17 @@ def test_bad_points_are_refused():
         EmpiricalRisk(p.model, AT(), p.x, p.y, p.x_adv, micro_batch=0)
 
 
+def test_a_parameter_without_influence_has_zeros_in_the_dense_hessian():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double().eval()
+    used = EmpiricalRisk(net, Standard(), torch.rand(4, 2).double(), torch.arange(4) % 2, nonlinear={})
+    matrix = hessian(used)
+    net.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
+    risk = EmpiricalRisk(net, Standard(), used.x, used.y, nonlinear={})
+    start = 2 * (risk.names[0] == "unused")  # parameters of the module itself come first
+    padded = nn.functional.pad(matrix, (start, 2 - start, start, 2 - start))
+    torch.testing.assert_close(hessian(risk), padded)
+
+
 def test_a_large_net_has_no_dense_hessian():
     net = nn.Linear(200, 101).eval()
     with pytest.raises(InputError, match=r"at most 20,000 parameters for a dense Hessian, got 20,301"):

@@ -143,6 +143,11 @@ def test_progress_counts_vectors_or_points():
     steps.clear()
     traces(linear_risk(3), "exact", on_progress=lambda *step: steps.append(step))
     assert steps == [(1, 3), (2, 3), (3, 3)]
+    steps.clear()
+    never = Estimate(1.0, 1.0)  # so it takes two vectors for each of 60 groups, then as many as it may
+    options = {"group": 1, "max_probes": 4, "goal": lambda result: never}
+    traces(linear_risk(60), "gauss_newton", on_progress=lambda *step: steps.append(step), **options)
+    assert steps == [(k, 120) for k in range(2, 121, 2)] + [(k, 240) for k in range(122, 241, 2)]
 
 
 def test_auto_says_what_it_takes_and_why():
