@@ -60,6 +60,7 @@ LONGEST = 120.0  # seconds of tests for one mutant
 KILLS = ROOT / ".mutants"
 # Tests of packages that no folder or file of tests mirrors alone.
 TESTS = {
+    "attacks": ["attacks", "test_device.py::test_attacks"],
     "training/methods": [f"training/test_{name}.py" for name in ("methods", "wci", "centroids", "trainer")],
     "files": ["test_files.py", "store"],
     "runs": ["runs", "store"],
