@@ -1,6 +1,7 @@
 """The check of curvature on nets whose analysis or derivatives are known to be wrong, and on nets that are right."""
 
 import copy
+import math
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from atoll.curvature.check import check_gauss_newton, check_gradient, check_hessian
+from atoll.curvature.check import (
+    Case,
+    Deviation,
+    _below_noise,
+    check_gauss_newton,
+    check_gradient,
+    check_hessian,
+)
 from atoll.curvature.risk import EmpiricalRisk
 from atoll.curvature.spectrum import top_eigenvalues
 from atoll.curvature.trace import traces
@@ -286,6 +294,27 @@ def test_digits_that_float32_loses_are_noticed_and_not_missing_in_the_result(nam
         traces(stopped)
 
 
+class WrongInFloat32(torch.autograd.Function):
+    """The identity, with a gradient that is half as large again in float32."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 1.5 * g if g.dtype == torch.float32 else g
+
+
+def test_the_message_says_how_wrong_float32_is() -> None:
+    torch.manual_seed(0)
+    net = dense(nn.ReLU(), Apply(WrongInFloat32.apply)).eval()
+    risk = EmpiricalRisk(net, Standard(), torch.rand(12, 8), torch.arange(12) % 3, nonlinear={})
+    assert check_hessian(risk).message == (
+        "the double backward pass is inaccurate: the error of the gradient for 0.weight is 50 % in float32"
+    )
+
+
 def test_trained_and_saturated_nets_lose_no_digits() -> None:
     x, y = torch.rand(64, 8), torch.arange(64) % 3
     net = dense(nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
@@ -319,3 +348,112 @@ def test_a_large_gradient_does_not_hide_that_curvature_drowns_in_rounding() -> N
             result = check(risk)
             assert result.passed is None
             assert "derivatives are not larger than rounding errors" in result.message
+
+
+def test_differences_agree_up_to_a_thousandth_and_rounding() -> None:
+    value = torch.tensor([3.0, 4.0])
+    assert Deviation(value, size=4000.0, noise=1.1).agrees()
+    assert not Deviation(value, size=4000.0, noise=0.9).agrees()
+    assert Deviation(value, size=1.0, noise=0.0).agrees(value)
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict"),
+    [
+        ((0.0, 1.0, 1.0), True),
+        ((1.0, 0.0, 1.0), True),  # only a smaller step stays between the kinks
+        ((3.0, 2.0, 0.0), True),
+        ((1.0, 1.0, 1.0), False),
+        ((1.0, 2.0, 2.0), False),
+        ((1.0, 1.0, 2.0), False),
+        ((1.0, 2.0, 1.0), None),  # the differences do not converge
+    ],
+)
+def test_a_derivative_is_wrong_only_if_differences_converge_to_another(errors, verdict) -> None:
+    steps = []
+
+    def deviation(step: float) -> Deviation:
+        steps.append(step)
+        return Deviation(torch.tensor([errors[len(steps) - 1]]), size=1.0, noise=1e-6)
+
+    result, last = Case("weight", deviation).judge()
+    assert result is verdict
+    assert verdict is not True or not last.value.any()
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_agreement_means_nothing_unless_derivatives_are_ten_times_as_large_as_rounding() -> None:
+    def deviation(size: float, noise: float) -> Deviation:
+        return Deviation(torch.zeros(1), size, noise)
+
+    for joint in (False, True):
+        assert _below_noise([(joint, deviation(1.0, 0.2))])
+        assert not _below_noise([(joint, deviation(1.0, 0.05))])
+    large = (False, deviation(1.0, 1e-5))
+    assert not _below_noise([large, (False, deviation(1e-9, 1e-5))])  # it is small compared with the other
+    assert _below_noise([large, (False, deviation(1e-9, 1e-3))])
+    assert _below_noise([large, (True, deviation(1e-9, 1e-5))])
+    flat = (False, deviation(0.0, 1e-5))
+    assert not _below_noise([flat, flat, (True, deviation(0.0, 1e-5))])
+
+
+def test_differences_that_do_not_converge_decide_nothing() -> None:
+    torch.manual_seed(0)
+    net = dense(Apply(lambda z: z + 1e-6 * (1e8 * z).sin())).double().eval()  # oscillates within a step
+    risk = EmpiricalRisk(net, Standard(), torch.rand(12, 8).double(), torch.arange(12) % 3, nonlinear={})
+    for check, what, of in (
+        (check_hessian, "the double backward pass", "gradients"),
+        (check_gradient, "the gradient", "the loss"),
+    ):
+        result = check(risk)
+        assert result.passed is None
+        assert result.message == f"{what} could not be checked: differences of {of} do not converge for 0.weight"
+
+
+def batches_in_float64(check, risk: EmpiricalRisk) -> list[list[float]]:
+    """The batches that a check passes through the net in float64, with the first number of every point."""
+    batches = []
+
+    def record(module, inputs) -> None:
+        if inputs[0].dtype == torch.float64:
+            batches.append(inputs[0][:, 0].tolist())
+
+    hook = risk.model.register_forward_pre_hook(record)
+    assert check(risk).passed
+    hook.remove()
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("size", "points", "few", "batch", "total"),
+    [
+        (400, 1024, 4, 32, 32),  # 101,000 parameters: one point in 32, and four for a gradient per parameter
+        (400, 128, 2, 16, 16),  # at least 16, and a gradient for each of two parameters at 2 of 128 points
+        (400, 32, 1, 16, 16),
+        (396, 256, 4, 32, 128),  # 100,000 parameters: 128 points
+        (396, 60, 4, 32, 60),
+    ],
+)
+def test_large_networks_are_checked_at_fewer_points(size, points, few, batch, total) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(size, 250, bias=False), nn.ReLU(), nn.Linear(250, 4, bias=False)).eval()
+        x = torch.rand(points, size)
+    x[:, 0] = torch.arange(points) / points
+    risk = EmpiricalRisk(net, Standard(), x, torch.arange(points) % 3, nonlinear={})
+    batches = batches_in_float64(check_gradient, risk)
+    seen = {point for batch in batches for point in batch}
+    assert (min(map(len, batches)), max(map(len, batches)), len(seen)) == (few, batch, total)
+    assert max(seen) >= 0.9  # from the whole data set
+
+
+def test_points_with_the_largest_second_derivatives_are_checked() -> None:
+    """With logits (z, 0), the second derivative is 1 / (4 cosh^2(z / 2))."""
+    net = nn.Linear(1, 2, bias=False).eval()
+    net.weight.data = torch.tensor([[1.0], [0.0]])
+    z = torch.tensor([7.0, 15, 0, 3, 12, 9, 1, 14, 5, 8, 2, 13, 6, 10, 4, 11])
+    risk = EmpiricalRisk(net, Standard(), z[:, None], torch.zeros(16, dtype=torch.int64), nonlinear={})
+    batches = batches_in_float64(check_gradient, risk)
+    assert {len(batch) for batch in batches} == {4, 9}
+    assert [0.0, 1.0, 2.0, 3.0] in batches  # with a gradient per parameter
+    assert [z for z in range(16) if math.cosh(z / 2) ** -2 >= 1e-3] in batches

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from atoll.curvature import input_landscape, weight_landscape
-from atoll.curvature.landscape import filter_normalized
-from atoll.errors import InputError
+from atoll.curvature.landscape import Landscape, filter_normalized
+from atoll.errors import DataError, InputError
 from curvature.cases import make_risk, mean_loss, weights
 
 
@@ -83,6 +83,40 @@ def test_data_and_picture(tmp_path):
     figure = result.plot()
     figure.savefig(tmp_path / "landscape.png")
     assert len(figure.axes) == 3  # surface, contour, scale
+
+
+def test_progress_counts_rows_of_the_grid():
+    p, steps = make_risk("mlp"), []
+    input_landscape(p.model, p.x, p.y, radius=0.1, steps=3, on_progress=lambda *step: steps.append(step))
+    weight_landscape(p, steps=3, on_progress=lambda *step: steps.append(step))
+    assert steps == 2 * [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_pass_over_inputs_has_at_most_128_rows():
+    p, rows = make_risk("mlp", points=8), []
+    p.model.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
+    input_landscape(p.model, p.x, p.y, radius=0.1, steps=17)  # a row of the grid has 17 * 8 inputs
+    assert rows == [8, *17 * [128, 8]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"a": np.zeros((3, 1))},
+        {"b": np.zeros((3, 1))},
+        {"loss": np.zeros((2, 3))},
+        {"loss": np.zeros(3)},
+        {"a": np.full(3, "left")},
+        {"axes": np.array(["only one"])},
+    ],
+)
+def test_a_damaged_file_is_one_sentence(changes, tmp_path):
+    sound = {"a": np.arange(3), "b": np.arange(3), "loss": np.eye(3), "axes": np.array(["up", "down"])}
+    np.savez(tmp_path / "sound.npz", **sound)
+    assert Landscape.load(tmp_path / "sound.npz").loss.shape == (3, 3)
+    np.savez(tmp_path / "damaged.npz", **sound | changes)
+    with pytest.raises(DataError, match=r"damaged.npz: expected"):
+        Landscape.load(tmp_path / "damaged.npz")
 
 
 def test_nonsense_is_refused():

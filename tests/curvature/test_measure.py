@@ -1,18 +1,33 @@
 """Curvature as a measurement: what its digest covers, what is stored, what is loaded again."""
 
 import dataclasses
+import importlib
+import inspect
 import json
 import math
+import pkgutil
+from itertools import groupby
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll import curvature
+from atoll.attacks import PGD
+from atoll.curvature import EmpiricalRisk
 from atoll.curvature.gap import Gap
-from atoll.curvature.measure import CurvatureResult, CurvatureSettings, loss_name, resolve_loss
+from atoll.curvature.measure import (
+    CurvatureResult,
+    CurvatureSettings,
+    MeasureCurvature,
+    loss_name,
+    resolve_loss,
+)
 from atoll.curvature.pac_bayes import PACBayesBounds, PACBayesProof
 from atoll.curvature.wci import Layer, LayerwiseBound
+from atoll.data import to_float
 from atoll.errors import AtollError, InputError, ResultError
 from atoll.losses import AT, TRADES, Standard
 from atoll.measure import Environment, load_result, measure
@@ -171,6 +186,65 @@ def test_weights_and_points_count():
     subject.model.head.bias.data[0] += 1e-3
     del subject.digest
     assert digest_of(subject, quick()) != before
+
+
+def test_defaults():
+    """Results that were measured without an option are stored under them, so another default is another question."""
+    expected = {
+        "split": "train", "points": 512, "seed": 0, "loss": None, "norm": None, "eps": None, "steps": 10,
+        "estimator": "auto", "relative_error": 0.05, "max_probes": 1000, "top": 3, "density": False, "gap": False,
+        "proof": 0, "landscape": None,
+    }  # fmt: skip
+    assert dataclasses.asdict(CurvatureSettings()) == expected
+    shared = ("estimator", "relative_error", "max_probes", "seed")
+    functions = [getattr(curvature, name) for name in curvature.__all__]
+    for function in filter(inspect.isfunction, functions):
+        parameters = inspect.signature(function).parameters
+        own = {name: parameters[name].default for name in shared if name in parameters}
+        assert own == {name: expected[name] for name in own}, function.__name__
+
+
+def test_results_do_not_change():
+    modules = [importlib.import_module(f"atoll.curvature.{m.name}") for m in pkgutil.iter_modules(curvature.__path__)]
+    classes = [cls for module in modules for cls in vars(module).values() if dataclasses.is_dataclass(cls)]
+    assert CurvatureResult in classes
+    for cls in {cls for cls in classes if cls.__module__.startswith("atoll.curvature")}:
+        instance, name = object.__new__(cls), dataclasses.fields(cls)[0].name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(instance, name, None)
+
+
+def test_an_input_landscape_reaches_twice_the_radius_and_progress_has_stages(tmp_path):
+    subject, events = tiny_subject(), []
+    options = quick(points=12, top=1, estimator="hutchinson", landscape="input")
+    result = measure(subject, options, tmp_path, on_progress=lambda *event: events.append(event))
+    landscape = result.landscape()
+    assert landscape.a.tolist() == pytest.approx([0.02 * k for k in range(-10, 11)])  # eps is 0.1
+    split = MeasureCurvature().inputs(subject, options.resolve(subject))
+    x, y = to_float(split.fetch(torch.arange(8))), split.labels[:8]
+    with torch.no_grad():
+        assert float(landscape.loss[10, 10]) == pytest.approx(float(F.cross_entropy(subject.model(x), y)), rel=1e-5)
+    # Hutchinson gives no diagonal, so there is only one posterior.
+    assert [bound.posterior for bound in result.pac_bayes] == ["spherical"]
+    stages = {name: list(group) for name, group in groupby(events, key=lambda event: event[0])}
+    assert list(stages) == ["attack", "traces", "eigenvalues", "bounds", "landscape"]
+    assert all(steps[0] == (name, 0, 1) for name, steps in stages.items())
+    assert stages["landscape"][-1] == ("landscape", 21, 21)
+
+
+def test_adversarial_inputs_maximize_what_the_loss_asks_for():
+    subject = tiny_subject(TRADES())
+    options = quick(steps=2).resolve(subject)
+    split = MeasureCurvature().inputs(subject, options)
+    x, y = to_float(split.fetch(torch.arange(len(split)))), split.labels
+    values = [
+        EmpiricalRisk.attacked(
+            subject.model, TRADES(), x, y, PGD(subject.threat, objective, steps=2), seed=options.seed
+        ).value()
+        for objective in ("kl", "ce")
+    ]
+    assert measure(subject, options).mean_loss == pytest.approx(values[0], rel=1e-6)
+    assert abs(values[0] - values[1]) > 1e-3 * values[0]
 
 
 def test_a_second_call_loads_without_model_passes(tmp_path):

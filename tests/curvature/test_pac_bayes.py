@@ -78,6 +78,8 @@ def test_bounds_by_hand():
         0.2 + 8 * math.sqrt((9 + math.log(20_000)) / 500)
     )
     assert linear_form(0.2, 6.0, 40.0, sigma0=0.1, beta=300.0, constant=0.05) == pytest.approx(0.2 + 1.0 + 0.2 + 0.05)
+    # A temperature below one: 0.2 + 6 / (2 * 0.5 * 4) + 4 / 2 * 40
+    assert linear_form(0.2, 6.0, 40.0, sigma0=2.0, beta=0.5) == pytest.approx(0.2 + 1.5 + 80)
 
 
 def test_catoni_holds_as_often_as_it_says():
@@ -108,6 +110,18 @@ def test_monte_carlo_agrees_with_the_expansion(model, sigma):
         assert noisy.standard_error < abs(increase)
         assert clipped.value < noisy.value
     assert torch.equal(weights(p), before)
+
+
+def test_losses_are_clipped_point_by_point():
+    p = make_risk("mlp")
+    losses = p.values().numpy()
+    assert losses.min() < 1 < losses.max()
+    noisy, clipped = gibbs_risk(p, [torch.zeros_like(w) for w in p.parameters], pairs=2, clip=1.0)
+    assert noisy.value == pytest.approx(losses.mean())
+    assert clipped.value == pytest.approx(np.minimum(losses, 1).mean())
+    (bounds,) = pac_bayes(p, 1.0, clip=1.0, pairs=2)
+    assert bounds.clip == 1.0
+    assert bounds.clipped.value <= 1
 
 
 def test_the_kinks_of_a_relu_net_are_not_in_its_hessian():
@@ -189,6 +203,7 @@ def test_the_kl_inverse_is_the_largest_mean_within_the_limit(q, limit):
 def test_the_kl_bound_is_the_tightest_of_the_three():
     """The example of a small loss: Catoni at its best temperature against the kl-inverse."""
     options = {"n": 1000, "clip": 1.0}
+    assert len(SIGMAS) * len(TEMPERATURES) == 169
     inverse = kl_bound(0.02, 20.0, alpha=0.05 / 13, **options)
     best = min(catoni(0.02, 20.0, lambda_=1000 * t, alpha=0.05 / 169, **options) for t in TEMPERATURES)
     assert inverse < best < square_root(0.02, 20.0, alpha=0.05 / 13, **options)
@@ -255,6 +270,6 @@ def test_nonsense_is_refused():
         optimal_posterior([1.0], [1], 1.0, sigma0=0.0, beta=1.0)
     with pytest.raises(InputError, match="pairs"):
         gibbs_risk(p, p.parameters, pairs=1)
-    for options in ({"alpha": 0.0}, {"clip": -1.0}):
+    for options in ({"alpha": 0.0}, {"alpha": 1.0}, {"clip": -1.0}, {"clip": 0.0}, {"clip": math.inf}):
         with pytest.raises(InputError, match="alpha, clip"):
             pac_bayes(p, 1.0, **options)

@@ -108,6 +108,24 @@ def test_attacked_holds_the_inputs_of_the_attack():
         torch.testing.assert_close(made.x_adv, direct, rtol=1e-12, atol=1e-12)
 
 
+def test_a_pass_has_at_most_32_points():
+    p, rows = make_risk("mlp", points=40), []
+    p.model.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
+    p.value()
+    assert rows == [32, 8]
+    attack = PGD(ThreatModel("linf", 0.1), steps=1)
+    assert EmpiricalRisk.attacked(p.model, p.loss, p.x, p.y, attack).micro_batch == 32
+    assert max(rows) == 32
+
+
+def test_a_move_without_a_part_for_every_parameter_is_an_error():
+    p = make_risk("mlp")
+    before = weights(p).clone()
+    with pytest.raises(ValueError, match="shorter"):
+        p.values_at((1.0, p.split(torch.ones_like(before))[:-1]))
+    assert torch.equal(weights(p), before)
+
+
 def test_fused_attention_is_differentiated_twice():
     x = torch.rand(4, 2)
     p = EmpiricalRisk(Fused().eval(), Standard(), x, torch.arange(4) % 3)
@@ -171,6 +189,17 @@ def test_bad_points_are_refused():
     p.model.head.bias.data[0] = 0
     with pytest.raises(InputError, match="micro_batch"):
         EmpiricalRisk(p.model, AT(), p.x, p.y, p.x_adv, micro_batch=0)
+
+
+def test_a_parameter_without_influence_has_zeros_in_the_dense_hessian():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double().eval()
+    used = EmpiricalRisk(net, Standard(), torch.rand(4, 2).double(), torch.arange(4) % 2, nonlinear={})
+    matrix = hessian(used)
+    net.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
+    risk = EmpiricalRisk(net, Standard(), used.x, used.y, nonlinear={})
+    start = 2 * (risk.names[0] == "unused")  # parameters of the module itself come first
+    padded = nn.functional.pad(matrix, (start, 2 - start, start, 2 - start))
+    torch.testing.assert_close(hessian(risk), padded)
 
 
 def test_a_large_net_has_no_dense_hessian():

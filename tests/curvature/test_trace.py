@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from atoll.curvature import EmpiricalRisk, traces
 from atoll.errors import InputError
 from atoll.losses import Standard
+from atoll.stats import Estimate
 from atoll.training.methods.trh import full_trace
 from curvature.cases import CASES, MODELS, RELU, Twice, block_traces, dense, make_risk, truth
 from support import LOSSES
@@ -89,6 +91,63 @@ def test_it_stops_at_the_error_that_was_asked_for_or_at_the_budget():
     layer = traces(p, relative_error=0.05, goal=lambda result: result["body.1.weight"])
     assert layer["body.1.weight"].relative_error <= 0.05
     assert traces(p, relative_error=1e-9, max_probes=7).probes == 7
+
+
+def linear_risk(points: int, informative: int | None = None) -> EmpiricalRisk:
+    """Two classes and weights of zero: every vector gives the exact trace of a group, and zero for points of zeros."""
+    net = nn.Linear(2, 2, bias=False).eval()
+    nn.init.zeros_(net.weight)
+    x = torch.ones(points, 2)
+    x[informative:] = 0
+    return EmpiricalRisk(net, Standard(), x, torch.arange(points) % 2, nonlinear={})
+
+
+@pytest.mark.parametrize(
+    ("estimator", "points", "relative_error", "groups"),
+    [
+        ("gauss_newton", 126, 0.05, 21),  # two vectors reach the error if groups have 20 * 126 * 0.05^2 = 6.3 points
+        ("gauss_newton", 1000, 0.05, 125),  # at most eight
+        ("gauss_newton", 10, 0.01, 10),  # at least one
+        ("hutchinson", 24, 0.01, 3),  # always eight
+    ],
+)
+def test_groups_are_as_large_as_the_error_allows(estimator, points, relative_error, groups):
+    result = traces(linear_risk(points), estimator, relative_error=relative_error, max_probes=2)
+    assert len(result.samples) == groups
+
+
+@pytest.mark.parametrize(("informative", "probes"), [(60, 2), (3, 8), (1, 21)])
+def test_groups_that_matter_have_twenty_degrees_of_freedom(informative, probes):
+    """Even if all samples are equal, because a few equal samples may be luck."""
+    result = traces(linear_risk(60, informative), "gauss_newton", group=1)
+    assert result.probes == probes
+    assert result.total.relative_error < 1e-6
+
+
+def test_the_second_round_has_as_many_vectors_as_the_error_requires():
+    for first, second in ((0.1, 13), (0.041, 3), (2.0, 20)):  # 2 * (0.1 / 0.04)^2 = 12.5; at least one more
+        rounds = []
+
+        def goal(result, first=first, rounds=rounds):
+            rounds.append(result.probes)
+            return Estimate(1.0, first if len(rounds) == 1 else 0.04)
+
+        traces(linear_risk(60), "gauss_newton", group=1, relative_error=0.04, max_probes=20, goal=goal)
+        assert rounds == [2, second]
+
+
+def test_progress_counts_vectors_or_points():
+    steps = []
+    traces(linear_risk(60), "gauss_newton", group=20, max_probes=5, on_progress=lambda *step: steps.append(step))
+    assert steps == [(5, 15), (10, 15), (15, 15)]
+    steps.clear()
+    traces(linear_risk(3), "exact", on_progress=lambda *step: steps.append(step))
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+    steps.clear()
+    never = Estimate(1.0, 1.0)  # so it takes two vectors for each of 60 groups, then as many as it may
+    options = {"group": 1, "max_probes": 4, "goal": lambda result: never}
+    traces(linear_risk(60), "gauss_newton", on_progress=lambda *step: steps.append(step), **options)
+    assert steps == [(k, 120) for k in range(2, 121, 2)] + [(k, 240) for k in range(122, 241, 2)]
 
 
 def test_auto_says_what_it_takes_and_why():

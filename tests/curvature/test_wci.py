@@ -79,6 +79,15 @@ def test_linearization_bias_and_clipping():
     assert flat.unresolved == ()
 
 
+@pytest.mark.parametrize(("errors", "unresolved"), [(2.9, ("a",)), (3.1, ())])
+def test_a_trace_is_resolved_beyond_three_standard_errors(errors, unresolved):
+    spread = math.sqrt(3)  # three vectors that differ by this number have a mean with a standard error of 1
+    samples = torch.tensor([[[errors - spread], [errors], [errors + spread]]], dtype=torch.float64)
+    result = wci_from({"a": 2.0}, Traces(("a",), samples, "hutchinson"))
+    assert result.layers[0].trace.standard_error == pytest.approx(1)
+    assert result.unresolved == unresolved
+
+
 def test_a_net_without_matrices_has_no_index():
     net = nn.BatchNorm1d(2).eval()
     with pytest.raises(InputError, match="weight matrix"):
