@@ -51,7 +51,7 @@ class FrozenForm:
     >>> with FrozenForm(model, x) as form:
     ...     logits = model(x)
     >>> len(form), torch.allclose(logits, model(x), atol=1e-5)
-    (4, True)
+    (5, True)
     """
 
     def __init__(self, model: nn.Module, example: Tensor, *, norms: bool = True) -> None:
