@@ -1,11 +1,13 @@
 """Radii against brute force in the plane, and against exact distances of linear models."""
 
+import copy
 import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from torch import nn
 
 from atoll.certify import GloRo
@@ -157,3 +159,54 @@ def test_layers_have_a_table():
     certifier = GloRo.proven(LiResNet((1, 8, 8), 3, depth=1, width=4, features=8))
     assert [layer.name for layer in certifier.layers][:3] == ["body.0", "body.2", "body.4"]
     assert {layer.method for layer in certifier.layers} == {"exact"}
+
+
+# --- rounding errors
+
+
+def worst_network(constants, centre):
+    """Two logits whose difference falls as fast as allowed, computed with the largest error in either direction.
+
+    The difference of exact logits at an input x is ``K x + centre``, so the class changes where x is small.
+    """
+    k, a, b = (float(matrix[0, 1]) for matrix in (constants.lipschitz, constants.relative, constants.absolute))
+
+    def computed(x, sign):
+        difference = k * (x - centre) + sign * (a * abs(x) + b)
+        return torch.tensor([[difference, 0.0]], dtype=torch.float64)
+
+    return computed
+
+
+@pytest.mark.parametrize("relative", [0.0, 1e-3, 0.3])
+@pytest.mark.parametrize("absolute", [0.0, 0.2])
+def test_the_radius_is_right_up_to_the_worst_rounding(relative, absolute):
+    """Errors much larger than those of a computer: the certificate holds, and is exact on the line away from zero."""
+
+    def pair(value):
+        return torch.tensor([[0.0, value], [value, 0.0]], dtype=torch.float64)
+
+    constants = PairwiseLipschitz(pair(2.0), pair(relative), pair(absolute))
+    network = worst_network(constants, -5.0)
+    for x in (-1.0, -2.0, -3.0):
+        logits = network(x, +1)  # the margin is computed too large here, and too small at the neighbor
+        certified = float(radius(logits, torch.tensor([abs(x)]), constants))
+        nearest = brentq(lambda r, x=x: float(network(x - r, -1)[0, 0]), 0, 100)
+        assert certified == pytest.approx(nearest, rel=1e-9)
+
+
+def test_errors_of_differences_of_logits_cover_float32_and_are_those_of_the_textbook():
+    """Long sums in float32 against the same in float64, and against their worst case."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net, x = MLP((400,), 3, hidden=(50,), bounds=None), torch.randn(100, 400)
+    constants, exact = GloRo.proven(net).constants, copy.deepcopy(net).double()
+    with torch.no_grad():
+        f, truth = net(x).double(), exact(x.double())
+    error = ((f[:, :, None] - f[:, None]) - (truth[:, :, None] - truth[:, None])).abs()
+    assert (error <= constants.relative * x.double().norm(dim=1)[:, None, None] + constants.absolute).all()
+    # A sum of n terms has an error of at most n u |w| |x| (Higham, 2002); a difference of two has root 2 times that.
+    linear = MLP((400,), 2, hidden=(), bounds=None)
+    linear.head.weight.data = torch.full((2, 400), 0.5)
+    textbook = 400 * 2.0**-24 * (2**0.5 * 0.5 * 800**0.5)
+    assert textbook <= float(GloRo.proven(linear).constants.relative[0, 1]) <= 1.1 * textbook

@@ -152,6 +152,15 @@ def test_settings_that_make_no_sense_are_refused(options, message):
         CertifySettings(**options)
 
 
+def test_defaults():
+    """Results are stored under all settings: another default would look for results that nobody has computed."""
+    assert CertifySettings().to_json() == {
+        "split": "test", "points": None, "seed": 0, "eps": None, "attacks": "APGD-CE", "check": 500, "attack": True,
+        "eta": 0.0, "reject": [], "smooth": None, "samples": 100_000, "alpha": 0.001, "precision": None,
+        "budget": 1.5e11,
+    }  # fmt: skip
+
+
 def test_resolved_settings_hold_what_the_subject_decides_and_no_more():
     """So that equal questions have equal settings."""
     here = subject(eps="36/255")

@@ -65,7 +65,9 @@ def test_vectors_stay_from_call_to_call_and_outside_the_model():
     assert all(torch.equal(v, start[name]) for name, v in estimate.state_dict().items())
     converged = estimate.converged(50)
     assert all(torch.equal(v, start[name]) for name, v in estimate.state_dict().items())
+    twice = estimate.converged(2)
     first, second = estimate()[0], estimate()[0]
+    assert torch.equal(twice, second)
     assert (first < second)[0, 1]
     assert (second < converged)[0, 1]
     again = LipschitzEstimator(net)

@@ -1,0 +1,217 @@
+"""Rules in float32 where rounding decides: sums in the worst order, numbers that vanish, and exact constants."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from atoll.certify.lipschitz import lipschitz, propagate
+from atoll.errors import InputError
+from atoll.graph import capture
+
+N = 256
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def bound_of(function, *shape):
+    module = function if isinstance(function, nn.Module) else Function(function)
+    return lipschitz(nn.Sequential(module, nn.Flatten()).eval(), shape).bound
+
+
+def unlucky():
+    """Numbers close to 1 whose sum, one after the other in float32, loses almost half a unit in every step."""
+    numbers, total = np.ones(N, np.float32), np.float32(0)
+    for k in range(N):
+        half = np.spacing(total + np.float32(1)) / np.float32(2)
+        numbers[k] = np.nextafter(np.float32(1) + half, np.float32(0)) if half > 2**-22 else np.float32(1)
+        total = total + numbers[k]
+    return numbers, float(total) - math.fsum(numbers.tolist())
+
+
+# Each result is the sum of all entries, divided by a power of two, which is exact.  For `cumsum`, the last one is.
+SUMS = {
+    "linear": (lambda x: F.linear(x, torch.ones(1, N)), (N,), 1),
+    "matmul": (lambda x: torch.ones(1, N) @ x, (N, 1), 1),
+    "convolution": (lambda x: F.conv2d(x, torch.ones(1, 4, 8, 8), stride=8), (4, 8, 8), 1),
+    "transposed convolution": (lambda x: F.conv_transpose1d(x, torch.ones(N, 1, 1)), (N, 1), 1),
+    "sum": (lambda x: x.sum((2, 3)), (1, 16, 16), 1),
+    "mean": (lambda x: x.mean(2), (1, N), N),
+    "cumsum": (lambda x: x.cumsum(1), (N,), 1),
+    "average": (lambda x: F.avg_pool2d(x, 16), (1, 16, 16), N),
+    "average without padding": (lambda x: F.avg_pool2d(x, 16, count_include_pad=False, ceil_mode=True), (1, 16, 16), N),
+    "adaptive average": (lambda x: F.adaptive_avg_pool2d(x, 1), (1, 16, 16), N),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_errors_cover_sums_in_the_worst_order(name):
+    """Kernels may add in any order; one after the other, this sum loses a third of what the bound allows."""
+    function, shape, divisor = SUMS[name]
+    numbers, error = unlucky()
+    bound = bound_of(function, *shape)
+    allowed = bound.relative * float(np.linalg.norm(numbers.astype(float))) + bound.absolute
+    assert abs(error) / divisor <= allowed
+    if name != "cumsum":  # there, all of the results may be wrong
+        assert abs(error) / divisor > 0.25 * allowed
+
+
+TINY = torch.finfo(torch.float32).tiny
+SHARE = 0.9  # of the smallest normal number: a processor may replace such numbers by zero
+
+# A function of 64 entries that is zero if numbers of this kind vanish, and the size of the entries.
+VANISHING = {
+    "weights": (SHARE * TINY, 1.0),
+    "inputs": (1.0, SHARE * TINY),
+    "products": (SHARE * TINY**0.5, TINY**0.5),
+}
+MAPS = {
+    "linear": (lambda w: lambda x: F.linear(x, torch.full((3, 64), w)), (64,)),
+    "convolution": (lambda w: lambda x: F.conv2d(x, torch.full((3, 4, 4, 4), w)), (4, 4, 4)),
+    "matmul": (lambda w: lambda x: torch.full((3, 64), w) @ x, (64, 1)),
+    "factor": (lambda w: lambda x: x * torch.full((64,), w), (64,)),
+}
+
+
+@pytest.mark.parametrize("kind", VANISHING)
+@pytest.mark.parametrize("name", MAPS)
+def test_errors_cover_numbers_that_are_flushed_to_zero(name, kind):
+    make, shape = MAPS[name]
+    weight, size = VANISHING[kind]
+    bound, x = bound_of(make(weight), *shape), torch.full((1, *shape), size, dtype=torch.float64)
+    # All of the exact result is lost.
+    exact = float(make(weight)(torch.ones(1, *shape)).double().norm()) * size if kind != "products" else 0.0
+    if kind == "products":
+        exact = weight * size * (64.0 * 3**0.5 if name != "factor" else 8.0)
+    assert exact <= bound.relative * float(x.norm()) + bound.absolute <= 100 * exact
+
+
+# Functions of one number and their largest slopes, which are mathematical facts.
+SLOPES = {
+    "abs": (torch.abs, 1), "atan": (torch.atan, 1), "cos": (torch.cos, 1), "sin": (torch.sin, 1),
+    "erf": (torch.erf, 2 / math.pi**0.5), "tanh": (torch.tanh, 1), "sigmoid": (torch.sigmoid, 1 / 4),
+    "log-sigmoid": (F.logsigmoid, 1), "softplus": (F.softplus, 1), "relu": (F.relu, 1), "clamp": (F.hardtanh, 1),
+    "hardsigmoid": (F.hardsigmoid, 1 / 6), "hardswish": (F.hardswish, 1.5), "silu": (F.silu, 1.0998393),
+    "gelu": (F.gelu, 1.1289043), "mish": (F.mish, 1.0885), "leaky-relu": (lambda x: F.leaky_relu(x, -3.0), 3),
+    "small-leaky-relu": (lambda x: F.leaky_relu(x, 0.1), 1), "elu": (lambda x: F.elu(x, 2.5), 2.5),
+    "small-elu": (lambda x: F.elu(x, 0.5), 1), "celu": (lambda x: F.celu(x, 0.3), 1),
+    "selu": (F.selu, 1.0507009873554805 * 1.6732632423543772), "threshold": (lambda x: F.threshold(x, 0.3, 0.3), 1),
+    "prelu": (lambda x: F.prelu(x, torch.tensor([-4.0]).to(x)), 4), "hardtanh": (lambda x: F.hardtanh(x, -3, 2), 1),
+}  # fmt: skip
+
+
+def test_constants_of_functions_are_their_largest_slopes():
+    functions = [function for function, _ in SLOPES.values()]
+    graph = capture(Function(lambda x: torch.cat([function(x) for function in functions], 1)), (1,))
+    propagation, _ = propagate(graph)
+    (last,) = next(iter(reversed(graph.graph_module.graph.nodes))).all_input_nodes
+    for name, node in zip(SLOPES, last.args[0], strict=True):
+        slope = SLOPES[name][1]
+        constant = propagation.bound(propagation._value(node)).lipschitz
+        assert slope * (1 - 1e-12) <= constant <= slope * 1.004, name
+
+
+def test_moving_entries_costs_nothing():
+    for function in (nn.Identity(), lambda x: x.flip(1), lambda x: x.transpose(1, 2)):
+        bound = bound_of(function, 3, 4)
+        assert (bound.lipschitz, bound.offset, bound.relative, bound.absolute) == (1, 0, 0, 0)
+
+
+# Differences in which a wrong claim of equal entries would cancel, and the exact constant.
+DIFFERENCES = {
+    "flipped": (lambda x: x - x.flip(1), (4,), 2),
+    "flipped image": (lambda x: x - x.flip(2), (2, 3, 4), 2),
+    "transposed": (lambda x: x - x.transpose(1, 2), (3, 3), 2),
+    "absolute": (lambda x: x - x.abs(), (4,), 2),
+    "absolute of a layer": (lambda x: (z := 3 * x) - z.abs(), (4,), 6),
+    "repeated": (lambda x: x - x[:, :1], (3,), 1 + 3**0.5),
+    "same": (lambda x: x - x, (4,), 0),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_differences_of_moved_entries(name):
+    function, shape, constant = DIFFERENCES[name]
+    assert bound_of(function, *shape).lipschitz == pytest.approx(constant, rel=1e-3)
+
+
+def test_minimum_and_maximum_count_as_a_pair_only_together():
+    """Only the minimum and the maximum of a and 3 b together are no longer than a and 3 b."""
+    tripled = nn.LeakyReLU(3.0)
+
+    def extremes(first, second):
+        def function(x):
+            a, b = x[:, :2], tripled(x[:, 2:])
+            return torch.cat([first(a, b), second(a, b)], 1)
+
+        return function
+
+    assert bound_of(extremes(torch.minimum, torch.maximum), 4).lipschitz == pytest.approx(3)
+    assert bound_of(extremes(torch.minimum, torch.minimum), 4).lipschitz >= 3 * 2**0.5 * (1 - 1e-9)
+    assert bound_of(extremes(torch.maximum, torch.maximum), 4).lipschitz >= 3 * 2**0.5 * (1 - 1e-9)
+
+
+def test_dead_channels_of_batch_norm():
+    """A variance of 0 is possible, since eps is added; without eps it is refused, as is a negative one."""
+    layer = nn.BatchNorm1d(2)
+    layer.running_var.data = torch.tensor([0.0, 4.0])
+    assert bound_of(layer, 2).lipschitz == pytest.approx(layer.eps**-0.5)
+    for variance, eps in ((0.0, 0.0), (-1e-6, 1e-5), (-2e-5, 1e-5)):
+        layer.running_var.data[0], layer.eps = variance, eps
+        with pytest.raises(InputError, match="expected positive running variances"):
+            bound_of(layer, 2)
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 30.0])
+@pytest.mark.parametrize("rough", ["first", "second"])
+def test_errors_of_scaled_sums_count_the_scaled_part(alpha, rough):
+    """One of two terms has an error of about 0.03, because 1e6 is added and subtracted."""
+
+    def function(x):
+        rounded = (x + 1e6) - 1e6
+        return torch.add(rounded, x, alpha=alpha) if rough == "first" else torch.add(x, rounded, alpha=alpha)
+
+    bound, x = bound_of(function, 50), torch.linspace(-1, 1, 50)[None]
+    exact = (1 + alpha) * x.double()
+    error = float((function(x) - exact).norm())
+    assert error > 0.1 * min(1.0, alpha if rough == "second" else 1.0)
+    assert error <= bound.relative * float(x.double().norm()) + bound.absolute <= 100 * error
+    assert bound.lipschitz == pytest.approx(1 + alpha)
+
+
+def test_a_quotient_is_above_the_exact_one():
+    """1/w is rounded; the constant of x / w is not below the exact value."""
+    for value in (3.0, 0.1, 49.0):
+        divisor = torch.tensor([value], dtype=torch.float64)
+        net = Function(lambda x, w=divisor: x / w).double()
+        net.register_buffer("precision", torch.zeros(1, dtype=torch.float64))
+        constant = lipschitz(net, (1,)).bound.lipschitz
+        assert 1 / Fraction(value) <= Fraction(constant) <= (1 + Fraction(1, 10**14)) / Fraction(value)
+
+
+def test_adaptive_max_pooling_that_divides_the_image():
+    assert bound_of(nn.AdaptiveMaxPool2d(2), 1, 4, 6).lipschitz == pytest.approx(1)
+    assert bound_of(nn.AdaptiveMaxPool2d(3), 1, 4, 6).lipschitz == pytest.approx(2**0.5)  # rows of two windows
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + torch.arange(x.shape[0]).to(x)[:, None],
+        lambda x: torch.cat([x, torch.arange(x.shape[0]).to(x)[:, None]], 1),
+    ],
+)
+def test_constants_that_differ_between_the_points_of_a_batch_are_refused(function):
+    with pytest.raises(InputError, match="arange cannot be certified: it mixes the points of a batch"):
+        bound_of(function, 4)
