@@ -131,3 +131,9 @@ def test_flops_are_about_the_number_of_operations(weight, size):
         operator = OPERATORS[method](weight, Layout(size, (1, 1), (1, 1)))
         factor = 4 if operator.parts.is_complex() else 1  # the counter ignores that numbers are complex
         assert 0.5 < operator.flops / (factor * count(operator)) < 2
+
+
+def test_entries_are_sums_of_as_many_taps_as_fall_on_one_phase():
+    """The rounding of entries counts: those of a kernel are exact, frequencies are sums of taps."""
+    weight, layout = random(2, 3, 5, 4), Layout((9, 9), (2, 3), (1, 1))
+    assert [OPERATORS[name](weight, layout).terms for name in ("exact", "strip", "torus")] == [1, 2, 3 * 2]

@@ -307,7 +307,7 @@ def test_margins_of_the_eta_layer_are_right_up_to_the_worst_rounding(eta, monkey
     """
     certifier = NearestCentroid.proven(net(bounds=BOX), eta=eta)
     smallest = certifier.separation
-    one, more = torch.meshgrid(*[torch.linspace(0, 1, 2001, dtype=torch.float64) * smallest] * 2, indexing="ij")
+    one, more = torch.meshgrid(*[torch.linspace(0, 1, 1001, dtype=torch.float64) * smallest] * 2, indexing="ij")
     for share in (0.0, 0.01):
         error = share * eta * smallest**2
         monkeypatch.setattr(certifier, "_square_error", lambda size, error=error: error)

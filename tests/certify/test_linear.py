@@ -137,17 +137,14 @@ def test_products_with_diagonals_are_products_of_matrices(name):
 
 
 def test_diagonals_that_are_not_one_number_per_channel_are_left_apart():
-    """Even if they have the right length: the last dimension of an image is its width."""
-    linear = Convolution(random(4, 4, 1, 1), (4, 4))
-    for weight in (vector(4), vector(4).view(4, 1), vector(4).view(1, 4, 1), random(4, 4, 4)):
-        if weight.shape != (4, 1):  # channels of an image with one row
-            assert linear.after(Diagonal(weight)) is None
-            assert linear.plus(Diagonal(weight)) is None
-    square = Dense(random(4, 4))
+    """Even if they have the right length, such as one number per row of a square image."""
+    linear, square = Convolution(random(4, 4, 1, 1), (4, 4)), Dense(random(4, 4))
+    for weight in (vector(4).view(1, 4, 1), vector(4).view(1, 1, 4), random(4, 4, 4), random(4, 4, 1)):
+        for result in (linear.after(Diagonal(weight)), linear.scaled(Diagonal(weight)), linear.plus(Diagonal(weight))):
+            assert result is None
     for weight in (vector(4).view(4, 1), random(2, 4), vector(3)):
-        assert square.after(Diagonal(weight)) is None
-        assert square.scaled(Diagonal(weight)) is None
-        assert square.plus(Diagonal(weight)) is None
+        for result in (square.after(Diagonal(weight)), square.scaled(Diagonal(weight)), square.plus(Diagonal(weight))):
+            assert result is None
     assert Dense(random(3, 4)).plus(Diagonal(torch.ones(()).double())) is None
     blocks = convolution(random(4, 2, 3, 3), SIZE, (1, 1), (1, 1), (1, 1), 2)
     ones = Diagonal(torch.ones(()).double())
@@ -159,6 +156,8 @@ SUMS = {
     "dense": (Dense(random(3, 5)), Dense(random(3, 5, seed=1)), (5,)),
     "dense and number": (Dense(random(4, 4)), ONE, (4,)),
     "dense and diagonal": (Dense(random(4, 4)), Diagonal(vector(4)), (4,)),
+    "dense and diagonal for tokens": (Dense(random(4, 4)), Diagonal(vector(4).view(1, 4)), (2, 4)),
+    "dense and number for tokens": (Dense(random(4, 4)), Diagonal(vector(1).view(1, 1)), (2, 4)),
     "diagonals": (Diagonal(vector(4)), ONE, (4,)),
     "convolution and number": (MAPS["square convolution"][0], ONE, (2, *SIZE)),
     "convolution and channels": (MAPS["square convolution"][0], Diagonal(vector(2).view(2, 1, 1)), (2, *SIZE)),

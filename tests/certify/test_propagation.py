@@ -119,7 +119,7 @@ def test_errors_cover_what_becomes_of_a_large_one(bounds, name):
     error = (CASES[name](x).double() - CASES[name](x.double())).flatten(1).norm(dim=1)
     allowed = bound.relative * x.double().flatten(1).norm(dim=1) + bound.absolute
     assert (error <= allowed).all()
-    assert (error > 0.002 * allowed).all()  # much larger than the rounding errors of single operations
+    assert (error > 0.0005 * allowed).all()  # without the large error, 1e-5 would be enough
 
 
 def test_hardsigmoid_in_float64_multiplies_by_a_sixth_in_float32():

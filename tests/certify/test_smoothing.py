@@ -162,10 +162,17 @@ def test_stored_certificates_of_another_question_are_ignored(tmp_path):
 
 
 def test_a_folder_in_the_place_of_stored_certificates_is_removed(tmp_path):
-    (tmp_path / "points-0.jsonl").mkdir()
-    certifier = ResumableCertifier(lambda x: Certificate(torch.tensor([1]), torch.tensor([2.0])), tmp_path)
+    folder = tmp_path / "results" / "points"
+    (folder / "points-0.jsonl").mkdir(parents=True)
+    certifier = ResumableCertifier(lambda x: Certificate(torch.tensor([1]), torch.tensor([2.0])), folder)
     assert certifier(torch.rand(1, 2)).radius.tolist() == [2]
-    assert (tmp_path / "points-0.jsonl").is_file()
+    assert (folder / "points-0.jsonl").is_file()
+
+
+def test_the_folder_of_stored_certificates_is_made(tmp_path):
+    folder = tmp_path / "results" / "points"
+    ResumableCertifier(lambda x: Certificate(torch.tensor([1]), torch.tensor([2.0])), folder)(torch.rand(1, 2))
+    assert [path.name for path in folder.iterdir()] == ["points-0.jsonl"]
 
 
 @pytest.mark.parametrize("wrong", [{"sigma": 0.0}, {"alpha": 1.0}, {"n": 0}, {"n0": 0}, {"batch_size": 0}])
