@@ -325,16 +325,16 @@ def test_margins_of_the_eta_layer_are_right_up_to_the_worst_rounding(eta, monkey
 
 @pytest.mark.parametrize("stretch", [0.0, 0.3])
 def test_errors_of_squared_distances_are_those_of_the_textbook(stretch):
-    """A sum of n squares, each of the difference of two numbers, for features opposite to the longest centroid."""
+    """Five times that of a sum of n squares of numbers as large as both vectors, and the error of the stretch."""
     model = CentroidNet((1000,), 2, per_class=1, stretch=stretch)
-    model.head.centroids.data = torch.stack([torch.full((1, 1000), 0.01), torch.full((1, 1000), -0.03)])
+    model.head.centroids.data = torch.stack([torch.full((1, 1000), 0.01), torch.full((1, 1000), -0.1)])
     certifier = NearestCentroid.proven(model)
-    largest, unit = 0.03 * 1000**0.5, 2.0**-24
+    largest, unit, root = 0.1 * 1000**0.5, 2.0**-24, 1000**0.5
     for size in (0.3, 3.0, 10.0):
-        stretched = min(size / (1 - 2 * stretch), 1000**0.5) if stretch else size  # numbers in [0, 1]
-        textbook = 1000 * unit * (stretched + largest) ** 2
-        moved = 8 * unit * 1000**0.5 / (1 - 2 * stretch) * 4 * largest if stretch else 0.0  # by rounding of the stretch
-        assert textbook + moved / 2 <= certifier._square_error(size) <= 5.2 * textbook + 1.01 * moved
+        stretched = min(size / (1 - 2 * stretch), root) if stretch else size  # numbers in [0, 1]
+        squares = 5 * 1000 * unit * (stretched + largest) ** 2
+        moved = 4 * largest * 8 * unit * root / (1 - 2 * stretch) if stretch else 0.0  # by rounding of the stretch
+        assert squares + moved <= certifier._square_error(size) <= 1.03 * (squares + moved)
 
 
 @pytest.mark.parametrize(("eta", "absolute"), [(0.2, 0.0), (0.2, 1e-3), (0.6, 1e-3)])

@@ -211,6 +211,17 @@ def test_points_without_a_radius_do_not_count_as_differences(linear):
     assert 0 <= difference < 1e-9
 
 
+def test_the_largest_relative_difference_is_reported(linear, monkeypatch):
+    x = torch.rand(5, 3)
+    right = linear(x)
+    factors = 1 + torch.tensor([1e-10, 0.0, -7e-10, 2e-10, 0.0], dtype=torch.float64)
+    monkeypatch.setattr("atoll.certify.export.run", lambda content, x: (right.answer(0.0), right.radius * factors))
+    assert 0 < float(right.radius.min()) <= float(right.radius.max()) < 1
+    abstained, difference = compare(b"", linear, x, 0.0)
+    assert abstained == 0
+    assert difference == pytest.approx(7e-10, rel=1e-3)
+
+
 @pytest.mark.parametrize("stretch", [0.0, 0.499])
 def test_rounding_in_float32_decides_alike_in_files(stretch):
     """Next to the plane between two centroids, where a steep stretch multiplies rounding errors."""

@@ -80,6 +80,15 @@ def test_spread_bounds_the_absolute_values_and_terms_count_the_products(linear):
     assert int((matrix > 0).sum(1).max()) <= linear.terms
 
 
+@pytest.mark.parametrize("shape", [(9, 1), (1, 9), (5, 5), (3, 7)])
+def test_spread_of_matrices(shape):
+    """Of equal numbers, it is the norm; of others, between the norm and the square root of row sum times column sum."""
+    assert Dense(torch.full(shape, -2.0).double()).spread == pytest.approx(2 * (shape[0] * shape[1]) ** 0.5)
+    weight = random(*shape)
+    sums = [float(weight.abs().sum(axis).max()) for axis in (0, 1)]
+    assert largest(weight.abs()) <= Dense(weight).spread * (1 + 1e-12) <= (sums[0] * sums[1]) ** 0.5 * (1 + 1e-9)
+
+
 def test_spread_is_the_norm_of_kernels_whose_windows_are_alike():
     weight = random(3, 2, 2, 2).abs()
     patches = Convolution(weight, (4, 6), (2, 2))

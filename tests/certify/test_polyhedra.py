@@ -64,6 +64,14 @@ def test_no_bound_is_above_the_exact_dual_function(offset, gain, boxed):
     assert above > 0
 
 
+def test_without_steps_the_bound_is_that_of_the_farthest_plane():
+    """The distance of a plane is the difference of squared distances by twice the distance of the centroids."""
+    dual = problem(0.0, boxed=False, own=6, features=4)
+    bound, _ = ascend(dual, torch.full_like(dual.margin[:, :, 0], torch.inf), steps=0)
+    planes = dual.margin[:, 0] / (2 * (dual.own - dual.other).norm(dim=2))
+    torch.testing.assert_close(bound[:, 0], planes.amax(1).clamp_min(0), rtol=1e-4, atol=1e-6)
+
+
 def test_the_ascent_is_accelerated():
     """With many planes, the error after 60 steps is a small part of the error of the best single plane."""
     dual = problem(0.0, boxed=False, own=6, features=4)

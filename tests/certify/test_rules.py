@@ -44,6 +44,7 @@ def unlucky():
 SUMS = {
     "linear": (lambda x: F.linear(x, torch.ones(1, N)), (N,), 1),
     "matmul": (lambda x: torch.ones(1, N) @ x, (N, 1), 1),
+    "matmul from the right": (lambda x: x @ torch.ones(N, 1), (N,), 1),
     "convolution": (lambda x: F.conv2d(x, torch.ones(1, 4, 8, 8), stride=8), (4, 8, 8), 1),
     "transposed convolution": (lambda x: F.conv_transpose1d(x, torch.ones(N, 1, 1)), (N, 1), 1),
     "sum": (lambda x: x.sum((2, 3)), (1, 16, 16), 1),
@@ -125,6 +126,7 @@ SLOPES = {
     "small-elu": (lambda x: F.elu(x, 0.5), 1), "celu": (lambda x: F.celu(x, 0.3), 1),
     "selu": (F.selu, 1.0507009873554805 * 1.6732632423543772), "threshold": (lambda x: F.threshold(x, 0.3, 0.3), 1),
     "prelu": (lambda x: F.prelu(x, torch.tensor([-4.0]).to(x)), 4), "hardtanh": (lambda x: F.hardtanh(x, -3, 2), 1),
+    "small-prelu": (lambda x: F.prelu(x, torch.tensor([0.25]).to(x)), 1),
 }  # fmt: skip
 
 
@@ -154,6 +156,7 @@ DIFFERENCES = {
     "absolute of a layer": (lambda x: (z := 3 * x) - z.abs(), (4,), 6),
     "repeated": (lambda x: x - x[:, :1], (3,), 1 + 3**0.5),
     "same": (lambda x: x - x, (4,), 0),
+    "flattened": (lambda x: x.flatten(1) - F.linear(x.flatten(1), torch.eye(4).to(x)), (2, 2), 0),
 }
 
 

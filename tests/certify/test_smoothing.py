@@ -103,6 +103,15 @@ def test_batches_do_not_matter(batch_size):
     assert not torch.equal(Smoothed(model, SIGMA, n0=30, n=150, seed=1)(x).radius, whole.radius)
 
 
+def test_logits_with_nan_are_no_votes():
+    model, x = nn.Linear(4, 3), torch.rand(2, 4)
+    model.weight.data.fill_(math.nan)
+    smoothed = Smoothed(model, 1.0, n0=5, n=20)
+    assert smoothed.counts(x[0], 20, "predict").tolist() == [0, 0, 0]
+    assert smoothed.predict(x).tolist() == [-1, -1]
+    assert smoothed(x).radius.tolist() == [0, 0]
+
+
 def test_the_two_stages_draw_different_noise():
     model, x, *_ = plane()
     smoothed = Smoothed(model, 5.0)
