@@ -137,3 +137,11 @@ def test_entries_are_sums_of_as_many_taps_as_fall_on_one_phase():
     """The rounding of entries counts: those of a kernel are exact, frequencies are sums of taps."""
     weight, layout = random(2, 3, 5, 4), Layout((9, 9), (2, 3), (1, 1))
     assert [OPERATORS[name](weight, layout).terms for name in ("exact", "strip", "torus")] == [1, 2, 3 * 2]
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride"), [(9, 3, 1), (9, 3, 2), (16, 5, 3), (7, 4, 4)])
+def test_rings_have_no_more_frequencies_than_places_for_image_and_kernel(size, kernel, stride):
+    places = -(-(size + 2) // stride) + -(-kernel // stride)
+    weight, layout = random(2, 3, kernel, kernel), Layout((size, size), (stride, stride), (1, 1))
+    assert len(OPERATORS["strip"](weight, layout).parts) <= places // 2 + 1
+    assert len(OPERATORS["torus"](weight, layout).parts) <= (places // 2 + 1) * places

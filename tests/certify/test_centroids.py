@@ -291,7 +291,7 @@ def test_inputs_that_may_overflow_have_no_certificate():
     model = net(features=1, classes=2, per_class=1)
     model.head.centroids.data = torch.tensor([[[0.0]], [[1e150]]], dtype=torch.float64)
     certifier = NearestCentroid.proven(model)
-    x = torch.tensor([[-1e100], [-1e153], [-1.6e153], [-9e153], [-2e154]], dtype=torch.float64)
+    x = torch.tensor([[-1e100], [-1e153], [-1.6e153], [-3e153], [-9e153], [-2e154]], dtype=torch.float64)
     radius = certifier(x).radius
     assert (radius[:3] > 0).all()
     assert (radius[3:] == 0).all()

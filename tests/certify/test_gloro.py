@@ -2,9 +2,11 @@
 
 import copy
 import math
+from fractions import Fraction
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
@@ -13,6 +15,7 @@ from torch import nn
 from atoll.certify import GloRo
 from atoll.certify.gloro import PairwiseLipschitz, radius
 from atoll.errors import InputError
+from atoll.graph import capture
 from atoll.losses.certified import abstain_logit
 from atoll.models import MLP, LiResNet, PreActResNet, ViT
 
@@ -210,3 +213,28 @@ def test_errors_of_differences_of_logits_cover_float32_and_are_those_of_the_text
     linear.head.weight.data = torch.full((2, 400), 0.5)
     textbook = 400 * 2.0**-24 * (2**0.5 * 0.5 * 800**0.5)
     assert textbook <= float(GloRo.proven(linear).constants.relative[0, 1]) <= 1.1 * textbook
+
+
+def test_errors_of_large_biases_count():
+    """Logits of about 1e6 in float32 are off by up to 1/32."""
+    net, x = MLP((4,), 2, hidden=(), bounds=None), torch.linspace(0, 1, 400).view(100, 4)
+    net.head.bias.data = torch.tensor([1e6, 1e6 - 3])
+    constants, exact = GloRo.proven(net).constants, copy.deepcopy(net).double()
+    with torch.no_grad():
+        error = (net(x).double() - exact(x.double())).diff(dim=1).abs()[:, 0]
+    assert 0.01 < float(error.max()) <= float(constants.absolute[0, 1])
+
+
+def test_weights_that_cancel_keep_their_rounding_error():
+    """A head times 0.1 plus a head that cancels it in float64, but not exactly."""
+    a, b = torch.tensor([[0.3], [0.7]], dtype=torch.float64), torch.tensor(0.1, dtype=torch.float64)
+
+    class Cancel(nn.Module):
+        def forward(self, x):
+            return F.linear(x, a) * b + F.linear(x, -(a * b))
+
+    rows = [Fraction(float(each)) * Fraction(float(b)) - Fraction(float(each * b)) for each in a]
+    exact = abs(rows[0] - rows[1])
+    assert exact > 0
+    net = capture(Cancel(), (1,), dtype=torch.float64)
+    assert exact <= Fraction(float(GloRo.proven(net).constants.lipschitz[0, 1])) <= exact + Fraction(1, 10**14)

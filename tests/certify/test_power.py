@@ -75,6 +75,17 @@ def test_vectors_stay_from_call_to_call_and_outside_the_model():
     assert torch.equal(again()[0], estimate()[0])
 
 
+def test_a_layer_that_is_used_again_has_other_vectors():
+    """Their names are part of checkpoints."""
+
+    class Again(MLP):
+        def features(self, x):
+            return self.body[1](self.body[1](x).relu())
+
+    estimate = LipschitzEstimator(Again((4,), 3, hidden=(4,)))
+    assert list(estimate.state_dict()) == ["v_body_1", "v_body_1_2", "v_head"]
+
+
 def test_distances_between_equal_rows_have_a_gradient():
     weight = torch.zeros(3, 2, requires_grad=True)
     pair_distances(weight).sum().backward()

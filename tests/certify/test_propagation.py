@@ -122,17 +122,6 @@ def test_errors_cover_what_becomes_of_a_large_one(bounds, name):
     assert (error > 0.0005 * allowed).all()  # without the large error, 1e-5 would be enough
 
 
-def test_hardsigmoid_in_float64_multiplies_by_a_sixth_in_float32():
-    for function, exact in (
-        (F.hardsigmoid, lambda x: (x + 3) / 6),
-        (F.hardswish, lambda x: x * (x + 3) / 6),
-    ):
-        net = capture(Function(function), (1,), dtype=torch.float64)
-        bound, x = lipschitz(net).bound, torch.linspace(0.5, 2.9, 25, dtype=torch.float64)[:, None]
-        error = (function(x) - exact(x)).abs()
-        assert (error <= bound.relative * x + bound.absolute).all()
-
-
 @pytest.mark.parametrize(("beta", "threshold"), [(1.0, 2.0), (4.0, 1.0), (0.5, 3.0)])
 def test_softplus_jumps_at_its_threshold(beta, threshold):
     net = capture(Function(lambda x: F.softplus(x, beta, threshold)), (1,), dtype=torch.float64)

@@ -86,7 +86,7 @@ SHARE = 0.9  # of the smallest normal number: a processor may replace such numbe
 
 # A function of 64 entries that is zero if numbers of this kind vanish, and the size of the entries.
 VANISHING = {
-    "weights": (SHARE * TINY, 1.0),
+    "weights": (SHARE * TINY, 1e6),
     "inputs": (1.0, SHARE * TINY),
     "products": (SHARE * TINY**0.5, TINY**0.5),
 }
@@ -156,6 +156,10 @@ DIFFERENCES = {
     "absolute of a layer": (lambda x: (z := 3 * x) - z.abs(), (4,), 6),
     "repeated": (lambda x: x - x[:, :1], (3,), 1 + 3**0.5),
     "same": (lambda x: x - x, (4,), 0),
+    "shifted": (lambda x: x + (x - 1), (4,), 2),
+    "shifted twice": (lambda x: x + torch.sub(x, torch.ones(4).to(x), alpha=3), (4,), 2),
+    "reflected": (lambda x: x + (1 - x), (4,), 0),
+    "reflected and scaled": (lambda x: x + torch.sub(torch.ones(4).to(x), x, alpha=3), (4,), 2),
     "flattened": (lambda x: x.flatten(1) - F.linear(x.flatten(1), torch.eye(4).to(x)), (2, 2), 0),
 }
 
@@ -282,6 +286,45 @@ def test_errors_of_scaled_sums_count_the_scaled_part(alpha, rough):
     assert error > 0.1 * min(1.0, alpha if rough == "second" else 1.0)
     assert error <= bound.relative * float(x.double().norm()) + bound.absolute <= 100 * error
     assert bound.lipschitz == pytest.approx(1 + alpha)
+
+
+def test_errors_cover_the_sum_of_a_value_and_its_multiple():
+    """One operation with two roundings, of values without any."""
+    bound, x = bound_of(lambda x: torch.add(x, x, alpha=0.7), 50), torch.linspace(0.1, 1, 50)[None]
+    error = float((torch.add(x, x, alpha=0.7) - torch.add(x.double(), x.double(), alpha=0.7)).norm())
+    assert 0 < error <= bound.relative * float(x.double().norm()) + bound.absolute <= 10 * error
+
+
+def limited(x):
+    """Limits that may be rounded, by 1/16: an error of the operation itself, of known size."""
+    return x.clamp(-1e6, 1e6)
+
+
+def pair(x):
+    a, b = x.split(2, 1)
+    return torch.cat([torch.minimum(a, b), torch.maximum(a, b)], 1)
+
+
+# What becomes of this error, relative to that of four entries.
+TRAVELS = {
+    "steep": (lambda x: F.leaky_relu(limited(x), 5.0), 5),
+    "flip": (lambda x: limited(x).flip(1), 1),
+    "repeat": (lambda x: limited(x).repeat(1, 3), 3**0.5),
+    "expanded": (lambda x: torch.maximum(limited(x[:, :1]), torch.zeros(4).to(x)), 1),
+    "pair": (lambda x: pair(limited(x)), 1),
+    "minimum": (lambda x: torch.minimum(*limited(x).split(2, 1)), 1),
+    "concatenation": (lambda x: (z := limited(x), torch.cat([z, z.relu()], 1))[1], 2**0.5),
+    "layer": (lambda x: F.linear(limited(x), 2 * torch.eye(4).to(x)), 2),
+    "factor": (lambda x: 3 * limited(x), 3),
+    "sum": (lambda x: (z := limited(x)) + z, 2),
+}
+
+
+def test_errors_of_single_operations_travel():
+    alone = bound_of(limited, 4).absolute
+    assert alone == pytest.approx(2.0**-24 * 1e6 * 4**0.5, rel=1e-3)
+    for name, (function, factor) in TRAVELS.items():
+        assert alone * factor * (1 - 1e-9) <= bound_of(function, 4).absolute <= alone * factor * 1.5, name
 
 
 def test_a_quotient_is_above_the_exact_one():
