@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from atoll.attacks import APGD, FAB, Attack, Square
 from atoll.attacks.evaluate import evaluate
 from atoll.data import MemorySplit
-from atoll.frozen import FrozenForm
+from atoll.frozen import CompiledForm, FrozenForm
 from atoll.models import ConvNet4C3F, PreActResNet, SmallConvNet
 from atoll.threat import ThreatModel
 from atoll_papers.cost import peak_memory, ratio
@@ -59,7 +59,7 @@ def replay(model: nn.Module, x: Tensor, seen: list[tuple[int, bool]]) -> None:
             torch.autograd.grad(logits.sum(), part)
 
 
-def _in_form(form: FrozenForm, work: Callable[[], object]) -> Callable[[], object]:
+def _in_form(form: FrozenForm | CompiledForm, work: Callable[[], object]) -> Callable[[], object]:
     def inside() -> None:
         with form:
             work()
@@ -77,11 +77,12 @@ def pass_rows() -> Iterator[Row]:
     ):
         model = make()
         x = torch.rand(size, 3 if "ResNet" in name else 1, *[32 if "ResNet" in name else 28] * 2)
-        form = FrozenForm(model, x)
+        forms = {"in an attack": FrozenForm(model, x), "compiled": CompiledForm(model, x)}
         for kind, graded in (("forward pass", False), ("forward pass and gradient", True)):
             plain = partial(replay, model, x, [(size, graded)])
-            value = ratio(_in_form(form, plain), plain, rounds=9)
-            yield Row(f"{kind} in an attack / of the model, time, {name}", value, note=f"batch {size}")
+            for how, form in forms.items():
+                value = ratio(_in_form(form, plain), plain, rounds=9)
+                yield Row(f"{kind} {how} / of the model, time, {name}", value, note=f"batch {size}")
 
 
 def _evaluation(count: int) -> Callable[[], object]:

@@ -1,18 +1,20 @@
-"""Frozen forms: the same function and input gradients, an unchanged model, and the same verdicts of attacks."""
+"""Forms of models: the same function and input gradients, an unchanged model, and the same verdicts of attacks."""
 
 from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from atoll import frozen
 from atoll.attacks import APGD, FAB, evaluate
 from atoll.data import MemorySplit
-from atoll.frozen import FrozenForm
+from atoll.frozen import CompiledForm, FrozenForm, attack_form
 from atoll.models import ConvNet4C3F, PreActResNet, SmallConvNet, ViT
 from atoll.modules import PassCounts, count_passes
 from attack_cases import THREAT, images, quick
@@ -68,6 +70,23 @@ NETWORKS = {
     "ViT": lambda: ViT((3, 16, 16), 5, width=16, depth=2, heads=2),
     "geometries": geometries,
     "tied": tied,
+    "LeNet": lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 8, 3),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Dropout(),
+        nn.Flatten(),
+        nn.Linear(32, 9),
+        nn.ReLU(),
+        nn.Linear(9, 5),
+    ),
+    "flattened otherwise": lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.Flatten(2), nn.Linear(144, 4), nn.Flatten(), nn.Linear(24, 5)
+    ),
+    "shuffled": lambda: nn.Sequential(nn.Conv2d(3, 8, 5), nn.PixelShuffle(2), nn.Flatten(), nn.Linear(1152, 5)),
     "foreign residual": lambda: nn.Sequential(
         nn.Conv2d(3, 4, 3), Residual(4), nn.MaxPool2d(2), Residual(4), nn.Flatten(), nn.Linear(196, 5)
     ),
@@ -117,6 +136,20 @@ def test_logits_and_input_gradients_are_as_accurate_as_those_of_the_model(name):
     for value, usual, truth in zip(fast, plain, exact, strict=True):
         error, known = (float((v - truth).norm() / truth.norm()) for v in (value, usual))
         assert error <= 10 * known + 1e-6
+
+
+@pytest.mark.parametrize("name", ["small", "small, batch norm", "4C3F", "LeNet", "geometries"])
+def test_images_are_flattened_without_a_copy(name):
+    model, x = network(name)
+    with FrozenForm(model, x):
+        flat = [module for module in model.modules() if isinstance(module, frozen.FrozenFlatten)]
+        same = []
+        for module in flat:
+            module.register_forward_hook(
+                lambda _, inputs, output: same.append(inputs[0].data_ptr() == output.data_ptr())
+            )
+        model(x)
+    assert same == [True]
 
 
 def test_the_model_is_the_same_afterwards_even_if_a_pass_fails():
@@ -296,7 +329,7 @@ def test_attacks_break_the_same_points_as_with_the_model_itself(name, monkeypatc
         y = model(x).argmax(1)
     split = MemorySplit(x, y)
     fast = evaluate(model, split, quick(), keep=True)
-    monkeypatch.setattr(EVALUATE, "FrozenForm", Empty)
+    monkeypatch.setattr(frozen, "FrozenForm", Empty)
     plain = evaluate(model, split, quick(), keep=True)
     assert torch.equal(fast.broken_by, plain.broken_by)
     assert [a.accuracy for a in fast.attacks] == [a.accuracy for a in plain.attacks]
@@ -315,9 +348,6 @@ class Wrong(FrozenForm):
 
     def _find(self):
         self.other = nn.Linear(1, 1)
-
-    def _agrees(self, x):
-        return True
 
     def __len__(self):
         return 1
@@ -338,9 +368,9 @@ def test_points_with_unconfirmed_successes_are_attacked_again_with_the_model_its
     def result(**options):
         return evaluate(model, split, attacks, cascade=cascade, batch_size=8, check=False, keep=True, **options)
 
-    monkeypatch.setattr(EVALUATE, "FrozenForm", Empty)
+    monkeypatch.setattr(frozen, "FrozenForm", Empty)
     plain = result()
-    monkeypatch.setattr(EVALUATE, "FrozenForm", Wrong)
+    monkeypatch.setattr(frozen, "FrozenForm", Wrong)
     again = result()
     assert 0 < plain.robust.correct < plain.clean.correct
     assert torch.equal(again.broken_by >= 0, plain.broken_by >= 0)
@@ -376,3 +406,118 @@ def test_training_attacks_the_same_function_with_the_present_weights(batch_norm)
     step = trainer.train_step(batch)
     usual = trainer.attack(before, batch.x, batch.y, seed=(trainer.seed, "train", 0), index=batch.index)
     assert (step.x_adv - usual).abs().max() < 1e-3 or (step.x_adv != usual).double().mean() < 0.02
+
+
+# --- compiled forms; this backend needs no C++ compiler, and the slow tests use the usual one
+
+BACKEND = "aot_eager"
+
+
+@pytest.fixture
+def compiled_in_python(monkeypatch):
+    """Compile without a C++ compiler, and forget the code afterwards."""
+    monkeypatch.setattr(frozen, "CompiledForm", partial(CompiledForm, backend=BACKEND))
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("small, batch norm", BACKEND),
+        *(pytest.param(name, "inductor", marks=pytest.mark.slow) for name in ("small", "foreign residual", "ViT")),
+    ],
+)
+def test_a_compiled_form_computes_the_same_and_leaves_the_model_as_it_was(name, backend):
+    model, x = network(name)
+    usual, counts = run(model, x), PassCounts()
+    form = CompiledForm(model, x, dynamic=True, backend=backend)
+    assert len(form) == 1, form.reason
+    with form, count_passes(model, counts):
+        assert "forward" in vars(model)
+        fast = run(model, x)
+        for count in (2, 5):
+            torch.testing.assert_close(model(x[:count]), usual[0][:count], atol=1e-5, rtol=1e-4)
+    assert "forward" not in vars(model)
+    assert (counts.forward, counts.backward) == (len(x) + 7, len(x))
+    for value, expected in zip(fast, usual, strict=True):
+        torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-3)
+    with form, torch.no_grad():  # compiled code reads the present weights
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+        fast = model(x)
+    torch.testing.assert_close(fast, model(x), atol=1e-5, rtol=1e-4)
+    torch.compiler.reset()
+
+
+def test_a_forward_set_on_the_instance_is_compiled_and_restored():
+    model, x = network("small")
+    model.forward = own = lambda inputs, forward=model.forward: -forward(inputs)
+    usual = model(x)
+    with CompiledForm(model, x, backend=BACKEND) as form:
+        torch.testing.assert_close(model(x), usual)
+    assert len(form) == 1
+    assert vars(model)["forward"] is own
+    torch.compiler.reset()
+
+
+def no_compiler(graph, inputs):
+    raise RuntimeError("no compiler")
+
+
+def wrong_compiler(graph, inputs):
+    return lambda *args: [-value for value in graph(*args)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [(no_compiler, "RuntimeError: no compiler"), (wrong_compiler, "its logits differ by more than rounding")],
+)
+def test_a_compiler_that_fails_or_computes_something_else_is_not_used(backend, reason, monkeypatch):
+    monkeypatch.setattr(frozen, "CompiledForm", partial(CompiledForm, backend=backend))
+    model, x = network("small")
+    with pytest.warns(UserWarning, match=f"attacks run without torch.compile: .*{reason}$"):
+        form = attack_form(model, x, compile=True)
+    assert type(form) is FrozenForm
+    assert len(form) > 1
+    assert "forward" not in vars(model)
+    torch.compiler.reset()
+
+
+def test_a_compiler_that_fails_later_is_not_used_from_then_on():
+    model, x = network("small")
+    calls = []
+
+    def once(graph, inputs):
+        calls.append(1)
+        if len(calls) > 2:  # one function with gradients, and one without
+            raise RuntimeError("this size is too large")
+        return graph
+
+    form = CompiledForm(model, x, dynamic=False, backend=once)
+    assert len(form) == 1, form.reason
+    with form:
+        torch.testing.assert_close(model(x[:3]), model(x)[:3])
+    assert len(calls) > 2
+    torch.compiler.reset()
+
+
+def test_attacks_on_a_compiled_model_break_the_same_points(compiled_in_python):
+    model, split = images()
+    attacks = {"APGD-CE": APGD(THREAT, steps=4), "FAB-T": FAB(THREAT, steps=3, targets=2)}
+    plain, fast = (evaluate(model, split, attacks, batch_size=8, compile=compile) for compile in (False, True))
+    assert torch.equal(fast.broken_by, plain.broken_by)
+    assert 0 < plain.robust.correct < plain.clean.correct
+
+
+def test_training_compiles_attacks_on_request(compiled_in_python):
+    updates = []
+    for compile in (False, True):
+        trainer = tiny_trainer(compile=compile)
+        assert isinstance(trainer.form, CompiledForm if compile else FrozenForm)
+        before = nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
+        for _ in range(2):
+            trainer.train_step(first_batch(trainer))
+        updates.append(nn.utils.parameters_to_vector(trainer.model.parameters()).detach() - before)
+    # Gradients near zero may change their sign, and with it some pixels of the attack.
+    assert float((updates[1] - updates[0]).norm() / updates[0].norm()) < 0.05

@@ -125,7 +125,7 @@ CASES: dict[str, AttackCase | StepCase] = {
     "APGD-CE, l2": AttackCase(apgd("l2"), Count(75, 0.1)),
     "APGD-CE, l1": AttackCase(apgd("l1"), Count(130, 0.1)),
     "APGD-T": AttackCase(apgd("linf", targets=1), Count(90, 0.1)),
-    "FAB": AttackCase(lambda: FAB(threat("linf"), steps=STEPS), Count(335, 0.1)),
+    "FAB": AttackCase(lambda: FAB(threat("linf"), steps=STEPS), Count(270, 0.1)),
     "FAB-T": AttackCase(lambda: FAB(threat("linf"), steps=STEPS, targets=1), Count(150, 0.1)),
     "FAB-T, l2": AttackCase(lambda: FAB(threat("l2"), steps=STEPS, targets=1), Count(155, 0.1)),
     "FAB-T, l1": AttackCase(lambda: FAB(threat("l1"), steps=STEPS, targets=1), Count(80, 0.1)),

@@ -8,10 +8,7 @@ import functools
 import os
 import platform
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +27,7 @@ from atoll.display import Displayed, TextTable
 from atoll.distributed import default_device
 from atoll.losses import AT
 from atoll.models import SmallConvNet
+from atoll.precision import PRECISIONS, PrecisionCheck, probe
 from atoll.threads import input_gradient, measure_threads, settle_threads
 from atoll.threat import ThreatModel
 from atoll.training.trainer import Trainer, TrainerSettings
@@ -37,28 +35,10 @@ from atoll.training.trainer import Trainer, TrainerSettings
 PACKAGES = ("numpy", "scipy", "onnx", "onnxruntime", "plotly", "pandas", "timm", "ray")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
 COMPILERS = ("c++", "g++", "clang++")
-PRECISIONS: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16"}
 CLASSES, STEPS = 10, 10
 SMALL, MNIST = (1, 12, 12), (1, 28, 28)  # inputs of the network that is compared, and of the one that is timed
 SECONDS = 8.0  # for the comparison with bare passes
 Status = Literal["agrees", "differs", "skipped"]
-
-
-@dataclass(frozen=True)
-class PrecisionCheck:
-    """A precision on one device.
-
-    Args:
-        name: as in ``trainer.precision``.
-        works: whether a forward and a backward pass finish.
-        speed: images per second relative to float32; None if it does not work.
-        reason: why it does not work.
-    """
-
-    name: str
-    works: bool
-    speed: float | None = None
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,7 +144,7 @@ def diagnose(device: torch.device | None = None, on_step: Callable[[str], None] 
     settle_threads(None, device, net, lambda count: x[:count], rows)
     on_step("speed")
     paces = measure_paces(device, rows)
-    usable = () if device.type == "cpu" else precisions  # mixed precision requires a GPU
+    usable = [precision for precision in precisions if device.type != "cpu" or precision.name == "bf16"]
     advice = tuple(advise(facts, devices, usable, threads))
     seconds = time.monotonic() - began
     return Diagnosis(
@@ -222,49 +202,6 @@ def find_devices() -> dict[str, str]:
     if torch.backends.mps.is_available():
         devices["mps"] = "Apple GPU"
     return devices
-
-
-# --- precisions ------------------------------------------------------------------------------------------------------
-
-# In a child process, because some processors stop a program that uses instructions they lack.
-PROBE = """
-import sys, time, torch
-device, name = sys.argv[1:]
-torch.set_num_threads(1)
-net = torch.nn.Sequential(torch.nn.Conv2d(32, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(),
-                          torch.nn.Linear(64 * 16 * 16, 10)).to(device)
-x = torch.rand(32, 32, 16, 16, device=device)
-def run(enabled):
-    began = time.perf_counter()
-    with torch.autocast(device, getattr(torch, name), enabled=enabled):
-        net(x).float().sum().backward()
-    total = sum(p.grad.sum() for p in net.parameters()).item()
-    assert total == total
-    return time.perf_counter() - began
-seconds = [[run(enabled) for enabled in (False, True)] for _ in range(6)][1:]
-full, half = (sorted(column)[2] for column in zip(*seconds))
-print(full / half)
-"""
-LONGEST = 20.0  # seconds of a probe
-
-
-def probe(device: str, name: str) -> PrecisionCheck:
-    """Try a precision in a child process.
-
-    Args:
-        device: the type of a device.
-        name: a key of ``PRECISIONS``.
-    """
-    command = [sys.executable, "-c", PROBE, device, PRECISIONS[name]]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
-    except subprocess.TimeoutExpired:
-        return PrecisionCheck(name, False, reason=f"no answer within {LONGEST:g} s")
-    if done.returncode < 0:
-        return PrecisionCheck(name, False, reason=f"the process was stopped by {signal.Signals(-done.returncode).name}")
-    if done.returncode:
-        return PrecisionCheck(name, False, reason=(done.stderr.strip().splitlines() or ["failed"])[-1][:200])
-    return PrecisionCheck(name, True, speed=round(float(done.stdout), 3))
 
 
 # --- CPU and accelerator ---------------------------------------------------------------------------------------------

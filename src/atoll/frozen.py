@@ -4,10 +4,13 @@
 the ReLU that follows.  The replacements compute the same function and the same input gradients up to rounding, and no
 gradients of weights.  They fold batch norm into convolutions, work on ``channels_last`` tensors, and use oneDNN, also
 for dense layers and for the input gradients of layers with few input channels, where PyTorch's kernels are slow.
+``CompiledForm`` compiles the model with ``torch.compile`` instead.
 """
 
 from __future__ import annotations
 
+import warnings
+from contextlib import ExitStack
 from typing import Any, TypeGuard
 
 import torch
@@ -20,6 +23,10 @@ from atoll.modules import evaluation_mode, preserve_buffers
 
 _MKLDNN, _ATEN = torch.ops.mkldnn, torch.ops.aten
 NARROW = 4  # up to this number of input channels, the input gradient of a convolution is a matrix product
+ADVICE = "Set TORCHDYNAMO_VERBOSE"  # ends the messages of torch.compile
+# Layers that keep the channels of images.
+SAME_CHANNELS = {nn.ReLU, nn.Identity, nn.Dropout, nn.Dropout2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d,
+                 nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d}  # fmt: skip
 PROBE = 4  # number of inputs with which a form is checked
 LOGITS, GRADIENT = 1e-4, 1e-2  # largest relative differences; a ReLU near 0 may switch, which changes gradients
 
@@ -54,7 +61,7 @@ class FrozenForm:
         if example.dtype == torch.float32 and self._supported():
             with evaluation_mode(model):
                 self._find()
-            if self._places and not self._agrees(example[:PROBE].detach()):
+            if self._places and _disagreement(model, self, example[:PROBE].detach()):
                 self._places = []
 
     def __len__(self) -> int:
@@ -92,32 +99,90 @@ class FrozenForm:
     def _find(self) -> None:
         for parent in self.model.modules():
             layers = [(name, layer) for name, layer in parent._modules.items() if layer is not None]
-            place = 0
-            while place < len(layers):
-                # Only in a plain sequence, the order of the layers is known.
-                following = (
-                    [layer for _, layer in layers[place + 1 : place + 3]] if type(parent) is nn.Sequential else []
-                )
-                replacement, included = _replace(layers[place][1], following, self.norms)
-                if replacement is not None:
-                    new = [replacement, *(nn.Identity().eval() for _ in range(included))]
-                    for (name, layer), other in zip(layers[place : place + len(new)], new, strict=True):
-                        self._places.append((parent, name, layer, other))
-                place += 1 + included
+            sequence = type(parent) is nn.Sequential  # only there, the order of the layers is known
+            new: list[nn.Module | None] = []
+            while len(new) < len(layers):
+                following = [layer for _, layer in layers[len(new) + 1 : len(new) + 3]] if sequence else []
+                replacement, included = _replace(layers[len(new)][1], following, self.norms)
+                new += [replacement, *(nn.Identity().eval() for _ in range(included))]
+            if sequence:
+                _flatten_in_order_of_memory([layer for _, layer in layers], new)
+            for (name, layer), other in zip(layers, new, strict=True):
+                if other is not None:
+                    self._places.append((parent, name, layer, other))
 
-    def _agrees(self, x: Tensor) -> bool:
-        """Whether the logits and a gradient of the form agree with the model up to rounding."""
-        try:
-            with torch.random.fork_rng(devices=[]), evaluation_mode(self.model), preserve_buffers(self.model):
-                logits, gradient = _pass(self.model, x)
-                with self:
-                    fast_logits, fast_gradient = _pass(self.model, x)
-                    with torch.no_grad():  # in which PyTorch's transformer layers take another path
-                        plain = self.model(x)
-        except Exception:  # the code of the model may do anything with its layers
-            return False
-        same = _close(fast_logits, logits, LOGITS) and _close(plain, logits, LOGITS)
-        return same and _close(fast_gradient, gradient, GRADIENT)
+
+class CompiledForm:
+    """A model compiled with ``torch.compile``, which is active inside ``with form:``.
+
+    The form is empty, and changes nothing, if the model cannot be compiled, or if outputs or input gradients at the
+    example differ by more than rounding.  Parts of the model that fail to compile later are not compiled.
+
+    Args:
+        model: maps inputs to logits.
+        example: inputs with which the form is checked.
+        dynamic: whether batches of any size share the same code, as in ``torch.compile``.
+        backend: the compiler, as in ``torch.compile``.
+    """
+
+    def __init__(
+        self, model: nn.Module, example: Tensor, *, dynamic: bool | None = None, backend: str | Any = "inductor"
+    ) -> None:
+        self.model = model
+        self.reason = ""  # why the form is empty
+        self._inside = ExitStack()
+        self._forward = torch.compile(model.forward, dynamic=dynamic, backend=backend)
+        self._own = {name: value for name, value in vars(model).items() if name == "forward"}
+        self._tolerant = False  # whether faults of the compiler are ignored
+        self.reason = _disagreement(model, self, example.detach())
+        self._tolerant = True
+
+    def __len__(self) -> int:
+        """Return 1 if the model is compiled, otherwise 0."""
+        return not self.reason
+
+    def __enter__(self) -> CompiledForm:
+        if not self.reason:
+            self._inside.enter_context(torch._dynamo.config.patch(suppress_errors=self._tolerant))
+            vars(self.model)["forward"] = self._forward
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        vars(self.model).pop("forward", None)
+        vars(self.model).update(self._own)
+        self._inside.close()
+
+    def refresh(self) -> None:
+        """Do nothing, because compiled code reads the weights in every pass."""
+
+
+def attack_form(
+    model: nn.Module, example: Tensor, *, compile: bool = False, dynamic: bool | None = None, norms: bool = True
+) -> FrozenForm | CompiledForm:
+    """Return a compiled form if it is requested and works, otherwise a frozen form."""
+    if compile:
+        form = CompiledForm(model, example, dynamic=dynamic)
+        if form:
+            return form
+        warnings.warn(f"attacks run without torch.compile: {form.reason}", stacklevel=2)
+    return FrozenForm(model, example, norms=norms)
+
+
+def _disagreement(model: nn.Module, form: FrozenForm | CompiledForm, x: Tensor) -> str:
+    """Return what differs between a form and its model, logits or a gradient; empty if they agree up to rounding."""
+    devices = [x.device] if x.device.type == "cuda" else []
+    try:
+        with evaluation_mode(model), preserve_buffers(model), torch.random.fork_rng(devices):
+            logits, gradient = _pass(model, x)
+            with form:
+                fast_logits, fast_gradient = _pass(model, x)
+                with torch.no_grad():  # in which PyTorch's transformer layers take another path
+                    plain = model(x)
+    except Exception as error:  # the code of the model may do anything with its layers
+        return f"{type(error).__name__}: {' '.join(str(error).partition(ADVICE)[0].split())[:200]}"
+    if not (_close(fast_logits, logits, LOGITS) and _close(plain, logits, LOGITS)):
+        return "its logits differ by more than rounding"
+    return "" if _close(fast_gradient, gradient, GRADIENT) else "its input gradients differ by more than rounding"
 
 
 def _pass(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +190,7 @@ def _pass(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.clone().requires_grad_()
     with torch.inference_mode(False), torch.enable_grad():
         logits = model(x)
-        weights = torch.linspace(-1, 1, logits.shape[1], dtype=logits.dtype).cos()
+        weights = torch.linspace(-1, 1, logits.shape[1]).to(logits).cos()
         (gradient,) = torch.autograd.grad((logits * weights).sum(), x)
     return logits.detach(), gradient
 
@@ -152,6 +217,23 @@ def _replace(layer: nn.Module, following: list[nn.Module], norms: bool) -> tuple
     if norms and _is_norm(layer):
         return FrozenNorm(layer, relu), used
     return None, 0
+
+
+def _flatten_in_order_of_memory(layers: list[nn.Module], new: list[nn.Module | None]) -> None:
+    """Flatten images between a convolution and a dense layer without a copy, and reorder the weights instead."""
+    channels = 0  # of the last convolution, if the images are still in its order
+    for place, (layer, other) in enumerate(zip(layers, new, strict=True)):
+        following = new[place + 1] if place + 1 < len(new) else None
+        if isinstance(other, FrozenConvolution):
+            channels = other.kernel.shape[0]
+        elif channels and type(layer) is nn.Flatten and isinstance(following, FrozenLinear) and _is_plain(layer):
+            if (layer.start_dim, layer.end_dim) == (1, -1) and following.matrix.shape[1] % channels == 0:
+                new[place] = FrozenFlatten().eval()
+                following.channels = channels
+                following.refresh()
+            channels = 0
+        elif type(layer) not in SAME_CHANNELS:
+            channels = 0
 
 
 def _is_plain(layer: nn.Module) -> bool:
@@ -287,12 +369,14 @@ class FrozenLinear(_Frozen):
     def __init__(self, layer: nn.Linear, relu: bool) -> None:
         super().__init__(relu)
         self.source = [layer]  # in a list, so that it is not a submodule
+        self.channels = 1  # of the images that were flattened with the channels last
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        weight, bias = self.source[0].weight, self.source[0].bias
-        self.matrix, self.transposed = weight.detach().contiguous(), weight.detach().t().contiguous()
+        weight, bias = self.source[0].weight.detach(), self.source[0].bias
+        weight = weight.reshape(len(weight), self.channels, -1).transpose(1, 2).flatten(1)
+        self.matrix, self.transposed = weight.contiguous(), weight.t().contiguous()
         self.bias = None if bias is None else bias.detach()
 
     def run(self, x: Tensor) -> Tensor:
@@ -302,6 +386,13 @@ class FrozenLinear(_Frozen):
     def pull(self, gradient: Tensor, shape: torch.Size) -> Tensor:
         result: Tensor = _MKLDNN._linear_pointwise(gradient.contiguous(), self.transposed, None, "none", [], "")
         return result
+
+
+class FrozenFlatten(nn.Module):
+    """Flattens images with the channels last, as they are in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1).flatten(1)
 
 
 class FrozenNorm(_Frozen):

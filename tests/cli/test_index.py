@@ -38,6 +38,7 @@ QUICK = [
     ["curvature", "x", "--estimator", "hutchison"],
     ["audit", "x", "--only", "helth"],
     ["audit", "x", "--fail-under", "robsut=50"],
+    ["study"],
     ["study", "--scale", "smok"],
     ["train", "digits-at", "--resmue"],
     ["completion", "bash"],

@@ -5,12 +5,12 @@ import pytest
 from store_cases import make_runs
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def runs(tmp_path_factory):
     return make_runs(tmp_path_factory.mktemp("runs"))
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_plotly():
     """Pages without plotly.js, which is most of them."""
     with pytest.MonkeyPatch.context() as patch:

@@ -34,13 +34,6 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_plotly():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("plotly.offline.get_plotlyjs", lambda: "0")
-        yield
-
-
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """A folder with a finished run and an exported model."""

@@ -543,7 +543,7 @@ def test_extra_methods_in_a_checkpoint_are_noticed(tmp_path):
             {"batch_size": 15, "accumulate": 2},
             "batch_size: expected a multiple of 1 processes x 2 accumulated parts",
         ),
-        ({"precision": "bf16"}, "precision: bf16 requires a GPU"),
+        ({"precision": "fp16"}, "precision: fp16 requires a GPU; use bf16 or float32 on the CPU"),
         ({"clip_norm": -1.0}, "clip_norm: expected a number > 0"),
     ],
 )

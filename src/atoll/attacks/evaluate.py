@@ -29,7 +29,7 @@ from atoll.data.base import Split, batches, to_float
 from atoll.display import Displayed, TextTable
 from atoll.distributed import all_sum, fail_together, gather, is_main, rank, world_size
 from atoll.errors import InputError, check_count
-from atoll.frozen import FrozenForm
+from atoll.frozen import attack_form
 from atoll.graph import tensors_digest
 from atoll.measure import OnProgress, split_digest
 from atoll.modules import count_passes, evaluation_mode
@@ -132,6 +132,7 @@ def evaluate(
     keep: bool = False,
     folder: Path | None = None,
     save_every: float = 30.0,
+    compile: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Evaluation:
     """Measure clean and robust accuracy; torchrun distributes the points over processes.
@@ -157,6 +158,8 @@ def evaluate(
             interrupted evaluation with bit-identical results.  Raises a CheckpointError if the folder belongs to
             another evaluation (other inputs, labels, weights, attacks or seed).
         save_every: seconds between saves of the progress.
+        compile: compile the passes of attacks with ``torch.compile`` if possible.  The model itself still confirms
+            every success.
         on_progress: called with the name of the attack, the number of finished points, and the total.
 
     >>> from atoll.attacks import PGD, ThreatModel
@@ -177,7 +180,20 @@ def evaluate(
     if not len(split):
         raise InputError("split: expected at least one point, got none")
     return Evaluator(
-        model, split, attacks, cascade, sampling, batch_size, seed, device, check, keep, folder, save_every, on_progress
+        model,
+        split,
+        attacks,
+        cascade,
+        sampling,
+        batch_size,
+        seed,
+        device,
+        check,
+        keep,
+        folder,
+        save_every,
+        compile,
+        on_progress,
     ).run()
 
 
@@ -197,6 +213,7 @@ class Evaluator:
     keep: bool
     folder: Path | None
     save_every: float
+    compile: bool
     on_progress: OnProgress | None
 
     def __post_init__(self) -> None:
@@ -212,7 +229,8 @@ class Evaluator:
             warnings += diagnose_model(self.model, probe, self.split.labels[:PROBE].to(self.device), self.attacks)
         with evaluation_mode(self.model):
             self.saved = self.shown = time.monotonic()
-            self.form = FrozenForm(self.model, self._fetch(torch.arange(min(PROBE, len(self.split)))))
+            example = self._fetch(torch.arange(min(PROBE, len(self.split))))
+            self.form = attack_form(self.model, example, compile=self.compile, dynamic=True)
             if not self._resume():
                 size = self.batch_size or automatic_batch_size(self.model, self._fetch(torch.arange(1)))
                 self.progress = Progress.start(len(self.split), len(self.attacks), size)

@@ -110,23 +110,22 @@ class FAB(MinimumNormAttack):
         own, adversarial = values.gather(1, y), values.argmax(1) != rows.y
         if self.targets:
             target = current_target(rows, (self.steps + 1) * self.restarts)
-            (w,) = torch.autograd.grad(logits, iterate, _difference(values, target, y))
+            (w,) = torch.autograd.grad(logits, iterate, _difference(values, target, y)[:, 0])
             return (values.gather(1, target) - own).squeeze(1), w, adversarial
         # The closest of all linearized boundaries, one class after the other to save memory.
         dual = {"linf": 1, "l2": 2, "l1": math.inf}[self.threat.norm]
         classes = values.shape[1]
+        targets = (y + torch.arange(1, classes, device=y.device)) % classes
+        rises = values.gather(1, targets) - own
+        lengths, differences = rises.abs(), _difference(values, targets, y)
         f, w = values.new_zeros(len(y)), torch.zeros_like(rows.x)
         nearest = torch.full_like(f, math.inf)
-        for shift in range(1, classes):
-            target = (y + shift) % classes
-            (other_w,) = torch.autograd.grad(
-                logits, iterate, _difference(values, target, y), retain_graph=shift < classes - 1
-            )
-            other_f = (values.gather(1, target) - own).squeeze(1)
-            distance = other_f.abs() / torch.linalg.vector_norm(other_w.flatten(1), dual, dim=1).clamp_min(1e-12)
+        for k in range(classes - 1):
+            (other_w,) = torch.autograd.grad(logits, iterate, differences[:, k], retain_graph=k < classes - 2)
+            distance = lengths[:, k] / torch.linalg.vector_norm(other_w.flatten(1), dual, dim=1).clamp_min_(1e-12)
             closer = distance < nearest
             assign_rows(w, closer, other_w)
-            f, nearest = torch.where(closer, other_f, f), torch.where(closer, distance, nearest)
+            f, nearest = torch.where(closer, rises[:, k], f), torch.minimum(distance, nearest)
         return f, w, adversarial
 
     def _restart(self, rows: AttackState) -> None:
@@ -143,9 +142,10 @@ class FAB(MinimumNormAttack):
         return x + per_point(share, x) * (start - x)
 
 
-def _difference(logits: Tensor, target: Tensor, y: Tensor) -> Tensor:
-    """Return the derivative of the target logit minus the logit of the true class with respect to all logits."""
-    return torch.zeros_like(logits).scatter_(1, target, 1.0).scatter_(1, y, -1.0)
+def _difference(logits: Tensor, targets: Tensor, y: Tensor) -> Tensor:
+    """Return derivatives of target logits minus the logit of the true class with respect to all logits, per target."""
+    zeros = logits.new_zeros(*targets.shape, logits.shape[1])
+    return zeros.scatter_(2, targets[:, :, None], 1.0).scatter_(2, y[:, :, None].expand(-1, targets.shape[1], 1), -1.0)
 
 
 ATTACKS.add("FAB-T", FAB, targets=9)

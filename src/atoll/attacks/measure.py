@@ -61,6 +61,7 @@ class AttackSettings(Settings):
         norm: norm of the threat model (default: as trained).
         eps: radius, a number or a fraction like 8/255 (default: as trained).
         batch_size: attack batch size (default: chosen to fit memory).
+        compile: compile the passes of attacks with torch.compile, if possible.
     """
 
     kind: ClassVar[str] = "attack"
@@ -78,6 +79,7 @@ class AttackSettings(Settings):
     norm: AttackNorm | None = None
     eps: str | None = None
     batch_size: int | None = execution(None)
+    compile: bool = execution(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -226,6 +228,7 @@ class MeasureAttack(Measurement):
             seed=settings.seed,
             device=context.device,
             folder=context.folder,
+            compile=settings.compile,
             on_progress=context.on_progress,
         )
         adbd = _boundary_distance(subject, split, threat, evaluation, context) if settings.adbd else None

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -183,6 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if argv is None:
         keep_freed_memory()
+        warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without a line of code
     try:
         return _run(options)
     except AtollError as error:
@@ -234,7 +236,8 @@ def _run(options: argparse.Namespace) -> int:
     """Run a command on the device that its options name."""
     module = importlib.import_module(f"atoll.cli.{options.verb}")
     with contextlib.ExitStack() as stack:
-        if hasattr(options, "device"):
+        computes = getattr(module, "computes", lambda options: True)  # otherwise the command does without PyTorch
+        if hasattr(options, "device") and computes(options):
             from atoll.distributed import use_device
             from atoll.threads import choose_threads
 

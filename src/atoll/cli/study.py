@@ -71,6 +71,11 @@ def seeds(word: str) -> list[int]:
     return [whole_number(part) for part in word.split(",")]
 
 
+def computes(options: argparse.Namespace) -> bool:
+    """Whether the command runs a study, instead of listing all."""
+    return options.name is not None
+
+
 def run(options: argparse.Namespace) -> int:
     if options.name is None:
         _list(options.json)

@@ -40,10 +40,11 @@ from atoll.errors import (
     check_range,
 )
 from atoll.files import write_record
-from atoll.frozen import FrozenForm
+from atoll.frozen import attack_form
 from atoll.losses.base import Loss, Outputs
 from atoll.models.base import Classifier
 from atoll.modules import preserve_buffers
+from atoll.precision import check_precision
 from atoll.rng import generator, key
 from atoll.stats import Accuracy
 from atoll.threat import ThreatModel
@@ -68,7 +69,8 @@ class TrainerSettings:
         accumulate: number of parts into which each process splits its batch, to save memory.  Gradients are the same,
             except that batch norm uses statistics of the parts.
         clip_norm: largest norm of the gradient; None for no clipping.
-        precision: ``float32``; on GPUs also ``bf16`` or ``fp16`` (mixed precision with loss scaling).
+        precision: ``float32``, or mixed precision: ``bf16``, and on GPUs ``fp16`` with loss scaling.
+        compile: compile the passes of attacks with ``torch.compile``, if possible.
         workers: number of processes that decode images, for data that is not in memory.
         evaluate_every: number of epochs between validations.
         validation_steps: PGD steps on the validation set.
@@ -88,6 +90,7 @@ class TrainerSettings:
     accumulate: int = 1
     clip_norm: float | None = None
     precision: Literal["float32", "bf16", "fp16"] = "float32"
+    compile: bool = False
     workers: int = 2
     evaluate_every: int = 1
     validation_steps: int = 10
@@ -170,8 +173,12 @@ class Trainer:
         self.model = model
         # For the attack; checked with the initial weights, so that a resumed run uses the same form.  Batch norm does
         # not change, because signs of small gradients must not depend on whether several processes share it.
-        example = torch.rand(2, *data.shape, generator=generator("frozen form")).to(self.device)
-        self.form = FrozenForm(model, example, norms=False) if self.attack is not None else None
+        compile = self.settings.compile  # separately for each batch size, so that a resumed run gets the same code
+        size = self.settings.batch_size // world_size() // self.settings.accumulate if compile else 2
+        example = torch.rand(size, *data.shape, generator=generator("frozen form")).to(self.device)
+        self.form = None
+        if self.attack is not None:
+            self.form = attack_form(model, example, compile=compile, dynamic=False, norms=False)
         self.lipschitz = self._lipschitz_estimate()
         self.passes: nn.Module = ForwardPasses(model, self.lipschitz if loss.uses_lipschitz else None)
         if world_size() > 1:
@@ -579,8 +586,7 @@ class Trainer:
         check_methods(self.methods)
         self.threat.check_radius(self.data.shape)
         self.schedule.check(settings.epochs)
-        if settings.precision != "float32" and self.device.type == "cpu":
-            raise InputError(f"precision: {settings.precision} requires a GPU; use float32 on the CPU")
+        check_precision(self.device.type, settings.precision)
         if settings.batch_size % (world_size() * settings.accumulate):
             raise InputError(
                 f"batch_size: expected a multiple of {world_size()} processes x {settings.accumulate} accumulated"
