@@ -271,6 +271,18 @@ def test_dead_channels_of_batch_norm():
             bound_of(layer, 2)
 
 
+def test_batch_norm_is_not_below_the_exact_constant():
+    """The factor w / sqrt(variance + eps) is rounded several times."""
+    layer, below = nn.BatchNorm1d(1, eps=0.0).double(), 0
+    for variance in (0.3, 0.7, 1.9, 5.0, 1e-7, 3e5):
+        layer.running_var.data[0], layer.weight.data[0] = variance, 0.1
+        constant = bound_of(layer, 1).lipschitz
+        exact = Fraction(0.1) ** 2 / Fraction(variance)
+        assert exact <= Fraction(constant) ** 2 <= exact * (1 + Fraction(1, 10**13))
+        below += Fraction(0.1 * variance**-0.5) ** 2 < exact
+    assert below > 0  # the rounded factor alone is not a bound
+
+
 @pytest.mark.parametrize("alpha", [1e-3, 30.0])
 @pytest.mark.parametrize("rough", ["first", "second"])
 def test_errors_of_scaled_sums_count_the_scaled_part(alpha, rough):
