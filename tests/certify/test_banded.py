@@ -65,6 +65,27 @@ def test_the_proof_holds_for_any_factor(monkeypatch, method):
 
 
 @pytest.mark.parametrize("method", OPERATORS)
+def test_a_norm_adds_everything_that_is_computed_roughly(monkeypatch, method):
+    """From an estimate that is far too low, with a factor that is no factor."""
+    operator = OPERATORS[method](random(3, 2, 3, 3), Layout((7, 5), (1, 1), (1, 1)))
+    norm = operator.norm(1e-6)
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockBandedOperator, "_rounding", lambda self, square: square)
+        assert operator.norm(1e-6) == pytest.approx(2**0.5 * norm, rel=1e-3)
+
+    def claim(square):
+        return torch.eye(square.shape[-1]).to(square).expand_as(square), torch.zeros(len(square))
+
+    monkeypatch.setattr(BlockBandedOperator, "largest", lambda self: 0.1 * norm)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.linalg, "cholesky_ex", claim)
+        assert operator.norm() >= norm * (1 - 1e-9)
+    # Without the blocks beside the diagonal, every block of rows is factorized on its own.
+    monkeypatch.setattr(torch.linalg, "solve_triangular", lambda lower, beside, upper: torch.zeros_like(beside))
+    assert operator.norm() >= norm * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("method", OPERATORS)
 def test_the_gram_matrix_is_that_of_the_map(method):
     """For both sides; the defect of s I - G is zero only if G has the singular values of the map."""
     for stride, padding in (((1, 1), (1, 1)), ((2, 3), (0, 2))):

@@ -30,6 +30,14 @@ def bound_of(function, *shape):
     return lipschitz(nn.Sequential(module, nn.Flatten()).eval(), shape).bound
 
 
+def bounds_of(functions, *shape):
+    """The bounds of several functions of one input, with one capture."""
+    graph = capture(Function(lambda x: torch.cat([function(x).flatten(1) for function in functions], 1)), shape)
+    propagation, _ = propagate(graph)
+    (last,) = next(iter(reversed(graph.graph_module.graph.nodes))).all_input_nodes
+    return [propagation.bound(propagation._value(node)) for node in last.args[0]]
+
+
 def unlucky():
     """Numbers close to 1 whose sum, one after the other in float32, loses almost half a unit in every step."""
     numbers, total = np.ones(N, np.float32), np.float32(0)
@@ -68,12 +76,10 @@ def test_errors_cover_sums_in_the_worst_order(name):
         assert abs(error) / divisor > 0.25 * allowed
 
 
-@pytest.mark.parametrize("count", [20, 3000])
-@pytest.mark.parametrize(
-    "function", [lambda x: x + 1.0, lambda x: 1 - x, lambda x: x + torch.ones(1).to(x), lambda x: x + torch.ones(N)[:1]]
-)
-def test_errors_cover_a_number_that_is_added_to_many_entries(function, count):
+@pytest.mark.parametrize("function", [lambda x: x + 1.0, lambda x: 1 - x, lambda x: x + torch.ones(1).to(x)])
+def test_errors_cover_a_number_that_is_added_to_many_entries(function):
     """Every entry is half a unit of 1 in the last place, and all of them are lost."""
+    count = 3000
     sign = -0.5 if float(function(torch.zeros(1)) - function(torch.ones(1))) > 0 else 1.0
     bound, x = bound_of(function, count), torch.full((1, count), sign * 2.0**-24)
     error = float((function(x).double() - function(x.double())).norm())
@@ -93,7 +99,6 @@ VANISHING = {
 MAPS = {
     "linear": (lambda w: lambda x: F.linear(x, torch.full((3, 64), w)), (64,)),
     "convolution": (lambda w: lambda x: F.conv2d(x, torch.full((3, 4, 4, 4), w)), (4, 4, 4)),
-    "matmul": (lambda w: lambda x: torch.full((3, 64), w) @ x, (64, 1)),
     "factor": (lambda w: lambda x: x * torch.full((64,), w), (64,)),
 }
 
@@ -108,11 +113,7 @@ def test_errors_cover_numbers_that_are_flushed_to_zero(name, kind):
     exact = float(make(weight)(torch.ones(1, *shape)).double().norm()) * size if kind != "products" else 0.0
     if kind == "products":
         exact = weight * size * (64.0 * 3**0.5 if name != "factor" else 8.0)
-    assert (
-        exact
-        <= bound.relative * float(x.norm()) + bound.absolute
-        <= (5 if name in ("linear", "matmul") else 100) * exact
-    )
+    assert exact <= bound.relative * float(x.norm()) + bound.absolute <= (5 if name == "linear" else 100) * exact
 
 
 # Functions of one number and their largest slopes, which are mathematical facts.
@@ -131,14 +132,9 @@ SLOPES = {
 
 
 def test_constants_of_functions_are_their_largest_slopes():
-    functions = [function for function, _ in SLOPES.values()]
-    graph = capture(Function(lambda x: torch.cat([function(x) for function in functions], 1)), (1,))
-    propagation, _ = propagate(graph)
-    (last,) = next(iter(reversed(graph.graph_module.graph.nodes))).all_input_nodes
-    for name, node in zip(SLOPES, last.args[0], strict=True):
-        slope = SLOPES[name][1]
-        constant = propagation.bound(propagation._value(node)).lipschitz
-        assert slope * (1 - 1e-12) <= constant <= slope * 1.004, name
+    bounds = bounds_of([function for function, _ in SLOPES.values()], 1)
+    for (name, (_, slope)), bound in zip(SLOPES.items(), bounds, strict=True):
+        assert slope * (1 - 1e-12) <= bound.lipschitz <= slope * 1.004, name
 
 
 def test_moving_entries_costs_nothing():
@@ -150,10 +146,8 @@ def test_moving_entries_costs_nothing():
 # Differences in which a wrong claim of equal entries would cancel, and the exact constant.
 DIFFERENCES = {
     "flipped": (lambda x: x - x.flip(1), (4,), 2),
-    "flipped image": (lambda x: x - x.flip(2), (2, 3, 4), 2),
     "transposed": (lambda x: x - x.transpose(1, 2), (3, 3), 2),
     "absolute": (lambda x: x - x.abs(), (4,), 2),
-    "absolute of a layer": (lambda x: (z := 3 * x) - z.abs(), (4,), 6),
     "repeated": (lambda x: x - x[:, :1], (3,), 1 + 3**0.5),
     "same": (lambda x: x - x, (4,), 0),
     "shifted": (lambda x: x + (x - 1), (4,), 2),
@@ -217,7 +211,6 @@ def test_factors_of_channels_join_a_layer():
     "function",
     [
         lambda x: x + F.pad(x[:, :1], (0, 0, 1, -1)),
-        lambda x: x + F.pad(x[:, :1], (0, 0, -1, 1)),
         lambda x: x + F.pad(x[:, :1].reshape(-1), (1, -1))[:, None],
         lambda x: x + F.pad(x, (0, 0, 1, -1)),
     ],
@@ -232,7 +225,7 @@ def test_neighbors_in_the_batch_are_not_constants(function, count):
 @pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d])
 def test_sizes_may_be_given_once_for_both_sides(pool):
     truth = 2 if pool is F.max_pool2d else math.cos(math.pi / 8) * math.cos(math.pi / 12)
-    for sizes in (([2], [1]), ([2, 2], [1, 1]), (2, 1)):
+    for sizes in (([2], [1]), (2, 1)):
         bound = bound_of(lambda x, sizes=sizes: pool(x, *sizes), 1, 4, 6)
         assert bound.lipschitz == pytest.approx(truth, rel=1.1e-3)
 
@@ -333,10 +326,10 @@ TRAVELS = {
 
 
 def test_errors_of_single_operations_travel():
-    alone = bound_of(limited, 4).absolute
-    assert alone == pytest.approx(2.0**-24 * 1e6 * 4**0.5, rel=1e-3)
-    for name, (function, factor) in TRAVELS.items():
-        assert alone * factor * (1 - 1e-9) <= bound_of(function, 4).absolute <= alone * factor * 1.5, name
+    alone, *bounds = bounds_of([limited, *(function for function, _ in TRAVELS.values())], 4)
+    assert alone.absolute == pytest.approx(2.0**-24 * 1e6 * 4**0.5, rel=1e-3)
+    for (name, (_, factor)), bound in zip(TRAVELS.items(), bounds, strict=True):
+        assert 1 - 1e-9 <= bound.absolute / (factor * alone.absolute) <= 1.5, name
 
 
 def test_a_quotient_is_above_the_exact_one():
@@ -349,7 +342,7 @@ def test_a_quotient_is_above_the_exact_one():
         assert 1 / Fraction(value) <= Fraction(constant) <= (1 + Fraction(1, 10**14)) / Fraction(value)
 
 
-@pytest.mark.parametrize(("size", "out"), [(4, 2), (6, 3), (4, 3), (5, 2), (4, 7), (3, 8)])
+@pytest.mark.parametrize(("size", "out"), [(4, 2), (5, 2), (4, 7), (3, 8)])
 def test_adaptive_max_pooling_counts_windows(size, out):
     """The largest number may be the maximum of all windows that contain it."""
     starts = [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
