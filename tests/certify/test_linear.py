@@ -268,6 +268,14 @@ def test_errors_of_products_and_sums_cover_exact_results(kind, errors):
                 assert max(map(abs, values)) <= Fraction(result.norm().value)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_and_spreads_include_the_error(kind):
+    for error in (0.5, 100.0):
+        linear = made(kind, -2.0, error)
+        assert 2 + error <= linear.norm().value <= 2.002 + error
+        assert linear.spread == pytest.approx(2 + error)
+
+
 @pytest.mark.parametrize("kind", ["dense", "convolution", "adjoint"])
 def test_errors_of_sums_of_the_same_kind_cover_exact_results(kind):
     for (a, b), errors in product(product(NUMBERS, NUMBERS), [(0.0, 0.0), (1e-3, 1e-5)]):
