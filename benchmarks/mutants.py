@@ -60,7 +60,11 @@ LONGEST = 120.0  # seconds of tests for one mutant
 KILLS = ROOT / ".mutants"
 # Tests of packages that no folder or file of tests mirrors alone.
 TESTS = {
-    "training/methods": [f"training/test_{name}.py" for name in ("methods", "wci", "centroids", "trainer")],
+    "attacks": ["attacks", "test_device.py::test_attacks"],
+    "training/methods": [
+        "training/methods",
+        *(f"training/test_{n}.py" for n in ("methods", "wci", "centroids", "trainer")),
+    ],
     "files": ["test_files.py", "store"],
     "runs": ["runs", "store"],
 }
@@ -114,6 +118,17 @@ def positions_of_hints(tree: ast.AST) -> set[tuple[int, int]]:
     }
 
 
+def line_that_runs(tree: ast.AST, line: int) -> int:
+    """Return the first line of a definition for all lines of its signature, and other lines unchanged.
+
+    >>> line_that_runs(ast.parse("def f(a, *,\\n b=1\\n):\\n  return a"), 2)
+    1
+    """
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    definitions = (node for node in ast.walk(tree) if isinstance(node, kinds))
+    return max((node.lineno for node in definitions if node.lineno <= line < node.body[0].lineno), default=line)
+
+
 def sample(files: Sequence[Path], count: int, seed: int) -> list[Mutant]:
     """Choose positions uniformly, then one of the mutations at each position."""
     positions: dict[tuple[Path, tuple[int, int]], list[tuple[str, int]]] = defaultdict(list)
@@ -133,7 +148,7 @@ def sample(files: Sequence[Path], count: int, seed: int) -> list[Mutant]:
         name, occurrence = draw.choice(positions[path, start])
         source = path.read_text()
         mutated = mutate_code(source, operators[name], occurrence)
-        mutants.append(Mutant(path, start[0], source, mutated))
+        mutants.append(Mutant(path, line_that_runs(ast.parse(source), start[0]), source, mutated))
     return mutants
 
 

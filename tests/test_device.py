@@ -71,9 +71,15 @@ def test_projections_onto_hyperplanes(norm, bounds):
         assert torch.equal(result.cpu(), expected)
 
 
-@pytest.mark.parametrize("name", sorted({member.cls.__name__ for member in ATTACKS.members().values()}))
-def test_attacks(name):
-    check_attack(name, ATTACKS.resolve(name).cls.norms[0])
+KINDS = {member.cls.__name__: member.cls for member in ATTACKS.members().values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "options"),
+    [*((name, KINDS[name].norms[0], {}) for name in sorted(KINDS)), ("APGD", "l1", {"restarts": 2, "steps": 7})],
+)
+def test_attacks(name, norm, options):
+    check_attack(name, norm, **options)
 
 
 @pytest.mark.slow

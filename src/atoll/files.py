@@ -310,7 +310,7 @@ def read_record(path: Path, kind: str, *, inside: Path | None = None, old: bool 
         if tree.pop("record", kind if old else None) != kind:
             raise ValueError(f"expected the record of {kind}")
         return tree
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DamagedError(f"{path} cannot be read: {error}") from None
 
 
@@ -353,7 +353,7 @@ def read_records(path: Path, salt: str = "", *, old: bool = False) -> tuple[list
             if not (old and checksum is None) and checksum != _line_checksum(record, salt):
                 raise ValueError("the checksum does not match")
             records.append(record)
-        except (ValueError, RecursionError):
+        except ValueError:
             if line.strip() and line.endswith(b"\n"):
                 damaged.append(line)
     return records, damaged
@@ -421,13 +421,13 @@ def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def check_nesting(tree: Any) -> None:
     """Raise a ValueError for plain data that is nested too deeply or contains itself."""
-    level, depth = [tree], 0
-    while level:
-        if depth > DEEPEST:
-            raise ValueError("nested too deeply")
+    level = [tree]
+    for _ in range(DEEPEST):
         parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
         level = list({id(part): part for inner in parts for part in inner if isinstance(part, dict | list)}.values())
-        depth += 1
+        if not level:
+            return
+    raise ValueError("nested too deeply")
 
 
 def json_digest(value: Any) -> str:

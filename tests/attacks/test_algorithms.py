@@ -11,12 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import brentq
+from torch import Tensor, nn
 
 from atoll.attacks import APGD, FAB, FMN, PDPGD, PGD, CarliniWagner, RayS, SigmaZero
 from atoll.attacks.iterative import MinimumNormAttack
 from atoll.threat import AttackNorm, Bounds, ThreatModel
-from single_point import CLASSES, SEEDS, Array, Look, Point, project, size
+from single_point import CLASSES, SEEDS, Array, Look, Point, flat, project, size
 
 
 def steepest(gradient: Array, norm: str) -> Array:
@@ -70,6 +72,7 @@ def apgd(
     eps: float,
     steps: int,
     patience: float = math.inf,
+    bounds: tuple[float, float] = (0, 1),
 ) -> tuple[list[Array], Array]:
     """Croce & Hein (2020), algorithm 1: what it evaluates, and the best point."""
     ends, share, width = [], 0, max(1, int(0.22 * steps))
@@ -90,10 +93,10 @@ def apgd(
             rises, window, halved, checked = 0, k, halve, best_f
             if halve:
                 eta, current, g = eta / 2, best, best_g
-        plain = project(current + eta * steepest(g, norm), x, norm, eps)
+        plain = project(current + eta * steepest(g, norm), x, norm, eps, *bounds)
         following = plain
         if k:
-            following = project(current + 0.75 * (plain - current) + 0.25 * (current - before), x, norm, eps)
+            following = project(current + 0.75 * (plain - current) + 0.25 * (current - before), x, norm, eps, *bounds)
         before, current = current, following
         seen.append(current)
         last, (f, g) = f, value(current)
@@ -114,6 +117,48 @@ def test_apgd(norm: str, steps: int, seed: int) -> None:
     # After convergence, rounding decides which points are better; they differ by less than the tolerance.
     np.testing.assert_allclose(asked, seen, rtol=0, atol=1e-6)
     np.testing.assert_allclose(result, best, rtol=0, atol=1e-6)
+
+
+class Script(nn.Module):
+    """Each pass has another logit of the wrong class, with another slope, wherever the input is."""
+
+    def __init__(self, seed: int, passes: int) -> None:
+        super().__init__()
+        draw = np.random.default_rng(seed)
+        # Mostly up, but often below the best, and sometimes neither up nor down.
+        rises = draw.choice([-1.0, 0.0, 0.02, 0.1, 0.5], passes, p=[0.1, 0.1, 0.35, 0.35, 0.1])
+        self.logits = np.minimum(np.cumsum(rises) - 9, -0.1)  # never misclassified
+        self.slopes = draw.normal(size=(passes, 12))
+        self.asked: list[Array] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = len(self.asked)
+        self.asked.append(flat(x))
+        other = x.flatten(1) @ torch.tensor(self.slopes[number])
+        return torch.stack([0 * other, other - other.detach() + self.logits[number]], 1)
+
+    def values(self) -> Callable[[Array], tuple[float, Array]]:
+        """Cross-entropy and its gradient, pass by pass after the clean one."""
+        odds = iter(zip(self.logits[1:], self.slopes[1:], strict=True))
+
+        def value(point: Array) -> tuple[float, Array]:
+            logit, slope = next(odds)
+            return math.log1p(math.exp(logit)), slope / (1 + math.exp(-logit))
+
+        return value
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("steps", [20, 50])
+def test_apgd_halves_its_step_size_whatever_the_values(norm: str, steps: int) -> None:
+    threat, x = ThreatModel(norm, 0.1, None), torch.zeros(1, 12, dtype=torch.float64)  # type: ignore[arg-type]
+    for seed in range(20):
+        model = Script(seed, steps + 2)
+        result = flat(APGD(threat, steps=steps)(model, x, torch.zeros(1, dtype=torch.long)))
+        asked = model.asked[1:]
+        seen, best = apgd(model.values(), asked[0], np.zeros(12), norm, 0.1, steps, bounds=(-math.inf, math.inf))
+        np.testing.assert_allclose(asked, seen, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(result, best, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("patience", [None, 1.0])
@@ -169,9 +214,10 @@ def sparse_apgd(
     return seen, best
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_sparse_apgd(seed: int) -> None:
-    point, eps, steps = Point(seed, scale=1.5), 0.1, 60
+# Of 170 steps, only every second one is a checkpoint.
+@pytest.mark.parametrize(("steps", "eps", "seed"), [*((60, 0.1, seed) for seed in SEEDS), (170, 0.3, 0)])
+def test_sparse_apgd(steps: int, eps: float, seed: int) -> None:
+    point = Point(seed, scale=1.5)
     asked, result = point.candidates(APGD(ThreatModel("l1", eps), steps=steps))
     assert not point.wrong(result)
     seen, best = sparse_apgd(cross_entropy(point.look, point.label), asked[0], point.clean, eps, steps)
@@ -195,6 +241,29 @@ def test_pgd(norm: str, seed: int) -> None:
         current = project(current + 0.02 * steepest(gradient, norm), point.clean, norm, eps)
     np.testing.assert_allclose(asked[:steps], seen, rtol=0, atol=1e-12)
     np.testing.assert_allclose(result, current, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pgd_of_trades(seed: int) -> None:
+    """Zhang et al. (2019): ascent of KL(clean, adversarial) from the clean point plus 0.001 N(0, I)."""
+    point, eps, steps = Point(seed), 0.05, 5
+    x = point.x.expand(200, -1, -1, -1)  # for the distribution of the start
+    starts = PGD(ThreatModel("linf", eps, None), "kl", steps=1, step_size=0.0)(point.model, x, point.y.expand(200))
+    noise = (starts - x).flatten().numpy()
+    assert np.abs(noise).max() < 0.006
+    assert math.isclose(noise.std(), 0.001, rel_tol=0.05)  # of 2400 numbers; the error of a standard deviation is 1.4 %
+
+    clean, start, *rest = point.candidates(PGD(ThreatModel("linf", eps), "kl", steps=steps, step_size=0.02))[0]
+    np.testing.assert_array_equal(clean, point.clean)
+    p = np.exp(point.look(point.clean)[0])
+    p /= p.sum()
+    current, seen = start, []
+    for _ in range(steps - 1):
+        logits, slopes = point.look(current)
+        q = np.exp(logits - logits.max())
+        current = project(current + 0.02 * np.sign((q / q.sum() - p) @ slopes), point.clean, "linf", eps)
+        seen.append(current)
+    np.testing.assert_allclose(rest, seen, rtol=0, atol=1e-12)
 
 
 # --- FAB
@@ -249,10 +318,10 @@ def fab(
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-@pytest.mark.parametrize("targets", [0, 2])
-def test_fab(norm: str, targets: int, seed: int) -> None:
+@pytest.mark.parametrize(("targets", "runs"), [(0, 2), (2, 2), (3, 1)])
+def test_fab(norm: str, targets: int, runs: int, seed: int) -> None:
     # With more steps, some iterates end on the boundary, up to rounding, and rounding decides on which side.
-    point, steps, runs, closest = Point(seed), 5, 2, math.inf
+    point, steps, closest = Point(seed), 5, math.inf
     attack = FAB(ThreatModel(norm, 9.0), steps=steps, targets=targets, restarts=runs, minimum_norm=True)  # type: ignore[arg-type]
     asked, result = point.candidates(attack)
     order = [int(c) for c in np.argsort(-point.look(point.clean)[0]) if c != point.label]
@@ -261,7 +330,7 @@ def test_fab(norm: str, targets: int, seed: int) -> None:
         if number % runs == 0:
             np.testing.assert_array_equal(asked[0], point.clean)
         else:  # at most half as far away as the closest one so far
-            assert 0 < size(asked[0] - point.clean, norm) <= 9.0 / 2
+            assert 0 < size(asked[0] - point.clean, norm) <= min(9.0, closest) / 2 * (1 + 1e-9)
         seen, nearer, closest = fab(point, asked[0], norm, steps, None if target < 0 else int(target), closest)
         best = best if nearer is None else nearer
         np.testing.assert_allclose(asked[: len(seen)], seen, rtol=0, atol=1e-7)
@@ -324,7 +393,7 @@ def carlini_wagner(
 ) -> list[Array]:
     """Carlini & Wagner (2017), section VI: inputs are a tanh, here of 1.1 times the range, and then clipped.
 
-    The first constant follows from the linearization.
+    The first constant follows from the linearization.  Constants are at most 1e10, and the first one is at least 1e-10.
     """
     middle, reach = (LOW + HIGH) / 2, 1.1 * (HIGH - LOW) / 2
     seen: list[Array] = []
@@ -341,7 +410,7 @@ def carlini_wagner(
             missing = max(confidence - rise, 0)
             success |= rise > confidence
             if const is None:
-                const = 4 * missing / (gradient @ gradient)
+                const = min(max(4 * missing / (gradient @ gradient), 1e-10), 1e10)
             loss = ((z - x) ** 2).sum() + const * missing
             lowest, waited = (loss, 0) if loss < 0.9999 * lowest else (lowest, waited + 1)
             if waited >= patience:
@@ -351,7 +420,7 @@ def carlini_wagner(
             w = w - rate * mean / scale
         assert const is not None
         works, fails = (const, fails) if success else (works, const)
-        const = 10 * fails if math.isinf(works) else (works + fails) / 2 if fails else works / 10
+        const = min(10 * fails, 1e10) if math.isinf(works) else (works + fails) / 2 if fails else works / 10
     return seen
 
 
@@ -362,7 +431,7 @@ def carlini_wagner(
         {"steps": 40, "searches": 5},
         {"steps": 30, "searches": 6, "const": 1e-2, "bounded": False},
         {"steps": 30, "searches": 6, "const": 1e3, "confidence": 0.3},
-        {"steps": 100, "searches": 4, "patience": 10},
+        {"steps": 110, "searches": 4, "patience": 11},
         {"steps": 15, "searches": 8, "patience": 1.5},
     ],
 )
@@ -380,6 +449,19 @@ def test_carlini_wagner(case: dict[str, float], seed: int) -> None:
     )
     seen = carlini_wagner(margin(point.look, point.label), point.clean, rate=rate, **case)  # type: ignore[arg-type]
     check(point, attack, seen, confidence=case.get("confidence", 0.0))
+
+
+@pytest.mark.parametrize(("scale", "const"), [(1e-12, None), (1e-12, 3e8), (1e12, None)])
+def test_constants_of_carlini_wagner_are_limited(scale: float, const: float | None) -> None:
+    """If the logits are tiny, no constant up to 1e10 suffices; if they are huge, the first one is far too large."""
+    point = Point(0)
+    for parameter in point.model[3].parameters():
+        parameter.data.mul_(scale)  # also the weights in NumPy, which share the memory
+    options = {"steps": 20, "binary_search_steps": 4, "learning_rate": 0.01, "initial_const": const}
+    attack = CarliniWagner(ThreatModel("l2", 0.0, BOUNDS), abort_early=False, minimum_norm=True, **options)  # type: ignore[arg-type]
+    value = margin(point.look, point.label)
+    seen = carlini_wagner(value, point.clean, steps=20, searches=4, rate=0.01, const=const)
+    np.testing.assert_allclose(point.candidates(attack)[0], seen, rtol=0, atol=1e-9)
 
 
 # --- FMN
@@ -447,7 +529,7 @@ def pdpgd(value: Callable[[Array], tuple[float, Array]], x: Array, steps: int, s
         delta = np.clip(x + delta - rate * mean / scale, LOW, HIGH) - x
         threshold = rate * (1 - weight) / weight / np.maximum(scale, 0.2 * scale.max())
         delta = np.sign(delta) * np.maximum(np.abs(delta) - threshold, 0)
-        odds += (0.1 - 0.09 * k / steps) * (-1 if rise > 0 else 1)
+        odds = min(odds + (0.1 - 0.09 * k / steps) * (-1 if rise > 0 else 1), math.log(1e6))
         weight = 0.9 * weight + 0.1 / (1 + math.exp(-odds))
     return seen
 
@@ -458,6 +540,14 @@ def test_pdpgd(step_size: float, seed: int) -> None:
     point, steps = Point(seed), 150
     attack = PDPGD(ThreatModel("l1", 0.0, BOUNDS), steps=steps, step_size=step_size, minimum_norm=True)
     check(point, attack, pdpgd(margin(point.look, point.label), point.clean, steps, step_size))
+
+
+def test_the_ratio_of_the_weights_of_pdpgd_is_limited() -> None:
+    """After many small steps inside the class the ratio is a million, from where it can return."""
+    point, steps, step_size = Point(0), 300, 4e-3
+    attack = PDPGD(ThreatModel("l1", 0.0, BOUNDS), steps=steps, step_size=step_size, minimum_norm=True)
+    seen = pdpgd(margin(point.look, point.label), point.clean, steps, step_size)
+    np.testing.assert_allclose(point.candidates(attack)[0], seen, rtol=0, atol=1e-12)
 
 
 # --- Sigma-zero

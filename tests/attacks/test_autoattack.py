@@ -1,5 +1,6 @@
 """AutoAttack by the calls of existing scripts, and the sets of attacks behind its versions."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -70,6 +71,37 @@ def test_what_the_versions_are_made_of():
     assert (l1["APGD-CE"].restarts, l1["APGD-T"].targets) == (5, 5)
 
 
+# Arguments of the original, in order, with their defaults; there, a GPU is the default device.
+ARGUMENTS = {
+    AutoAttack: {
+        "norm": "Linf", "eps": 0.3, "seed": None, "verbose": True, "attacks_to_run": (), "version": "standard",
+        "is_tf_model": False, "device": None, "log_path": None,
+    },
+    AutoAttack.run_standard_evaluation: {"bs": 250, "return_labels": False, "state_path": None},
+    AutoAttack.run_standard_evaluation_individual: {"bs": 250, "return_labels": False},
+    AutoAttack.clean_accuracy: {"bs": 250},
+    AutoAttack.set_version: {"version": "standard"},
+}  # fmt: skip
+
+
+def test_arguments_are_those_of_the_original():
+    for function, expected in ARGUMENTS.items():
+        parameters = inspect.signature(function).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        assert list(defaults.items()) == list(expected.items())
+        assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+
+def test_what_scripts_read_after_the_construction(capsys):
+    model = nn.Identity()
+    for verbose in (False, True):
+        adversary = AutoAttack(model, "L2", "1/4", 3, verbose, version="plus", device="cpu")
+        assert capsys.readouterr().out == verbose * "setting parameters for plus version\n"
+        names = ("model", "norm", "epsilon", "seed", "verbose", "version", "is_tf_model", "device")
+        values = (model, "L2", "1/4", 3, verbose, "plus", False, torch.device("cpu"))
+        assert tuple(getattr(adversary, name) for name in names) == values
+
+
 def test_the_calls_of_existing_scripts():
     model, x, y = square_points()
     adversary = quick(model)
@@ -116,6 +148,18 @@ def test_a_state_folder_belongs_to_one_question(tmp_path):
     assert torch.equal(adversary.run_standard_evaluation(x, y, state_path=state), first)  # still intact
 
 
+def test_with_a_state_folder_the_seed_is_0_unless_given(tmp_path):
+    model, x, y = square_points(20)
+
+    def run(seed, folder=None):
+        adversary = quick(model, seed=seed, attacks_to_run=["apgd-ce"])
+        return adversary.run_standard_evaluation(x, y, state_path=None if folder is None else tmp_path / folder)
+
+    assert torch.equal(run(None, "none"), run(0))
+    assert torch.equal(run(3, "three"), run(3))
+    assert not torch.equal(run(3), run(0))
+
+
 def test_fast_is_an_estimate_that_covers_standard(capsys, monkeypatch):
     def short(threat):
         return {"APGD-T": APGD(threat, targets=3), "Square": Square(threat, queries=100)}
@@ -126,6 +170,7 @@ def test_fast_is_an_estimate_that_covers_standard(capsys, monkeypatch):
     fast.run_standard_evaluation(x, y)
     standard = AutoAttack(model, eps=0.08, verbose=False)
     standard.run_standard_evaluation(x, y)
+    assert [attack.name for attack in fast.evaluation.attacks][-2:] == list(short(fast.threat))
     low, high = fast.evaluation.estimate.interval
     assert low <= standard.evaluation.robust.value <= high == fast.evaluation.robust.value
     assert capsys.readouterr().out.splitlines()[-1] == f"estimate: {fast.evaluation.estimate}"
@@ -213,8 +258,10 @@ def test_nothing_to_run_is_an_error():
 
 def test_the_settings_of_fast_are_fixed():
     adversary = run("fast")[0]
+    adversary.apgd.n_iter = adversary.apgd.n_iter  # the present value is fine
     for change in (
         lambda: setattr(adversary.apgd, "n_iter", 7),
+        lambda: setattr(adversary.apgd, "n_iter", 7000),
         lambda: setattr(adversary, "attacks_to_run", ["fab"]),
     ):
         with pytest.raises(InputError, match="of version='fast' are fixed; use version='custom'"):

@@ -98,6 +98,35 @@ def test_values_that_cannot_be_used_are_refused(place, value, sentence):
     setattr(settings, name, before)  # the present value is fine
 
 
+# What the original sets itself, for linf.
+ORIGINAL = {
+    "apgd": {
+        "n_iter": 100, "n_restarts": 5, "eot_iter": 1, "loss": "ce", "thr_decr": 0.75, "topk": None, "use_rs": True,
+        "use_largereps": False, "eps": 0.1, "seed": None, "device": None, "verbose": None,
+    },
+    "apgd_targeted": {
+        "n_iter": 100, "n_restarts": 1, "eot_iter": 1, "n_target_classes": 9, "loss": "dlr-targeted", "thr_decr": 0.75,
+        "topk": None, "use_rs": True, "use_largereps": False, "eps": 0.1,
+    },
+    "fab": {
+        "n_iter": 100, "n_restarts": 5, "n_target_classes": 9, "alpha_max": 0.1, "eta": 1.05, "beta": 0.9,
+        "targeted": False, "eps": 0.1,
+    },
+    "square": {
+        "n_queries": 5000, "n_restarts": 1, "p_init": 0.8, "rescale_schedule": False, "loss": "margin",
+        "targeted": False, "return_all": False, "eps": 0.1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", ORIGINAL)
+def test_values_of_the_original_are_there_and_can_be_set(group):
+    settings = getattr(adversary(), group)
+    for name, value in ORIGINAL[group].items():
+        assert getattr(settings, name) == value
+        setattr(settings, name, value)
+
+
 def test_large_radii_come_first_for_l1_alone():
     for norm in ("Linf", "L2", "L1"):
         own = adversary(norm)

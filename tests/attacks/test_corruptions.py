@@ -164,6 +164,8 @@ def test_the_table_has_a_row_for_each_corruption_and_says_what_frost_is(whole):
     assert table.rows[2][6] == f"{sum(100 * each.value for each in accuracies) / 5:.2f}"
     assert table.rows[-1][-1] == f"{100 * whole.mean.value:.2f}"
     assert any("not the photographs of ImageNet-C" in note for note in table.notes)
+    low, high = (f"{100 * end:.1f}" for end in whole.mean.interval)
+    assert whole.note.endswith(f": {100 * whole.mean.value:.2f} % (95 %: {low}-{high})")
 
 
 def test_points_that_are_not_images_are_refused_before_any_work(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from atoll.data import MemorySplit
 from atoll.errors import InputError
 from atoll.losses.objectives import margin
 from atoll.measure import load_result, measure
+from atoll.stats import Accuracy, percent_interval
 from atoll.subject import Subject
 from atoll.threat import ThreatModel
 from attack_cases import images, template_model
@@ -64,6 +65,29 @@ def test_without_distances(robust):
     result = Curve.from_distances(torch.full((3,), math.inf).where(correct, 0.0), correct, "l1")
     assert (result.eps, result.median) == ((0.0,), None)
     assert result.at(1.0).correct == 3 * robust
+
+
+def test_many_distances_are_a_hundred_quantiles_of_which_the_table_shows_a_tenth():
+    distance = torch.arange(1, 1002, dtype=torch.float64).flip(0) / 8
+    result = Curve.from_distances(distance, distance > 0, "l2")
+    assert result.eps == (0.0, *((1 + 10 * number) / 8 for number in range(101)))
+    assert [each.correct for each in result.accuracy] == [1001, *(1000 - 10 * number for number in range(101))]
+    eps, accuracy = zip(*((n / 4, Accuracy(100 - n, 100)) for n in range(101)), strict=True)
+    short = Curve("l2", eps, accuracy, None)
+    table = short.table()
+    assert table.rows == [[f"{2.5 * n:.4g}", *percent_interval(Accuracy(100 - 10 * n, 100))] for n in range(11)]
+    assert table.columns == ["eps (l2)", "accuracy %", "95 %"]
+    assert table.notes[0].endswith("(l2): at most none (less than half of the points are broken)")
+    (axis,) = short.plot().axes
+    (line,) = axis.lines
+    assert list(line.get_xdata()) == list(short.eps)
+    assert list(line.get_ydata()) == pytest.approx([100.0 - n for n in range(101)])
+    (band,) = axis.collections
+    ends = band.get_paths()[0].vertices[:, 1]
+    assert (ends.min(), ends.max()) == pytest.approx((0, 100))
+    middle = [100 * end for end in Accuracy(50, 100).interval]
+    assert all(abs(ends - end).min() < 1e-9 for end in middle)
+    assert axis.get_ylim() == (0, 100)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])

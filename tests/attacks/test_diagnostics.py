@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from atoll.attacks import APGD, PGD, Square
-from atoll.attacks.diagnostics import diagnose_model
+from atoll.attacks.diagnostics import diagnose_model, diagnose_results
 from atoll.attacks.evaluate import evaluate
 from atoll.data import MemorySplit
 from atoll.errors import InputError
@@ -68,6 +68,7 @@ def look(model, x=None, attacks=None):
 
 def test_a_healthy_model_raises_nothing():
     assert look(Wrapped(lambda body, x: body(x))) == {}
+    assert look(Wrapped(lambda body, x: body(x) * (1 + 1e-5 * len(x)))) == {}  # kernels depend on the batch size
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -92,6 +93,31 @@ def test_inputs_and_radii_of_the_wrong_range():
         look(model, (x * 255).round())
     assert "divided by 255 twice" in look(model, x / 255)["range"]
     assert "8/255" in look(model, x, {"PGD": PGD(ThreatModel("linf", 8))})["eps"]
+    free, half, less = (ThreatModel("linf", eps, bounds) for eps, bounds in ((8, None), (0.5, (0, 1)), (0.49, (0, 1))))
+    assert list(look(model, x, {"free": PGD(free), "half": PGD(half)})) == ["eps"]
+    assert look(model, x, {"free": PGD(free), "less": PGD(less)}) == {}
+
+
+def test_one_gray_image_is_no_fault():
+    model, gray = Wrapped(lambda body, x: body(x)), torch.full((2, 1, 6, 6), 0.5)
+    assert look(model, gray[:1]) == {}
+    assert list(look(model, gray)) == ["range"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [("zero gradients", lambda marked: torch.where(marked, 0.0, 1.0)), ("saturated", lambda marked: 1 + 1e4 * marked)],
+)
+def test_gradients_may_vanish_at_a_tenth_of_the_points(kind, factor):
+    def marked(body, x):
+        return factor(x[:, 0, 0, :1] == 0) * body(x)
+
+    x = torch.rand(20, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    for count in (2, 3):
+        x[:count, 0, 0, 0] = 0
+        warnings = look(Wrapped(marked), x)
+        assert list(warnings) == ([kind] if count > 2 else [])
+    assert "zero at 15 % of the points" in warnings[kind]
 
 
 def test_more_targets_than_classes():
@@ -125,3 +151,18 @@ def test_gradient_masking_is_a_warning():
     attacks = {"APGD-T": APGD(THREAT, targets=4), "Square": Square(THREAT, queries=300)}
     result = evaluate(healthy, split, attacks, cascade=True)
     assert result.warnings == ()
+
+
+@pytest.mark.parametrize(("total", "few"), [(100, 2), (1000, 2), (5000, 10)])
+def test_a_few_points_may_be_chance(total, few):
+    white, black = APGD(THREAT), Square(THREAT)
+
+    def kinds(broken, failed):
+        attacks = {"white": white, "black": black}
+        return [w.kind for w in diagnose_results(attacks, [0, broken], [50, 50], [50 - failed, 50], total)]
+
+    assert kinds(few, few) == []
+    assert kinds(few + 1, few) == ["gradient masking"]
+    assert kinds(few, few + 1) == ["unconfirmed"]
+    blind_first = {"black": black, "white": white}
+    assert [*diagnose_results(blind_first, [50, 0], [50, 0], [50, 0], total)] == []

@@ -1,10 +1,12 @@
 """The evaluation engine: worst case, kills, processes, memory, and claims that do not hold."""
 
+import importlib
 import itertools
 import json
 import os
 import random
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,15 +14,26 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from atoll.attacks import APGD, FAB, PGD, Square
-from atoll.attacks.evaluate import MISCLASSIFIED, ROBUST, automatic_batch_size, evaluate
+from atoll.attacks.diagnostics import EvaluationWarning
+from atoll.attacks.evaluate import (
+    MISCLASSIFIED,
+    ROBUST,
+    AttackSummary,
+    Evaluation,
+    automatic_batch_size,
+    evaluate,
+)
 from atoll.attacks.iterative import IterativeAttack
 from atoll.data import MemorySplit
 from atoll.distributed import is_main, process_group
 from atoll.errors import CheckpointError, InputError
 from atoll.models import SmallConvNet
+from atoll.stats import Accuracy, SampledAccuracy, percent_interval
 from atoll.threat import ThreatModel
 from attack_cases import THREAT, images, quick
 from support import on_two_processes
+
+MODULE = importlib.import_module("atoll.attacks.evaluate")  # the package exports the function of this name
 
 
 def same(a, b):
@@ -40,6 +53,8 @@ def test_cascade_is_the_pointwise_worst_case_and_its_inputs_prove_it():
     assert 0 < int(broken.sum()) < 36
     assert (model(adv)[broken].argmax(1) != y[broken]).all()
     assert torch.equal(adv[~broken], x[~broken])
+    assert torch.equal(result.distance[~right], torch.zeros(4, 5))
+    assert torch.equal(result.distance.isinf().all(1), right & ~broken)
     assert (adv - x).abs().max() <= 0.03 * (1 + 1e-5)
     assert adv.min() >= 0
     assert adv.max() <= 1
@@ -174,6 +189,7 @@ def test_passes_are_counted_as_they_happen():
     assert sum(a.forward for a in result.attacks) + len(split) == sum(n for n, _ in seen)  # and the clean pass
     assert sum(a.backward for a in result.attacks) == sum(n for n, graded in seen if graded)
     assert result.attacks[-1].backward == 0  # Square is blind
+    assert all(a.seconds >= 0 for a in result.attacks)
 
 
 def test_memory_that_runs_out_halves_the_batch_and_changes_nothing_else():
@@ -192,6 +208,18 @@ def test_memory_that_runs_out_halves_the_batch_and_changes_nothing_else():
     torch.testing.assert_close(result.adversarial, whole.adversarial, rtol=1e-9, atol=1e-9)
 
 
+def test_a_point_that_does_not_fit_into_memory_alone_is_an_error():
+    model, split = images(3)
+
+    def too_small(module, inputs):
+        if inputs[0].requires_grad:
+            raise torch.OutOfMemoryError("out of memory")
+
+    model.register_forward_pre_hook(too_small)
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate(model, split, quick(), batch_size=4, check=False)
+
+
 def test_automatic_batch_size_follows_what_the_model_keeps():
     small, large = SmallConvNet((1, 28, 28), 10), SmallConvNet((1, 28, 28), 10, widths=(512, 1024))
     x = torch.rand(1, 1, 28, 28)
@@ -200,12 +228,35 @@ def test_automatic_batch_size_follows_what_the_model_keeps():
     assert not any(p.grad is not None for p in small.parameters())
 
 
+@pytest.mark.parametrize(
+    ("free", "size"),
+    [(64 * 7200, 64), (64 * 7200 - 1, 32), (7200, 1), (10, 1), (511 * 7200, 256), (512 * 7200, 512), (10**9, 512)],
+)
+def test_the_automatic_batch_size_is_a_power_of_two_that_fits_an_eighth_of_the_free_memory(monkeypatch, free, size):
+    """A row of 100 numbers needs 16 times its own 400 bytes, and twice what the backward pass reads.
+
+    These are the values of the exponential here, which both operations read; weights are there anyway.
+    """
+
+    class Exponential(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(100))
+
+        def forward(self, x):
+            return (x.exp() * self.weight)[:, :3]
+
+    memory = {"SC_AVPHYS_PAGES": 2 * free, "SC_PAGE_SIZE": 4}
+    monkeypatch.setattr(MODULE.os, "sysconf", memory.__getitem__)
+    assert automatic_batch_size(Exponential(), torch.rand(3, 100)[:1].clone()) == size
+
+
 class Liar(IterativeAttack):
     """Claims every point, with inputs far outside the ball or not adversarial at all."""
 
     def __init__(self, threat, shift):
         super().__init__(threat)
-        self.shift = shift
+        self.shift, self.attempts = shift, 0
 
     def num_steps(self, classes):
         return 1
@@ -214,6 +265,7 @@ class Liar(IterativeAttack):
         return points.x, {}
 
     def step(self, model, rows):
+        self.attempts += len(rows)
         rows.x_adv = rows.x + self.shift
         rows.success |= True
         rows.iteration += 1
@@ -222,7 +274,9 @@ class Liar(IterativeAttack):
 @pytest.mark.parametrize("shift", [0.0, 5.0])
 def test_claims_that_do_not_hold_are_not_counted_and_reported(shift):
     model, split = images()
-    result = evaluate(model, split, {"liar": Liar(THREAT, shift)}, keep=True)
+    liar = Liar(THREAT, shift)
+    result = evaluate(model, split, {"liar": liar}, keep=True)
+    assert liar.attempts == result.attacks[0].attacked == 36  # the model has no faster form that could be wrong
     assert result.robust.correct == result.clean.correct
     assert torch.equal(result.adversarial, split.images)
     assert [warning.kind for warning in result.warnings] == ["unconfirmed"]
@@ -258,6 +312,15 @@ def test_progress_of_another_evaluation_is_refused(tmp_path):
         with pytest.raises(CheckpointError, match="contains the progress of another evaluation"):
             evaluate(**options, folder=tmp_path)
     assert evaluate(model, split, attacks, folder=tmp_path, batch_size=9).batch_size == 8  # that of the progress
+
+
+def test_progress_in_an_older_format_is_refused(tmp_path, monkeypatch):
+    model, split = images(4)
+    with monkeypatch.context() as older:
+        older.setattr(MODULE, "FORMAT", 5)
+        evaluate(model, split, {}, folder=tmp_path)
+    with pytest.raises(CheckpointError, match="or Atoll version"):
+        evaluate(model, split, {}, folder=tmp_path)
 
 
 def flip(path, place):
@@ -352,10 +415,40 @@ def test_leaves_mode_buffers_and_gradients_alone():
 def test_reports_as_json_and_says_how_far_it_is():
     model, split = images()
     calls = []
-    result = evaluate(model, split, quick(), cascade=True, on_progress=lambda *what: calls.append(what))
+    result = evaluate(model, split, quick(), cascade=True, keep=True, on_progress=lambda *what: calls.append(what))
     assert json.loads(json.dumps(result.to_json()))["robust"]["correct"] == result.robust.correct
     assert {name for name, _, _ in calls} == {"clean", *quick()}
     assert all(0 <= done <= total for _, done, total in calls)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_progress_is_the_share_of_iterations_and_reported_a_few_times_a_second(monkeypatch, seconds):
+    """Four targets with four iterations each, none of which breaks a point; every look at the clock moves it on."""
+    (model, split), calls, looks = images(12), [], itertools.count()
+    monkeypatch.setattr(MODULE, "time", SimpleNamespace(monotonic=lambda: 1000 + seconds * next(looks)))
+    attack = APGD(ThreatModel("linf", 0.0), steps=3, targets=9)
+    evaluate(model, split, {"APGD": attack}, check=False, on_progress=lambda *call: calls.append(call))
+    iterations = [("APGD", 10 * number / 16, 10) for number in range(1, 16)] if seconds else []
+    assert calls == [("clean", 12, 12), *iterations, ("APGD", 10, 10)]
+
+
+def test_the_table_of_an_evaluation():
+    half, most = Accuracy(5, 10), Accuracy(9, 10)
+    attacks = (AttackSummary("A", most, 9, 1, 1500, 700, 1.34), AttackSummary("B", half, 8, 4, 40, 0, 0.02))
+    warnings = (EvaluationWarning("masked", "the gradient is 0"),)
+    table = Evaluation(most, half, attacks, warnings, torch.zeros(10), 8).table()
+    rows = [
+        ["clean", *percent_interval(most), "-", "-", "-"],
+        ["A", *percent_interval(most), "1 of 9", "2,200", "1.3"],
+        ["B", *percent_interval(half), "4 of 8", "40", "0.0"],
+        ["worst case", *percent_interval(half), "-", "-", "-"],
+    ]
+    assert (table.title, table.rows, table.notes) == ("10 points", rows, ["masked: the gradient is 0"])
+    sample = SampledAccuracy(10_000, 5500, 1200, 4)
+    table = Evaluation(most, half, attacks, (), torch.zeros(10), 8, estimate=sample).table()
+    bound, estimate = table.rows[3:]
+    assert bound == ["at most", *percent_interval(half), "-", "-", "-"]
+    assert estimate == ["estimate", *percent_interval(sample), "4 of 1,200 sampled", "-", "-"]
 
 
 @pytest.mark.parametrize(

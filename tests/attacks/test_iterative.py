@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll.attacks import APGD, FAB, FMN, PDPGD, PGD, SigmaZero, Square
 from atoll.attacks.apgd import SparseSteps, checkpoints
-from atoll.attacks.iterative import AttackLoop, Points
+from atoll.attacks.iterative import AttackLoop, OneShot, Points
 from atoll.attacks.square import bump, move_mass, tiles
 from atoll.errors import InputError
 from atoll.losses.objectives import dlr_targeted
@@ -256,6 +256,14 @@ def test_stops_at_the_first_success():
     assert passes(Square(ThreatModel("linf", 0.0), queries=7, restarts=3), model, x, y) == (len(x) * 22, 0)
 
 
+def test_any_other_attack_is_a_single_iteration_that_claims_all_points():
+    model, x, y = plane()
+    attack = OneShot(PGD(ThreatModel("linf", 0.05), steps=2))
+    assert attack.num_steps(4) == 1
+    _, success = run(attack, model, x, y, 7)
+    assert success.all()
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_restart_of_square_is_a_fresh_run(norm):
     threat, asked = ThreatModel(norm, 0.2), []
@@ -423,6 +431,12 @@ def test_squares_are_squares():
 def test_the_schedule_of_sizes_is_that_of_ten_thousand_queries_unless_fitted():
     assert float(Square(ThreatModel(), queries=50, horizon=None).share(torch.tensor([49]))) == pytest.approx(0.8 / 512)
     assert float(Square(ThreatModel(), queries=50).share(torch.tensor([49]))) == pytest.approx(0.4)
+    # Andriushchenko et al. (2020), appendix B
+    for count, last in enumerate((10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)):
+        for times in (1, 100):
+            first = (last + 1) * times  # the first query with half the area
+            share = Square(ThreatModel(), horizon=10_000 * times).share(torch.tensor([first - 1, first]))
+            torch.testing.assert_close(share, 0.8 / 2 ** torch.tensor([count, count + 1.0]))
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])
@@ -463,6 +477,8 @@ def test_checkpoints_of_the_paper():
     while p[-1] < 1:
         p.append(p[-1] + max(p[-1] - p[-2] - 0.03, 0.06))
     assert checkpoints(100) == [round(100 * share) for share in p[1:] if share <= 1]
+    assert checkpoints(200) == [round(200 * share) for share in p[1:] if share <= 1]
+    assert checkpoints(7) == [1, 2, 3, 4, 5, 6, 7]  # a window has at least one step
 
 
 def test_targeted_dlr_against_its_formula_and_few_classes():
@@ -470,6 +486,17 @@ def test_targeted_dlr_against_its_formula_and_few_classes():
     assert float(dlr_targeted(g, torch.tensor([0]), torch.tensor([2]))) == pytest.approx((1 - 5) / (5 - 0.5 * (1 + 0)))
     for few in (torch.tensor([[5.0, 3.0]]), torch.tensor([[5.0, 3.0, 1.0]])):
         assert float(dlr_targeted(few, torch.tensor([0]), torch.tensor([1]))) == -2
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_tie_between_classes_is_no_success(name):
+    class Tie(nn.Module):
+        def forward(self, x):
+            return torch.zeros(len(x), 2) + 0 * x.sum()
+
+    attack, norms = ATTACKS[name]
+    _, success = run(attack(ThreatModel(norms[0], 1), steps=3), Tie(), torch.rand(2, 4), torch.tensor([0, 0]), 2)
+    assert not success.any()
 
 
 @pytest.mark.parametrize("name", ATTACKS)

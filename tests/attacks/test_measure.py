@@ -16,12 +16,20 @@ from safetensors.torch import load_file
 
 from atoll.attacks import APGD
 from atoll.attacks import measure as attack_measure
-from atoll.attacks.measure import AttackResult, AttackSettings
+from atoll.attacks.corruptions import CorruptionAccuracy, Corruptions
+from atoll.attacks.curve import Curve, MinimalSummary
+from atoll.attacks.diagnostics import EvaluationWarning
+from atoll.attacks.evaluate import AttackSummary, Evaluation
+from atoll.attacks.examples import Example
+from atoll.attacks.measure import AttackResult, AttackSettings, MeasureAttack
+from atoll.attacks.power import Power
+from atoll.attacks.sampling import Sampling
+from atoll.attacks.suites import SUITES
 from atoll.cli import main
 from atoll.config import from_plain
-from atoll.data import MemorySplit, Splits
+from atoll.data import MemorySplit, Splits, TwoMoons
 from atoll.errors import InputError, RecipeError, ResultError
-from atoll.measure import load_result, measure
+from atoll.measure import MEASUREMENTS, load_result, measure
 from atoll.runs.run import open_run
 from atoll.runs.train import train
 from atoll.subject import Subject
@@ -118,11 +126,27 @@ def test_files_of_older_and_newer_versions(stored):
         del tree["settings"][name]
     older = AttackResult.from_json(tree | {"a field of the future": 1})
     assert older.robust == stored[0].robust
-    assert (older.warnings, older.adbd, older.settings.seed) == ((), None, 0)
+    assert (older.warnings, older.adbd, older.batch_size, older.settings.seed) == ((), None, 0, 0)
     with pytest.raises(ResultError, match="newer version"):
         AttackResult.from_json(tree | {"version": 99})
     with pytest.raises(ResultError, match="clean"):
         AttackResult.from_json({name: value for name, value in tree.items() if name != "clean"})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AttackResult, AttackSettings, AttackSummary, CorruptionAccuracy, Corruptions, Curve, Evaluation,
+        EvaluationWarning, Example, MinimalSummary, Power, Sampling,
+    ],
+)  # fmt: skip
+def test_results_cannot_be_changed(kind):
+    assert kind.__dataclass_params__.frozen
+
+
+def test_the_measurement_has_one_name():
+    names = [name for name, member in MEASUREMENTS.members().items() if member.cls is MeasureAttack]
+    assert names == ["attack"]
 
 
 @pytest.mark.parametrize("damage", ["digit", "truncated", "empty"])
@@ -368,6 +392,47 @@ def test_a_surrogate_counts(trained, tmp_path):
         measure(subject(model), AttackSettings(attacks="FGSM", surrogate="run"), tmp_path)
 
 
+def test_a_surrogate_has_the_inputs_and_classes_of_the_model():
+    images, points = subject(), Subject(torch.nn.Linear(2, 2), TwoMoons(), ThreatModel("linf", "0.1"))
+    texts = {images: "1x8x8 in 3 classes", points: "2 in 2 classes"}
+    for model, other in ((images, points), (points, images)):
+        sentence = f"surrogate: expected inputs of {texts[model]}, got {texts[other]} from elsewhere"
+        asked = AttackSettings(attacks="FGSM", points=2, surrogate="elsewhere")
+        with pytest.raises(InputError, match=f"^{sentence}$"):
+            measure(model, asked, open_subject=lambda path, other=other: other)
+
+
+def test_all_attacks_of_fast_transfer(monkeypatch, short):
+    monkeypatch.setitem(SUITES, "fast", lambda threat: {"quick": APGD(threat, steps=1)})
+    model = template_model()
+    asked = AttackSettings(attacks="fast", points=24, surrogate="run")
+    result = measure(subject(model), asked, open_subject=lambda path: subject(template_model(2.0)))
+    names = [attack.name for attack in result.attacks]
+    assert names == [f"{name} (transfer)" for name in ("quick", "APGD-CE", "FAB-T", "Square")]
+    assert result.estimate.remaining == result.attacks[0].accuracy.correct < 24
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = template_model()
+
+    def forward(self, x):
+        return self.model(x + 0.05 * torch.randn_like(x))
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_fast_checks_a_randomized_model_with_rand(monkeypatch, short, noisy):
+    monkeypatch.setitem(SUITES, "fast", lambda threat: {"quick": APGD(threat, steps=1)})
+    monkeypatch.setitem(SUITES, "rand", lambda threat: {"mean": APGD(threat, steps=2, eot=2)})
+    asked = AttackSettings(attacks="fast", points=12, power=0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        result = measure(subject(Noisy() if noisy else None), asked)
+    others = ["mean"] if noisy else ["APGD-CE", "FAB-T", "Square"]
+    assert [attack.name for attack in result.attacks] == ["quick", *others]
+
+
 # --- power ------------------------------------------------------------------------------------------------------------
 
 
@@ -411,3 +476,62 @@ def test_transfer_attacks_have_no_power():
         AttackSettings(attacks="PGD-3", surrogate="other", power=5)
     result = measure(subject(), AttackSettings(attacks="none", points=4, power=5))
     assert result.power is None  # no attack
+
+
+# --- more numbers -----------------------------------------------------------------------------------------------------
+
+
+def test_the_distance_to_the_boundary_is_the_mean_over_correctly_classified_points(monkeypatch):
+    asked = AttackSettings(attacks="none", points=20, batch_size=16)
+    assert measure(subject(), asked).adbd is None
+    reports = []
+
+    def brightness(model, x, y, bounds):
+        assert bounds == (0.0, 1.0)
+        assert (model(x).argmax(1) == y).all()
+        return x.mean((1, 2, 3))
+
+    monkeypatch.setattr(attack_measure, "boundary_distance", brightness)
+    noisy = template_model()
+    noisy[1].weight.data += 0.2 * torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    asked = dataclasses.replace(asked, adbd=True)
+    result = measure(subject(noisy), asked, on_progress=lambda *call: reports.append(call))
+    x, y = TinyData(validation=1 / 6).tensors("test", 20)
+    distance = x[noisy(x).argmax(1) == y].mean((1, 2, 3)).double()
+    assert 16 < len(distance) == result.clean.correct < 20
+    assert result.adbd.value == pytest.approx(float(distance.mean()))
+    assert result.adbd.standard_error == pytest.approx(float(distance.std()) / len(distance) ** 0.5)
+    done = [(done, total) for name, done, total in reports if name == "RayS"]
+    assert done == [(16, len(distance)), (len(distance), len(distance))]
+
+
+def test_l0_without_eps_is_for_curves_alone():
+    curve = AttackSettings(norm="l0", curve=True)
+    assert curve.attacks == "standard"
+    assert (curve.resolve(subject()).attacks, curve.resolve(subject()).eps) == ("none", "0")
+    assert dataclasses.replace(curve, attacks="SigmaZero", eps="3").resolve(subject()).eps == "3"
+    assert dataclasses.replace(curve, attacks="none", eps="3").resolve(subject()).eps == "3"
+    with pytest.raises(InputError, match="norm: expected linf, l2 or l1 for standard, got l0; use SigmaZero"):
+        AttackSettings(norm="l0", eps="3").resolve(subject())
+    assert AttackSettings(attacks="none").resolve(subject()).eps == "0.18"
+
+
+def test_suites_are_cascades_unless_every_attack_runs_alone():
+    assert AttackSettings(attacks="standard").cascade
+    assert AttackSettings(attacks="fast").cascade
+    assert not AttackSettings(attacks="plus", individual=True).cascade
+    assert not AttackSettings(attacks="PGD-20,FGSM").cascade
+
+
+@pytest.mark.parametrize("attacks", ["standard", "fast", "PGD-20", "none"])
+def test_only_attacks_have_a_radius(attacks):
+    settings = AttackSettings(attacks=attacks, norm="linf", eps="8/255")
+    assert settings.threat == ("linf" if attacks == "none" else "linf 8/255")
+
+
+def test_options_of_fast_do_not_belong_to_other_questions():
+    options = {"width": 2.0, "budget": 0.3, "escalate": True}
+    fast, other = (AttackSettings(attacks=name, **options).resolve(subject()) for name in ("fast", "FGSM"))
+    assert fast.sampling_options == options
+    assert other == AttackSettings(attacks="FGSM").resolve(subject())
+    assert other.sampling_options == {"width": None, "budget": 0.1, "escalate": False}

@@ -159,6 +159,32 @@ def test_restarts_never_hurt_and_targets_are_reached():
     assert F.cross_entropy(model(reached), target) < before
 
 
+def test_step_sizes():
+    """2.5 eps over the number of steps (Madry et al., 2018), and 2/255 and 15/255 of the papers' tables."""
+    linf, l2, l1 = ThreatModel("linf", "8/255"), ThreatModel("l2", "128/255"), ThreatModel("l1", 12.0)
+    for step_size, sizes in ((None, (2 / 255, 32 / 255, 3.0)), ("published", (2 / 255, 15 / 255, 3.0))):
+        steps = [PGD(threat, steps=10, step_size=step_size).step_size for threat in (linf, l2, l1)]
+        assert steps == pytest.approx(sizes)
+    assert PGD(linf, step_size="1/4").step_size == 0.25
+    assert FGSM(l1).step_size == 12.0
+
+
+def test_a_tie_between_classes_is_no_success():
+    """Half of the ball is a tie, the other half is misclassified; no gradient says so, but five restarts see it."""
+
+    class Step(nn.Module):
+        def forward(self, x):
+            return torch.stack([0 * x.sum(1), (x.sum(1) > 0.5).float()], 1)
+
+    x, y = torch.full((100, 1), 0.5), torch.zeros(100, dtype=torch.long)
+    share = [
+        (Step()(PGD(ThreatModel("linf", 0.1), steps=1, restarts=restarts)(Step(), x, y)).argmax(1) != y).double().mean()
+        for restarts in (1, 6)
+    ]
+    assert 0.3 < share[0] < 0.7
+    assert share[1] > 0.95
+
+
 def test_counts_its_passes():
     calls = {"forward": 0}
     model = net().eval()

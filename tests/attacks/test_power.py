@@ -99,6 +99,25 @@ def test_the_readout_has_the_margin_of_the_model():
     torch.testing.assert_close(test.logits[0], model(x)[0].topk(2).values.detach(), rtol=1e-3, atol=1e-3)
 
 
+def test_a_tie_of_the_two_largest_logits_becomes_a_margin_of_one():
+    model, x = network(), torch.rand(1, 1, 8, 8)
+    for parameter in model[-1].parameters():
+        parameter.data[1:] = parameter.data[0]
+    (logits,) = plant(model, model[-1], LINF, x, torch.tensor(0)).logits
+    torch.testing.assert_close(logits, model(x)[0, 0].detach() + torch.tensor([0.5, -0.5]), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("batch_size", [7, 500])
+def test_planting_costs_a_pass_for_each_random_point(batch_size):
+    """The point and 64 others determine the readout, and 100 more try to solve the test."""
+    model, rows = network(), []
+    model.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    test = plant(model, model[-1], LINF, torch.rand(1, 1, 8, 8), torch.tensor(0), batch_size=batch_size)
+    assert not test.trivial
+    assert sum(rows) == 65 + 2 + 100
+    assert max(rows) <= batch_size
+
+
 @pytest.mark.parametrize("threat", THREATS, ids=lambda threat: f"{threat.norm} {threat.bounds}")
 def test_extreme_points_maximize_a_random_direction(threat):
     """No other point of the ball is farther in the direction in which the noise points, in float64."""
@@ -113,7 +132,7 @@ def test_extreme_points_maximize_a_random_direction(threat):
 def test_nothing_can_be_planted_in_constant_features():
     result = power(network(Layer(lambda x: 0 * x)), APGD(LINF, steps=2), count=4)
     assert (result.failed, result.share.total, result.random.total) == (4, 0, 0)
-    assert str(result).startswith("not measured")
+    assert str(result) == "not measured: no adversarial input could be planted at 4 points"
     assert not [*diagnose_power(result)]
 
 
@@ -133,6 +152,12 @@ def test_the_replaced_layer():
     assert find_layer(mixed, x) == find_layer(convolutional, x) == ("logits", None)
     for model in (mixed, convolutional):
         assert power(model, APGD(LINF), count=4).layer == "logits"
+    shared = nn.Linear(5, 5)
+    twice = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), shared, nn.ReLU(), shared)
+    assert find_layer(twice, x) == ("logits", None)  # a readout would replace both
+    assert find_layer(twice[:3], x) == ("2", shared)
+    linear = nn.Linear(64, 5)
+    assert find_layer(linear, x.flatten(1)) == ("model", linear)
 
 
 def test_what_follows_the_layer_stays():
@@ -259,6 +284,18 @@ def test_results_depend_on_the_seed_not_on_batches():
 
     assert run(batch_size=64) == run(batch_size=64) == run(batch_size=3)
     assert run(batch_size=64) != run(batch_size=64, seed=1)
+
+
+def test_progress_is_reported():
+    reports = []
+    result = power(network(), CE, count=3, on_progress=lambda *report: reports.append(report))
+    assert reports[:3] == [("planting", 1, 3), ("planting", 2, 3), ("planting", 3, 3)]
+    assert reports[-1] == ("power", result.share.correct, result.share.total)
+
+
+def test_a_single_point_is_enough():
+    result = power(network(), CE, count=1)
+    assert (result.share.correct, result.share.total, result.random.total) == (1, 1, 1)
 
 
 def test_passes_are_counted_and_the_model_stays_as_it_was():

@@ -101,12 +101,16 @@ HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries out of 10
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_square(seed: int) -> None:
-    """Each query changes a square of the scheduled side of the best candidate, one shift by eps for each channel."""
+@pytest.mark.parametrize("shape", [(3, 9, 9), (4, 1, 23), (3, 5, 2), (3, 4, 1)])
+def test_square(shape: tuple[int, int, int], seed: int) -> None:
+    """Each query changes a square of the scheduled side of the best candidate, one shift by eps for each channel.
+
+    A square is smaller than the image, except that a window in a single row may be as wide as the row.
+    """
     draw = torch.Generator().manual_seed(seed)
-    shape, eps, queries = (3, 9, 9), 0.05, 60
-    model = nn.Sequential(nn.Flatten(), nn.Linear(243, 5)).double()
-    model[1].weight.data = torch.randn(5, 243, generator=draw, dtype=torch.float64)
+    (channels, height, width), features, eps, queries = shape, math.prod(shape), 0.05, 60
+    model = nn.Sequential(nn.Flatten(), nn.Linear(features, 5)).double()
+    model[1].weight.data = torch.randn(5, features, generator=draw, dtype=torch.float64)
     x = torch.rand(1, *shape, generator=draw, dtype=torch.float64)
     y = model(x).argmax(1)
     model[1].bias.data = 30.0 * nn.functional.one_hot(y[0], 5).double()  # nothing can break it
@@ -126,14 +130,17 @@ def test_square(seed: int) -> None:
     best, sides = start, []
     for number, proposal in enumerate(proposals, 1):
         halvings = sum(number > limit * 300 / 10_000 for limit in HALVINGS)
-        side = min(8, max(1, round(math.sqrt(81 / 2**halvings))))
+        if height == 1:
+            side = max(1, round(width / 2**halvings))
+        else:
+            side = max(1, min(height - 1, width - 1, round(math.sqrt(height * width / 2**halvings))))
         changed = (proposal != best).any(0)
         places = changed.nonzero()
         if len(places):
             top, left = places.amin(0).tolist()
             assert (places.amax(0) < torch.tensor([top + side, left + side])).all()
             sides.append((places.amax(0) - places.amin(0)).max().item() + 1 == side)
-        for channel in range(3):
+        for channel in range(channels):
             moved = proposal[channel] != best[channel]
             assert torch.equal(proposal[channel][moved], high[channel][moved]) or torch.equal(
                 proposal[channel][moved], low[channel][moved]
@@ -224,6 +231,7 @@ def record(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Array]:
     [
         ("l2", (3, 13, 12), 2.0),
         ("l1", (3, 12, 13), 8.0),
+        ("l2", (1, 17, 16), 1.0),
         ("l2", (2, 6, 6), 0.5),
         ("l1", (2, 6, 6), 30.0),
         ("l2", (23,), 0.4),
@@ -249,6 +257,7 @@ def test_square_moves_mass(
 
     image = x[0].numpy().reshape((1, 1, *shape)[-3:])
     _, height, width = image.shape
+    assert len(np.unique(turns)) == len(np.unique(signs)) == 2  # both directions, both signs
     seen, best, highest, improved = [], image, -math.inf, 0
     for run, number in itertools.product(range(runs), range(queries)):
         if number == 0:

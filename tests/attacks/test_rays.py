@@ -115,6 +115,19 @@ def test_starts_with_the_corners_and_goes_on_to_halves():
     assert asked[1:] == [[1.0] * 4, [0.0] * 4, [0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 1.0]]
 
 
+def test_without_bounds_it_looks_as_far_as_a_million():
+    """In the plane, the radius doubles after every round of three queries, from 1 up to 2**20."""
+    asked = []
+
+    class Sure(nn.Module):
+        def forward(self, x):
+            asked.append(x.abs().max().item())
+            return torch.tensor([[1.0, 0.0]]).expand(len(x), 2)
+
+    RayS(ThreatModel("linf", 0.1, None), queries=76)(Sure(), torch.zeros(1, 2), torch.tensor([0]))
+    assert asked[2:] == [2.0 ** min(number // 3, 20) for number in range(75)]  # after the clean pass and the corner
+
+
 def test_gives_up_when_a_round_was_in_vain():
     model, x, y, _ = flat(FREE, (2,))
     calls = []

@@ -1,5 +1,6 @@
 """RobustBench's functions by the calls of existing scripts, on CIFAR in the real format with few images."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,15 @@ import torch
 from torch import nn
 
 from atoll.attacks import APGD, Square, robustbench
-from atoll.attacks.robustbench import ThreatModel, benchmark, clean_accuracy, load_cifar10, load_clean_dataset
+from atoll.attacks.robustbench import (
+    BenchmarkDataset,
+    ThreatModel,
+    benchmark,
+    clean_accuracy,
+    load_cifar10,
+    load_cifar100,
+    load_clean_dataset,
+)
 from atoll.attacks.suites import SUITES
 from atoll.data import CIFAR10, CIFAR100
 from atoll.errors import DataError, InputError
@@ -49,7 +58,7 @@ SCRIPTS = {
         from robustbench.eval import benchmark
 
         clean_acc, robust_acc = benchmark(
-            model, n_examples=20, dataset='cifar10', threat_model='L2', to_disk=True, model_name='Mine2024',
+            model, n_examples=30, dataset='cifar10', threat_model='L2', to_disk=True, model_name='Mine2024',
             data_dir='./data', corruptions_data_dir='./data', device=torch.device('cpu'), batch_size=8, eps=1.0,
             log_path='log.txt')
     """,
@@ -87,7 +96,7 @@ def test_scripts_for_robustbench_run(name, folder, capsys):
     model = linear_model()
     names = run_script(SCRIPTS[name], model=model)
     clean, robust = names["clean_acc"], names["robust_acc"]
-    count = 40 if name == "the defaults" else 20
+    count = {"the defaults": 40, "everything by name, l2, saved": 30}.get(name, 20)
     x, y = load_cifar10(count)
     assert clean == pytest.approx((model(x).argmax(1) == y).double().mean().item())
     # A linear model: a point is robust if no other class can overtake its own within the ball (inside the box: more).
@@ -102,6 +111,8 @@ def test_scripts_for_robustbench_run(name, folder, capsys):
         assert f"Clean accuracy: {clean:.2%}\n" in out
         assert out.endswith(f"robust accuracy: {robust:.2%}\nAdversarial accuracy: {robust:.2%}\n")
     if "saved" in name:
+        assert 100 * clean % 0.1 > 0.01  # which needs two digits
+        assert 100 * robust % 0.1 > 0.01
         log = Path("log.txt").read_text()
         assert re.search(rf"robust accuracy after SQUARE: {robust:.2%} \(total time \d+\.\d s\)\n", log)
         info = json.loads(Path("model_info/cifar10/L2/Mine2024.json").read_text())
@@ -112,6 +123,27 @@ def test_scripts_for_robustbench_run(name, folder, capsys):
             "autoattack_acc": str(round(100 * robust, 2)),
         }
         assert {"link", "venue", "footnote", "corruptions_mce_3d"} < info.keys()
+
+
+# Arguments of RobustBench, in order, with their defaults.
+ARGUMENTS = {
+    benchmark: {
+        "n_examples": 10_000, "dataset": BenchmarkDataset.cifar_10, "threat_model": ThreatModel.Linf, "to_disk": False,
+        "model_name": None, "data_dir": "./data", "corruptions_data_dir": None, "device": None, "batch_size": 32,
+        "eps": None, "log_path": None, "preprocessing": None, "aa_state_path": None,
+    },
+    clean_accuracy: {"batch_size": 100, "device": None},
+    load_cifar10: {"n_examples": None, "data_dir": "./data", "transforms_test": None},
+    load_cifar100: {"n_examples": None, "data_dir": "./data", "transforms_test": None},
+}  # fmt: skip
+
+
+def test_arguments_are_those_of_robustbench():
+    for function, expected in ARGUMENTS.items():
+        parameters = inspect.signature(function).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        assert list(defaults.items()) == list(expected.items())
+        assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 def test_an_existing_file_keeps_its_other_fields(folder):

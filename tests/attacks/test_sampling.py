@@ -162,6 +162,14 @@ def test_the_budget_decides_the_size(options, size):
     assert sample.sampled == size
 
 
+@pytest.mark.parametrize("remaining", [0, 1, 49, 50, 99, 100, 101])
+def test_no_more_points_than_remain_and_at_least_a_hundred(remaining):
+    assert Sampling({}).size(10_000, remaining) == min(remaining, 100)
+    assert Sampling({}, width=0.01).pilot(remaining) == min(remaining, 50)
+    assert Sampling({}, width=100.0).size(10_000, remaining, remaining) == 0
+    assert Sampling({}).pilot(remaining) == 0
+
+
 @pytest.mark.parametrize(("strong", "width"), [(0.3, 2.0), (0.3, 8.0), (0.5, 8.0), (2.0, 1.0)])
 def test_the_width_decides_the_size(strong, width):
     sample = estimate(strong=strong, width=width)[0].estimate

@@ -10,7 +10,7 @@ import torch
 
 import atoll.attacks
 from atoll.attacks.base import ATTACKS, Attack
-from atoll.attacks.suites import SUITES, get_attack, parse_attacks, suite
+from atoll.attacks.suites import SUITES, get_attack, minimal, parse_attacks, suite
 from atoll.cli import main
 from atoll.config import parameters
 from atoll.errors import InputError, RecipeError
@@ -39,7 +39,7 @@ def recipe(name, loss="AT", norm="linf", *overrides):
 def test_the_names_of_the_field_are_listed(capsys):
     expected = {
         "PGD", "FGSM", "APGD", "APGD-CE", "APGD-DLR", "APGD-T", "FAB", "FAB-T", "Square", "CarliniWagner",
-        "Carlini-Wagner", "RayS", "PGD-20", "CW-20", "FMN", "PDPGD", "SigmaZero",
+        "Carlini-Wagner", "RayS", "PGD-20", "CW-20", "FMN", "PDPGD", "SigmaZero", "RAT-PGD-20", "RAT-CW-20",
     }  # fmt: skip
     assert main(["ls", "attacks", "--json"]) == 0
     assert expected <= set(json.loads(capsys.readouterr().out)["attacks"]) == set(NAMES)
@@ -135,6 +135,58 @@ def test_all_versions_are_there_for_all_norms(version, norm):
             suite(version, threat)
         return
     assert all(member.threat == threat for member in suite(version, threat).values())
+
+
+# The attacks of each version, without their threat model.
+VERSIONS = {
+    "standard": {
+        "APGD-CE": "APGD()", "APGD-T": "APGD(targets=9)", "FAB-T": "FAB(targets=9)", "Square": "Square()",
+    },
+    "plus": {
+        "APGD-CE": "APGD(restarts=5)", "APGD-DLR": "APGD(objective='dlr', restarts=5)", "FAB": "FAB(restarts=5)",
+        "Square": "Square()", "APGD-T": "APGD(targets=9)", "FAB-T": "FAB(targets=9)",
+    },
+    "rand": {"APGD-CE": "APGD(eot=20)", "APGD-DLR": "APGD(objective='dlr', eot=20)"},
+    "fast": {
+        "quick APGD-CE": "APGD(steps=15)", "quick APGD-margin": "APGD(objective='margin', steps=15)",
+        "quick APGD-PM": "APGD(objective='pm', steps=15)",
+        "quick APGD-T": "APGD(steps=30, targets=9, patience=0.25)",
+    },
+}  # fmt: skip
+VERSIONS_L1 = {
+    "standard": {**VERSIONS["standard"], "APGD-CE": "APGD(restarts=5)", "APGD-T": "APGD(targets=5)"},
+    "rand": VERSIONS["rand"],
+    "fast": {"quick APGD-CE": "APGD(steps=40)", "quick APGD-T": "APGD(steps=40, targets=2)"},
+}
+MINIMAL = {
+    "linf": {"FMN": "FMN()", "FAB-T": "FAB(targets=9)"},
+    "l2": {"FMN": "FMN()", "FAB-T": "FAB(targets=9)"},
+    "l1": {"FMN": "FMN()", "PDPGD": "PDPGD()", "FAB-T": "FAB(targets=9)"},
+    "l0": {"SigmaZero": "SigmaZero()"},
+}
+
+
+def shown(attacks, *left_out):
+    texts = {name: repr(attack) for name, attack in attacks.items()}
+    for part in left_out:
+        assert all(part in text for text in texts.values())
+        texts = {name: text.replace(part, "").replace("(, ", "(") for name, text in texts.items()}
+    return {name: text.replace(", )", ")") for name, text in texts.items()}
+
+
+def test_what_the_versions_are():
+    for norm in NORMS:
+        threat = ThreatModel(norm, 0.3)
+        for version, attacks in (VERSIONS_L1 if norm == "l1" else VERSIONS).items():
+            assert shown(suite(version, threat), f"threat={threat!r}") == attacks
+            assert list(suite(version, threat)) == list(attacks)
+
+
+def test_what_measures_the_smallest_perturbations():
+    """No attack stops as soon as it is inside the ball."""
+    for norm, attacks in MINIMAL.items():
+        threat = ThreatModel(norm, 1)
+        assert shown(minimal(threat), f"threat={threat!r}", "minimum_norm=True") == attacks
 
 
 def test_every_class_of_the_package_registers_itself():

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.errors import InputError
 from atoll.losses import MART, CrossEntropy, Loss, Outputs, Term, WeightedKL
 from atoll.losses.base import LogitCurvature, hessian_blocks
+from atoll.models.centroid import Centroids
 
 
 def logits() -> tuple[Tensor, Tensor, Tensor]:
@@ -84,3 +86,17 @@ def test_values_are_weighted() -> None:
     values, plain = loss.values(Outputs(logits=g), y), CrossEntropy("clean").value(Outputs(logits=g), y)
     torch.testing.assert_close(values["a"], 2 * plain)
     torch.testing.assert_close(values["b"], plain / 2)
+
+
+def test_a_missing_pass_is_named() -> None:
+    with pytest.raises(AssertionError, match="needs a clean pass: set uses_clean"):
+        _ = Outputs(adv_logits=torch.zeros(1, 2)).g
+    with pytest.raises(AssertionError, match="needs an adversarial pass: set an objective"):
+        _ = Outputs(logits=torch.zeros(1, 2)).g_adv
+    for out in (Outputs(features=torch.zeros(1, 2)), Outputs(head=Centroids(2, 2, 1))):
+        with pytest.raises(InputError, match="requires a CentroidNet model and a plain training pass"):
+            _ = out.latent
+
+
+def test_a_loss_shows_the_arguments_that_differ_from_its_defaults() -> None:
+    assert repr(MART(lambda_m=6.0, stop_clean_gradient=True)) == "MART(stop_clean_gradient=True)"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.errors import InputError
 from atoll.losses import CentroidMargin, Outputs
 from atoll.models.centroid import Centroids
 from atoll.models.stretch import stretch_distance
@@ -74,3 +76,21 @@ def test_planes_are_chosen_for_stretched_inputs(seed: int) -> None:
     value = loss.values(out, y)["margin"]
     distance = stretch_distance(out.features, p, c, head.stretch)
     torch.testing.assert_close(value, 0.2 * (1 + ((1.1 - distance / EPS) / 0.2).exp()).log())
+
+
+@pytest.mark.parametrize("own", [1, 4])
+def test_equal_centroids_of_two_classes_do_not_break_training(own: int) -> None:
+    """The same image may be in the data with two labels; nothing is certified in its favor."""
+    head, out, y = points(3, 4, 0)
+    head.centroids.data[1] = head.centroids.data[0]
+    value = CentroidMargin(own=own).values(out, y)["margin"]
+    value.sum().backward()
+    assert head.centroids.grad is not None
+    assert head.centroids.grad.isfinite().all()
+    assert (value[y < 2] >= 1.1).all()
+
+
+@pytest.mark.parametrize("setting", ["target", "tau", "own", "others"])
+def test_settings_are_positive(setting: str) -> None:
+    with pytest.raises(InputError, match=f"{setting}: expected a number > 0, got 0"):
+        CentroidMargin(**{setting: 0})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.losses import ALP, AT, MART, TRADES, LogitAnnealing, Loss, Outputs, Standard
+from atoll.losses import ALP, AT, MART, TRADES, GloRoTRADES, LogitAnnealing, Loss, Outputs, Standard
 
 
 def softmax(g: list[float]) -> list[float]:
@@ -58,6 +58,11 @@ def test_logit_annealing() -> None:
         p = softmax([(value - 2 * (k == label)) / 0.75 for k, value in enumerate(row)])[label]
         expected.append(-0.75 * (1 - p) ** 5 * math.log(p))
     assert values.tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def test_gloro_trades_has_weight_one() -> None:
+    weights = {name: weight for name, (weight, _) in GloRoTRADES().terms.items()}
+    assert weights == {"ce": 1.0, "abstain": 1.0}
 
 
 def test_objectives_and_passes() -> None:

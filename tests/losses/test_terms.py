@@ -23,6 +23,7 @@ from atoll.losses import (
     DynamicMargin,
     FixedMargin,
     GlobalMargin,
+    GloRoTRADES,
     LogitAnnealing,
     Loss,
     Margin,
@@ -331,11 +332,14 @@ def test_weights_are_checked():
         lambda: TRADES(lambda_t=-1),
         lambda: ALP(lambda_a=math.nan),
         lambda: MART(lambda_m=math.inf),
+        lambda: GloRoTRADES(lambda_t=-1.0),
         lambda: LogitAnnealing(offset=-1.0),
         lambda: LogitAnnealing(beta=math.nan),
     ):
         with pytest.raises(InputError, match=r"expected (at least 0|a finite number)"):
             build()
+    with pytest.raises(InputError, match="temperature: expected a number > 0, got 0"):
+        LogitAnnealing(temperature=0.0)
 
 
 class Focal(CrossEntropy):

@@ -159,10 +159,23 @@ def test_locations() -> None:
     assert relocate({"class_path": "MNIST"}, {"root": "x"}) == {"class_path": "MNIST", "init_args": {"root": "x"}}
     assert without_locations(moved) == without_locations(tree)
     assert locate(tree, Path("nowhere")) == tree
+    other = {"class_path": "Npz", "init_args": {"path": "photos.npz", "augment": ["flip"], "digest": "photos.npz"}}
+    assert relocate(other, {"path": "new.npz"})["init_args"] == other["init_args"] | {"path": "new.npz"}
+    assert without_locations(other)["init_args"] == other["init_args"] | {"path": None}
+    for name in ("MNIST", None, {"class_path": "MNIST"}, {"class_path": "MNIST", "init_args": None}):
+        assert without_locations(name) == locate(name, Path("nowhere")) == name
     with pytest.raises(InputError, match=r"expected a location \(root, path, extra, boxes\), got 'size'"):
         relocate(tree, {"size": "9"})
     with pytest.raises(InputError, match=r"data\.root: expected a path, got an empty string"):
         relocate(tree, {"root": ""})
+
+
+def test_only_locations_that_exist_are_located(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    inner = {"class_path": "ImageFolder", "init_args": {"root": "photos", "size": "photos", "extra": "more"}}
+    tree = {"class_path": "FewerClasses", "init_args": {"data": inner}}
+    arguments = locate(tree, tmp_path)["init_args"]["data"]["init_args"]
+    assert arguments == {"root": str(tmp_path / "photos"), "size": "photos", "extra": "more"}
 
 
 def test_record(tmp_path: Path) -> None:

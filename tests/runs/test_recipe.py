@@ -15,6 +15,7 @@ from atoll.runs.recipe import (
     full_key,
     read_recipe,
     read_recipe_file,
+    recipe_keys,
     recipes,
     variants,
     write_recipe,
@@ -141,11 +142,83 @@ def test_overrides():
     assert optimizer.defaults["lr"] == 1e-3
 
 
+def test_sections_that_a_recipe_leaves_out_have_documented_defaults():
+    tree = build_recipe(MINIMAL).tree
+    sgd, attack = tree["optimizer"]["init_args"], tree["attack"]
+    assert (tree["pretrained"], tree["methods"], tree["seed"]) == (None, [], 0)
+    assert (tree["loss"]["class_path"], tree["loss"]["init_args"]) == ("atoll.losses.robust.Standard", {})
+    assert (attack["class_path"].rpartition(".")[2], attack["init_args"]["steps"]) == ("PGD", 10)
+    assert tree["optimizer"]["class_path"] == "torch.optim.sgd.SGD"
+    assert (sgd["lr"], sgd["momentum"], sgd["weight_decay"]) == (0.1, 0.9, 0.0005)
+    assert tree["schedule"]["class_path"].rpartition(".")[2] == "Piecewise"
+
+
+def test_an_override_keeps_the_other_defaults_of_its_section():
+    tree = build_recipe(MINIMAL, "lr=0.05", "attack.steps=3", "eps=0.25").tree
+    assert tree["attack"]["init_args"]["steps"] == 3
+    assert (tree["optimizer"]["init_args"]["lr"], tree["optimizer"]["init_args"]["momentum"]) == (0.05, 0.9)
+    assert tree["threat"] == {"norm": build_recipe(MINIMAL).tree["threat"]["norm"], "eps": 0.25}
+
+
+def test_at_most_twenty_errors_are_listed():
+    for count, more in ((20, ""), (21, "and 1 more"), (25, "and 5 more")):
+        with pytest.raises(RecipeError) as error:
+            build_recipe({**MINIMAL, **{f"x{i:02d}": 1 for i in range(count)}})
+        first, *lines = str(error.value).splitlines()
+        assert first == f"recipe has {count} error(s):"
+        assert len(lines) == 20 + bool(more)
+        assert lines[19].strip().startswith("x19: unknown section")
+        assert lines[20:] == [f"  {more}"] * bool(more)
+
+
+ONE = [  # a single mistake and its message; what depends on the faulty part is not checked
+    ("data=Digitz", "data.class_path: expected a data set, got 'Digitz'"),
+    ("model=MPL", "model.class_path: expected a model, got 'MPL'"),
+    ("loss=TRADS", "loss.class_path: expected a loss, got 'TRADS'"),
+    ("threat.eps=-1", "threat: eps: expected a finite number >= 0, got -1"),
+    ("threat={norm: l0, eps: 2}", "threat.norm: expected linf, l2 or l1 for training, got l0"),
+    ("threat.eps=1e10", "threat: eps"),
+    ("attack=PDG", "attack.class_path: expected an attack, got 'PDG'"),
+    ("methods=[AWPP]", "methods[0].class_path: expected a method, got 'AWPP'"),
+    ("methods=[AWP, SWA, AWP]", "methods: expected each method once, got AWP 2 times"),
+    ("optimizer=SDG", "optimizer.class_path: expected an optimizer, got 'SDG'"),
+    ("optimizer.momentum=-1", "optimizer: Invalid momentum value: -1"),
+    ("schedule=Cosin", "schedule.class_path: expected a schedule, got 'Cosin'"),
+    ("schedule={class_path: Cosine, init_args: {warmup: 100}}", "schedule: "),
+    ("trainer.epochs=-1", "trainer: epochs: expected at least 0, got -1"),
+    ("seed=9223372036854775808", "seed: expected at most"),
+]
+
+
+def test_an_attack_that_does_not_suit_the_loss_names_both():
+    message = r"attack: objective: kl has zero gradient at the clean point.* \(what TRADES maximizes\)$"
+    with pytest.raises(RecipeError, match=message):
+        build_recipe({**MINIMAL, "loss": "TRADES", "attack": "FGSM"})
+    with pytest.raises(RecipeError, match=r"attack: PDPGD: expected l1, got linf$"):
+        build_recipe({**MINIMAL, "loss": "AT", "attack": "PDPGD"})
+    assert build_recipe({**MINIMAL, "loss": "Standard", "attack": "PDPGD"}).attack  # it is never used
+
+
+@pytest.mark.parametrize(("override", "sentence"), ONE)
+def test_one_mistake_is_one_error(override, sentence):
+    with pytest.raises(RecipeError) as error:
+        build_recipe({**MINIMAL, "loss": "AT"}, override)
+    first, *lines = str(error.value).splitlines()
+    assert first == "recipe has 1 error(s):"
+    assert len(lines) == 1
+    assert lines[0].strip().startswith(sentence)
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
         (["epochs"], "expected key.sub=value, got 'epochs'"),
-        (["methods.3.k=1"], "expected an index below 0"),
+        (["=5"], "expected key.sub=value, got '=5'"),
+        (["methods.3.k=1"], "methods.3.k: expected an index below 0 at methods.3, got '3'"),
+        (["methods.3.k.x=1"], "methods.3.k.x: expected an index below 0 at methods.3, got '3'"),
+        (["methods=[Lookahead]", "methods.1.k=1"], "methods.1.k: expected an index below 1 at methods.1, got '1'"),
+        (["methods=[Lookahead]", "methods.x=AWP"], "methods.x: expected an index below 1, got 'x'"),
+        (["model.widths.2=1"], "model.widths.2: expected an index below 2, got '2'"),
         (["seed.x=1"], "seed.x: 0 has no part 'x'"),
         (["threat.bounds=null"], "threat.bounds: the data set determines the bounds of inputs"),
         (["model.bounds=null"], "model.bounds: the data set determines the bounds of inputs"),
@@ -282,11 +355,37 @@ def test_short_forms_see_the_overrides_before_them():
     assert expand_overrides("digits-at", ["loss=TRADES"], ["lambda_t=3"]) == ["loss.lambda_t=3"]
 
 
+def test_short_forms_know_the_arguments_of_the_users_own_classes(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    tree = {**MINIMAL, "loss": f"{tmp_path}/mine.py:Mine"}
+    assert full_key(tree, "sharpness") == "loss.sharpness"
+    assert "loss.sharpness" in recipe_keys(tree)
+    assert read_recipe(tree, ["sharpness=2"])["loss"]["init_args"] == {"sharpness": 2}
+    assert expand_overrides(tree, ["sharpness=2"], ["sharpness=3"]) == ["loss.sharpness=3"]
+    assert build_recipe(tree, "sharpness=2").loss.sharpness == 2
+    for use in (full_key, lambda tree, key, trust: read_recipe(tree, [f"{key}=2"], trust=trust)):
+        with pytest.raises(RecipeError, match="sharpness: unknown key"):
+            use(tree, "sharpness", trust=False)
+    assert "loss.sharpness" not in recipe_keys(tree, trust=False)
+
+
 def test_short_forms_of_untrusted_recipes_import_nothing(tmp_path):
     (tmp_path / "planted.py").write_text("raise SystemExit('imported')")
     tree = {**read_recipe("digits-at"), "loss": f"{tmp_path}/planted.py:Loss"}
     with pytest.raises(RecipeError, match="zzz: unknown key"):
         build_recipe(tree, "zzz=3", trust=False)
+
+
+MINE = """
+from atoll.losses import Standard
+
+class Mine(Standard):
+    "A loss."
+
+    def __init__(self, *, sharpness: float = 1.0):
+        super().__init__()
+        self.sharpness = sharpness
+"""
 
 
 BOMB = ["a0: &a0 {x: 1, y: 2, z: 3}"]
@@ -305,6 +404,18 @@ UNREADABLE = {
     "empty": (b"", "expected a mapping of sections"),
     "list": (b"[1]", "expected a mapping of sections"),
 }
+
+
+def test_a_recipe_has_at_most_100000_values(tmp_path):
+    """Mappings and lists count as values; so do all the places that an anchor stands for."""
+    part, parts = f"a: &a [{', '.join('0' * 98)}]", f"b: [{', '.join(['*a'] * 1009)}]"  # 99 and 1 + 1009 * 99 values
+    for rest, allowed in ((7, True), (8, False)):  # and two for the recipe and the last list
+        (tmp_path / "a.yaml").write_text(f"{part}\n{parts}\nc: [{', '.join('0' * rest)}]\n")
+        if allowed:
+            assert len(read_recipe_file(tmp_path / "a.yaml")["b"]) == 1009
+        else:
+            with pytest.raises(RecipeError, match=r"a\.yaml cannot be read: expected at most 100,000 values"):
+                read_recipe_file(tmp_path / "a.yaml")
 
 
 @pytest.mark.parametrize("name", UNREADABLE)

@@ -695,16 +695,14 @@ def test_exact_terms_are_unbiased():
         float(jacobian.square().sum()),
         float(sum(2 * h.square().sum() + h.trace() ** 2 for h in hessians)),
     ]
-    draw, sigma, count = torch.Generator().manual_seed(0), 0.01, 500
+    method, count = RAT(terms="exact", reading="paper", eta=1.0, second=1.0), 500
+    trainer = SimpleNamespace(model=model, seed=0, device=torch.device("cpu"))
     samples = torch.zeros(count, 2, dtype=torch.float64)
     for i in range(count):
-        u = sigma * torch.randn(len(flat), generator=draw, dtype=torch.float64)
-        tangents = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-        tangents |= {n: v.view(s) for n, v, s in zip(names, u.split(sizes), shapes, strict=True)}
+        step = Step(x, torch.zeros(1).long(), torch.zeros(1).long(), i, 0.0, x_adv)
         with torch.no_grad():
-            first, second = taylor_terms(model, torch.cat([x, x_adv]), tangents, 2)
-        samples[i, 0] = (first[0] - first[1]).square().sum() / sigma**2
-        samples[i, 1] = (second[0] - second[1]).square().sum() / sigma**4
+            method.on_loss(trainer, step)
+        samples[i] = torch.cat([step.terms["first"], step.terms["second"]])
     error = samples.std(0) / count**0.5
     assert ((samples.mean(0) - torch.tensor(truth)).abs() < 4 * error).all()
 

@@ -1,6 +1,7 @@
 """The index during training, and the learning rate that follows it."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,6 +64,13 @@ def test_measuring_changes_nothing():
     assert torch.equal(torch.get_rng_state(), generator)
 
 
+def test_only_the_index_is_measured_by_default():
+    trainer, metrics = after_one_step(), {}
+    trainer.epoch = 1
+    MeasureWCI(points=8).after_epoch(trainer, metrics)
+    assert sorted(metrics) == ["wci", "wci_negative", "wci_root_trace", "wci_standard_error", "wci_weight_norm"]
+
+
 def test_the_gap_is_that_of_the_errors_on_both_sides():
     trainer, metrics = after_one_step(), {}
     trainer.epoch = 1
@@ -121,6 +129,28 @@ def test_a_low_threshold_changes_training():
     slowed.methods = (WCISchedule(threshold=1e-6, start=0.0, points=8),)
     plain.fit(), slowed.fit()
     assert any(not torch.equal(a, b) for a, b in zip(plain.model.parameters(), slowed.model.parameters(), strict=True))
+
+
+def test_epochs_of_measurements():
+    """From half of nine epochs on, every second one."""
+    method = MeasureWCI(start=0.5, interval=2)
+    trainers = [SimpleNamespace(settings=SimpleNamespace(epochs=9), epoch=epoch) for epoch in range(1, 10)]
+    due = [trainer.epoch for trainer in trainers if method.due(trainer)]
+    assert due == [6, 8]
+    assert all(MeasureWCI().due(trainer) for trainer in trainers)
+
+
+def test_the_learning_rate_is_multiplied_in_every_group():
+    method = WCISchedule(threshold=10.0)
+    trainer = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": 0.5}, {"lr": 2.0}]))
+    method.before_step(trainer, None)
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.5, 2.0]  # nothing is measured yet
+    assert method.follow(10.0) == 1.0  # the threshold itself is not too much
+    assert method.follow(70.0) == 0.25
+    again = WCISchedule(threshold=10.0)
+    again.load_state_dict(method.state_dict())
+    again.before_step(trainer, None)
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.125, 0.5]
 
 
 def test_two_of_them_keep_to_their_own_epochs():

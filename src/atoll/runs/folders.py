@@ -19,15 +19,15 @@ def run_folders(root: Path | str) -> list[Path]:
 
 def folder_state(folder: Path) -> str:
     """Return a digest of names, sizes and times of everything in a folder; it changes if any of the files does."""
-    entries: list[tuple[str, int, int]] = []
+    entries: list[tuple[str | int, ...]] = []
     for place, folders, names in os.walk(folder):
         folders.sort()
-        entries += [(os.path.join(place, name), -1, -1) for name in folders]
+        entries += [(os.path.join(place, name),) for name in folders]
         for path in (os.path.join(place, name) for name in sorted(names)):
             try:
                 state = os.stat(path)
             except OSError:  # a link to nothing
-                entries.append((path, -1, -1))
+                entries.append((path,))
             else:
                 entries.append((path, state.st_size, state.st_mtime_ns))
     return json_digest(entries)

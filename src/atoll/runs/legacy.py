@@ -196,9 +196,8 @@ def _tests(folder: Path, tree: Any) -> Iterator[Result]:
             if which not in part or (which == "best" and steps["best"] == steps["last"]):
                 continue
             row = part[which]
-            record = {"run": folder.name, "checkpoint": steps[which], "weights": weights}
-            record |= {"points": row["clean"]["total"], "split": "test", "seed": 0}
-            common = _common(record)
+            points = row["clean"]["total"]
+            common = _common({"run": folder.name, "checkpoint": steps[which], "weights": weights, "points": points})
             common["subject"]["origin"]["epoch"] = row["epoch"]
             attack = f"{tree['attack']} (version 0.1)" if tree["attack"] else "none"
             settings = {"split": "test", "attacks": attack, "norm": threat["norm"], "eps": str(threat["eps"])}

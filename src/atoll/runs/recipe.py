@@ -338,10 +338,10 @@ def _check_size(tree: Any) -> None:
     """Raise a ValueError for plain data that a few anchors make huge."""
     rest = [tree]
     for _ in range(MOST_VALUES):
-        if not rest:
-            return
         part = rest.pop()
         rest += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        if not rest:
+            return
     raise ValueError(f"expected at most {MOST_VALUES:,} values")
 
 

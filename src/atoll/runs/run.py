@@ -132,6 +132,12 @@ class Run(Displayed):
             raise CheckpointError(f"{self.folder}/recipe.yaml: expected a mapping of sections")
         return tree
 
+    def _section(self, name: str) -> Any:
+        """Return a section of the recipe as plain data."""
+        if name not in self.recipe:
+            raise CheckpointError(f"{self.folder}/recipe.yaml: {name}: this section is required")
+        return self.recipe[name]
+
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The records of ``metrics.jsonl``; raises a DamagedError if some are damaged or missing."""
@@ -143,7 +149,7 @@ class Run(Displayed):
     @cached_property
     def data(self) -> Data:
         record = DataRecord.load(self.folder)
-        tree = self.recipe["data"] if record is None else locate(self.recipe["data"], record.folder)
+        tree = self._section("data") if record is None else locate(self._section("data"), record.folder)
         data: Data = build_part(Data, relocate(tree, self.locations), "data", trust=self.trust)
         return data
 
@@ -156,13 +162,13 @@ class Run(Displayed):
     @property
     def threat(self) -> ThreatModel:
         """The threat model of training."""
-        threat: ThreatModel = build_part(ThreatModel, self.recipe["threat"], "threat", trust=self.trust)
+        threat: ThreatModel = build_part(ThreatModel, self._section("threat"), "threat", trust=self.trust)
         return ThreatModel(threat.norm, threat.eps, self.data.bounds)
 
     @property
     def loss(self) -> Loss:
         """The training loss."""
-        loss: Loss = build_part(Loss, self.recipe["loss"], "loss", trust=self.trust)
+        loss: Loss = build_part(Loss, self._section("loss"), "loss", trust=self.trust)
         return loss
 
     @cached_property
@@ -195,11 +201,13 @@ class Run(Displayed):
             index: dict[str, Any] = read_record(path, "the checkpoints", inside=self.folder, old=True)
             if not all(isinstance(index.get(name, kind()), kind) for name, kind in INDEX.items()):
                 raise DamagedError(f"{path} cannot be read: expected other types")
-            if "last" not in index or not all(isinstance(step, int) for step in index["best"].values()):
+            if not index.keys() >= {"last", "best"} or not all(
+                isinstance(step, int) for step in index["best"].values()
+            ):
                 raise DamagedError(f"{path} cannot be read: expected the last and the best steps")
         except FileNotFoundError:
             return {}
-        except (DamagedError, KeyError) as error:
+        except DamagedError as error:
             adopted = (self.folder / "adopted.json").exists()
             advice = "adopt the model again" if adopted else "resume the training to write it again"
             raise CheckpointError(f"{error}; {advice}") from None
@@ -208,8 +216,7 @@ class Run(Displayed):
     @property
     def weight_sets(self) -> list[str]:
         """Names of the available weights: ``raw`` and averages."""
-        best = self.index.get("best")
-        return list(best) if isinstance(best, Mapping) and best else ["raw"]
+        return list(self.index.get("best", ())) or ["raw"]
 
     @property
     def is_finished(self) -> bool:
@@ -227,18 +234,15 @@ class Run(Displayed):
                     f"{self.folder} has no checkpoint at step {which}; expected one of {', '.join(map(str, steps))}"
                 )
             return which
-        best = self.index.get("best")
-        step = best.get(weights) if isinstance(best, Mapping) else None
+        step = self.index.get("best", {}).get(weights)
         return step if which == "best" and step in steps else steps[-1]
 
     def selection_warning(self, which: Which = "best", weights: str = "raw") -> str:
         """Return a warning if the best checkpoint was selected on few points and may be best by chance, or ""."""
-        record, best = DataRecord.load(self.folder), self.index.get("best")
+        record, best = DataRecord.load(self.folder), self.index.get("best", {})
         if which != "best" or record is None or self.index.get("selected_on") != "validation":
             return ""
-        if not isinstance(best, Mapping) or best.get(weights) not in self._checkpoints.steps():
-            return ""
-        if not 0 < record.validation < FEW_POINTS:
+        if best.get(weights) not in self._checkpoints.steps() or not 0 < record.validation < FEW_POINTS:
             return ""
         return (
             f"the best checkpoint was selected on only {record.validation} validation points, so it may be best by"
@@ -500,7 +504,8 @@ class Run(Displayed):
     @property
     def test_settings(self) -> AttackSettings:
         """Settings of the final test of the training."""
-        steps = self.recipe.get("trainer", {}).get("test_steps", 20)
+        trainer = self.recipe.get("trainer", {})
+        steps = trainer.get("test_steps", 20) if isinstance(trainer, Mapping) else trainer
         if not isinstance(steps, int):  # it becomes part of a name, and names can refer to code
             raise CheckpointError(f"{self.folder}/recipe.yaml: trainer.test_steps: expected an integer, got {steps!r}")
         return AttackSettings(attacks=f"PGD-{steps}" if steps else "none")

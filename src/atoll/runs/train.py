@@ -204,8 +204,8 @@ def _saved_recipe(folder: Path, overrides: Sequence[str], trust: bool) -> Recipe
     """Build the recipe of a run to resume; overrides may only change the location of its data."""
     saved, record = Run(folder).recipe, DataRecord.load(folder)
     for override in overrides:
-        section, *_, name = full_key(saved, override.partition("=")[0], trust=trust).split(".")
-        if section != "data" or name not in LOCATIONS:
+        section, _, argument = full_key(saved, override.partition("=")[0], trust=trust).partition(".")
+        if section != "data" or argument.rpartition(".")[2] not in LOCATIONS:
             raise RecipeError(
                 f"a resumed run keeps its recipe, except for the location of its data; remove {override!r}"
             )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import check_count
+from atoll.errors import check_count, check_range
 from atoll.training.methods.base import METHODS, Method
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class EarlyStopping(Method):
 
     def __post_init__(self) -> None:
         check_count(1, patience=self.patience)
+        check_range("[0, inf)", min_gain=self.min_gain)
 
     def after_epoch(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if trainer.selection_metric not in metrics:

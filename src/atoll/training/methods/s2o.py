@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from atoll.distributed import all_sum, differentiable_sum, world_size
+from atoll.distributed import all_sum, differentiable_sum
 from atoll.errors import check_range
 from atoll.training.methods.base import METHODS, Method, Step
 from atoll.training.methods.targets import divergence, rows_for, target_matrix
@@ -70,9 +70,7 @@ def correlation(logits: Tensor, whole: Tensor, parts: int) -> Tensor:
     It has the value of the batch.  The gradient flows to one of its equal parts, multiplied by their number, so that
     the mean over the parts has the gradient of the batch.
     """
-    second = logits.T @ logits
-    if world_size() > 1:
-        second = differentiable_sum(second)
+    second = differentiable_sum(logits.T @ logits)
     if parts > 1:
         second = all_sum(whole.T @ whole) + parts * (second - second.detach())
     size = second.diagonal().clamp_min(torch.finfo(second.dtype).tiny).sqrt()
