@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize
 
 from atoll.certify import NearestCentroid, certifier_for
+from atoll.certify.bounds import Bound
 from atoll.certify.centroids import OWN
 from atoll.certify.evaluate import attack_certified, certify
 from atoll.certify.polyhedra import distance_bounds
@@ -241,3 +242,126 @@ def test_nonsense_is_one_sentence():
         EtaLayer(2)
     with pytest.raises(InputError, match="per_class: expected at least 1"):
         CentroidNet((2,), 2, per_class=0)
+
+
+# --- rounding errors
+
+
+def worst_encoder(bound, sign):
+    """A feature that falls as fast as the bound allows, with the largest error of computing it."""
+    return lambda x: bound.lipschitz * x + sign * (bound.relative * abs(x) + bound.absolute)
+
+
+@pytest.mark.parametrize("relative", [0.0, 1e-3, 0.3])
+@pytest.mark.parametrize("absolute", [0.0, 0.05])
+def test_the_radius_is_right_up_to_the_worst_rounding_of_an_encoder(relative, absolute):
+    """Errors much larger than those of a computer: the certificate holds, and is exact on the line away from zero."""
+    model = net(features=1, classes=2, per_class=1)
+    model.head.centroids.data = torch.tensor([[[0.0]], [[-12.0]]], dtype=torch.float64)
+    bound = Bound(2.0, 0.0, relative, absolute)
+
+    def computed(sign):
+        def run(x):
+            z = worst_encoder(bound, sign)(x)
+            return z, model.head(z)
+
+        return run
+
+    certifier = NearestCentroid(model.head, bound, computed(+1), model=model)  # too far from the other class here
+    neighbor = worst_encoder(bound, -1)  # and too close to it here
+    for x in (-0.5, -1.0, -1.5):
+        certificate = certifier(torch.tensor([[x]], dtype=torch.float64))
+        assert certificate.prediction == 0
+        nearest = brentq(lambda r, x=x: neighbor(x - r) + 6, 0, 100)
+        assert float(certificate.radius) == pytest.approx(nearest, rel=1e-9)
+
+
+def test_centroids_that_are_almost_equal():
+    """Their distance cancels in float64, but the distance to the plane between them is known."""
+    model = net(features=2, classes=2, per_class=1)
+    for gap in (1e-7, 1e-9, 3e-11):
+        model.head.centroids.data = torch.tensor([[[1.0, 0.0]], [[1.0, gap]]], dtype=torch.float64)
+        certificate = NearestCentroid.proven(model)(torch.tensor([[1.0, -1.0]], dtype=torch.float64))
+        assert certificate.prediction == 0
+        assert 0 < float(certificate.radius) <= 1 + gap / 2
+
+
+def test_inputs_that_may_overflow_have_no_certificate():
+    """In float64, squares overflow beyond 1.3e154; a radius ends well before."""
+    model = net(features=1, classes=2, per_class=1)
+    model.head.centroids.data = torch.tensor([[[0.0]], [[1e150]]], dtype=torch.float64)
+    certifier = NearestCentroid.proven(model)
+    x = torch.tensor([[-1e100], [-1e153], [-1.6e153], [-3e153], [-9e153], [-2e154]], dtype=torch.float64)
+    radius = certifier(x).radius
+    assert (radius[:3] > 0).all()
+    assert (radius[3:] == 0).all()
+    assert model(x - 1.01 * radius[:, None]).isfinite()[:3].all()
+    assert float((x.abs().squeeze(1) + radius)[:3].max()) < 1.7e153
+
+
+@pytest.mark.parametrize("eta", [0.05, 0.5])
+def test_margins_of_the_eta_layer_are_right_up_to_the_worst_rounding(eta, monkeypatch):
+    """The smallest difference of two distances that is accepted, and the largest that is a tie, by trying them all.
+
+    Errors of squared distances are much larger than those of a computer.
+    """
+    certifier = NearestCentroid.proven(net(bounds=BOX), eta=eta)
+    smallest = certifier.separation
+    one, more = torch.meshgrid(*[torch.linspace(0, 1, 1001, dtype=torch.float64) * smallest] * 2, indexing="ij")
+    for share in (0.0, 0.01):
+        error = share * eta * smallest**2
+        monkeypatch.setattr(certifier, "_square_error", lambda size, error=error: error)
+        margin, tie, _ = certifier._margin()
+        two = one + more  # the distance of the other class
+        possible = one + two >= smallest  # by the triangle inequality
+        ratio = (1 + eta) / (1 - eta)
+        accepted = possible & ((two.square() + error).sqrt() >= ratio * (one.square() - error).clamp_min(0).sqrt())
+        equal = possible & (two.square() - error <= one.square() + error)
+        assert margin <= float(more[accepted].min()) <= margin + 0.005 * smallest
+        assert float(more[equal].max()) <= tie <= float(more[equal].max()) + 0.005 * smallest
+    certifier = certifier.with_eta(1.0)
+    assert certifier.global_radius == certifier.local_radius == 0
+
+
+@pytest.mark.parametrize("stretch", [0.0, 0.3])
+def test_errors_of_squared_distances_are_those_of_the_textbook(stretch):
+    """Five times that of a sum of n squares of numbers as large as both vectors, and the error of the stretch."""
+    model = CentroidNet((1000,), 2, per_class=1, stretch=stretch)
+    model.head.centroids.data = torch.stack([torch.full((1, 1000), 0.01), torch.full((1, 1000), -0.1)])
+    certifier = NearestCentroid.proven(model)
+    largest, unit, root = 0.1 * 1000**0.5, 2.0**-24, 1000**0.5
+    for size in (0.3, 3.0, 10.0):
+        stretched = min(size / (1 - 2 * stretch), root) if stretch else size  # numbers in [0, 1]
+        squares = 5 * 1000 * unit * (stretched + largest) ** 2
+        moved = 4 * largest * 8 * unit * root / (1 - 2 * stretch) if stretch else 0.0  # by rounding of the stretch
+        assert squares + moved <= certifier._square_error(size) <= 1.03 * (squares + moved)
+
+
+@pytest.mark.parametrize(("eta", "absolute"), [(0.2, 0.0), (0.2, 1e-3), (0.6, 1e-3)])
+def test_radii_of_the_eta_layer_divide_by_the_encoder(eta, absolute):
+    """Theorems 8 and 9 in float64, where only the given error of the encoder matters."""
+    model = net(bounds=BOX)
+    certifier = NearestCentroid(model.head, Bound(3.0, 0.0, 0.5, absolute), model, model=model, bounds=BOX, eta=eta)
+    certifier.input_size = 4  # valid inputs have a norm of at most 2
+    error = 0.5 * 2 + absolute
+    for radius, differences in ((certifier.global_radius, 2), (certifier.local_radius, 4)):
+        separation = eta * certifier.separation
+        expected = (separation / (differences / 2) - 2 * error) / (3.0 + 0.5)
+        assert radius == pytest.approx(max(0.0, expected), rel=1e-6)
+
+
+def test_no_certificate_is_false_next_to_a_plane_in_float32():
+    """Far from the origin, where rounding takes the wrong one of two centroids and thereby decides the class."""
+    model = CentroidNet((2,), 2, per_class=2, bounds=None)
+    places = torch.tensor([[[40.0, 0.7], [40.01, 0.7]], [[60.0, 0.7], [100.0, 0.7]]], dtype=torch.float64)
+    model.head.centroids.data = (places + 1000).float()
+    steps = torch.linspace(-1, 1, 2001, dtype=torch.float64)
+    line = torch.cat([1050.005 + 15 * steps, 1050.005 + 0.02 * steps]).float().unique()
+    x, place = torch.stack([line, torch.full_like(line, 1000.7)], 1), line.double()
+    certificate, prediction = NearestCentroid.proven(model)(x), model(x).argmax(1)
+    assert torch.equal(certificate.prediction, prediction)
+    assert prediction.diff().abs().sum() > 2  # there is more than one change of class on the line
+    others = torch.stack([(place[:, None] - place[prediction != j]).abs().amin(1) for j in (0, 1)], 1)
+    distance = others.gather(1, prediction[:, None]).squeeze(1)
+    assert (certificate.radius <= distance).all()
+    assert (certificate.radius > 0.9 * (distance - 5).clamp_min(0)).sum() > 500

@@ -1,16 +1,18 @@
 """Certificates hold under attack, and the check that says so does fail where they do not."""
 
 import dataclasses
+import inspect
 import math
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from atoll.attacks import APGD
+from atoll.attacks import APGD, FGSM
 from atoll.certify import GloRo, broken_certificates, certifier_for, heuristic_certifier
-from atoll.certify.evaluate import CHECKS, Certification, attack_certified, certify, empirical, relative_cost
+from atoll.certify.evaluate import CHECKS, Certification, attack_certified, certify, empirical, noise, relative_cost
 from atoll.certify.gloro import PairwiseLipschitz
+from atoll.certify.measure import CertifySettings
 from atoll.certify.power import LipschitzEstimator
 from atoll.data import MemorySplit
 from atoll.errors import InputError, UnsoundError
@@ -86,6 +88,22 @@ def test_points_are_attacked_close_to_their_own_radius(digits):
     attack_certified(model, certifier, split, certification, bounds=BOUNDS, attacks={"one": attack}, batch_size=10)
     radii = certification.radius[certification.radius > 0].sort().values
     assert eps == radii[::10].tolist()
+
+
+def test_passes_are_counted_per_point():
+    """FGSM takes one forward and one backward pass; another forward pass confirms its results."""
+    net, split = MLP((3,), 2, hidden=()).double(), noise((3,), 20)
+    certifier = GloRo.proven(net)
+    for count in (20, 7):
+        check = attack_certified(
+            net, certifier, split, certify(certifier, split), bounds=BOUNDS, points=count, attacks={"one": FGSM}
+        )
+        assert (check.certified, check.attacked, check.passes) == (20, count, 3 * count)
+
+
+def test_python_functions_use_the_seed_of_the_command_by_default():
+    for function in (attack_certified, empirical, noise):
+        assert inspect.signature(function).parameters["seed"].default == CertifySettings().seed
 
 
 def test_verified_is_below_empirical_is_below_clean(digits):

@@ -203,6 +203,38 @@ def test_a_file_that_disagrees_is_not_written(linear, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_points_without_a_radius_do_not_count_as_differences(linear):
+    x = torch.cat([torch.full((1, 3), float("nan")), torch.rand(4, 3)])
+    assert linear(x).radius[0] == 0
+    abstained, difference = compare(to_onnx(linear, 0.0), linear, x, 0.0)
+    assert abstained == 1
+    assert 0 <= difference < 1e-9
+
+
+def test_the_largest_relative_difference_is_reported(linear, monkeypatch):
+    x = torch.rand(5, 3)
+    right = linear(x)
+    factors = 1 + torch.tensor([1e-10, 0.0, -7e-10, 2e-10, 0.0], dtype=torch.float64)
+    monkeypatch.setattr("atoll.certify.export.run", lambda content, x: (right.answer(0.0), right.radius * factors))
+    assert 0 < float(right.radius.min()) <= float(right.radius.max()) < 1
+    abstained, difference = compare(b"", linear, x, 0.0)
+    assert abstained == 0
+    assert difference == pytest.approx(7e-10, rel=1e-3)
+
+
+@pytest.mark.parametrize("stretch", [0.0, 0.499])
+def test_rounding_in_float32_decides_alike_in_files(stretch):
+    """Next to the plane between two centroids, where a steep stretch multiplies rounding errors."""
+    model = CentroidNet((4,), 2, per_class=1, stretch=stretch)
+    model.head.centroids.data = torch.tensor([[[0.0, 0.0, 0.0, 0.0]], [[1.0, 0.0, 0.0, 0.0]]])
+    certifier, x = NearestCentroid.proven(model), torch.zeros(200, 4)
+    x[:, 0] = 0.5 - torch.linspace(0, 5e-6 if stretch else 1e-4, 200)
+    truth = certifier(x).radius
+    assert 20 < int((truth > 0).sum()) < 180
+    _, radius = run(to_onnx(certifier, 0.0), x)
+    np.testing.assert_allclose(radius, truth.numpy(), rtol=1e-6, atol=1e-13)
+
+
 @pytest.mark.parametrize(("row", "value"), [(0, float("nan")), (3, float("inf")), (2, -1.0)])
 def test_one_wrong_radius_is_a_difference(linear, monkeypatch, row, value):
     x = torch.rand(5, 3)

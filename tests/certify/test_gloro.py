@@ -1,16 +1,21 @@
 """Radii against brute force in the plane, and against exact distances of linear models."""
 
+import copy
 import math
+from fractions import Fraction
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from torch import nn
 
 from atoll.certify import GloRo
 from atoll.certify.gloro import PairwiseLipschitz, radius
 from atoll.errors import InputError
+from atoll.graph import capture
 from atoll.losses.certified import abstain_logit
 from atoll.models import MLP, LiResNet, PreActResNet, ViT
 
@@ -157,3 +162,79 @@ def test_layers_have_a_table():
     certifier = GloRo.proven(LiResNet((1, 8, 8), 3, depth=1, width=4, features=8))
     assert [layer.name for layer in certifier.layers][:3] == ["body.0", "body.2", "body.4"]
     assert {layer.method for layer in certifier.layers} == {"exact"}
+
+
+# --- rounding errors
+
+
+def worst_network(constants, centre):
+    """Two logits whose difference falls as fast as allowed, computed with the largest error in either direction.
+
+    The difference of exact logits at an input x is ``K x + centre``, so the class changes where x is small.
+    """
+    k, a, b = (float(matrix[0, 1]) for matrix in (constants.lipschitz, constants.relative, constants.absolute))
+
+    def computed(x, sign):
+        difference = k * (x - centre) + sign * (a * abs(x) + b)
+        return torch.tensor([[difference, 0.0]], dtype=torch.float64)
+
+    return computed
+
+
+@pytest.mark.parametrize("relative", [0.0, 1e-3, 0.3])
+@pytest.mark.parametrize("absolute", [0.0, 0.2])
+def test_the_radius_is_right_up_to_the_worst_rounding(relative, absolute):
+    """Errors much larger than those of a computer: the certificate holds, and is exact on the line away from zero."""
+
+    def pair(value):
+        return torch.tensor([[0.0, value], [value, 0.0]], dtype=torch.float64)
+
+    constants = PairwiseLipschitz(pair(2.0), pair(relative), pair(absolute))
+    network = worst_network(constants, -5.0)
+    for x in (-1.0, -2.0, -3.0):
+        logits = network(x, +1)  # the margin is computed too large here, and too small at the neighbor
+        certified = float(radius(logits, torch.tensor([abs(x)]), constants))
+        nearest = brentq(lambda r, x=x: float(network(x - r, -1)[0, 0]), 0, 100)
+        assert certified == pytest.approx(nearest, rel=1e-9)
+
+
+def test_errors_of_differences_of_logits_cover_float32_and_are_those_of_the_textbook():
+    """Long sums in float32 against the same in float64, and against their worst case."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net, x = MLP((400,), 3, hidden=(50,), bounds=None), torch.randn(100, 400)
+    constants, exact = GloRo.proven(net).constants, copy.deepcopy(net).double()
+    with torch.no_grad():
+        f, truth = net(x).double(), exact(x.double())
+    error = ((f[:, :, None] - f[:, None]) - (truth[:, :, None] - truth[:, None])).abs()
+    assert (error <= constants.relative * x.double().norm(dim=1)[:, None, None] + constants.absolute).all()
+    # A sum of n terms has an error of at most n u |w| |x| (Higham, 2002); a difference of two has root 2 times that.
+    linear = MLP((400,), 2, hidden=(), bounds=None)
+    linear.head.weight.data = torch.full((2, 400), 0.5)
+    textbook = 400 * 2.0**-24 * (2**0.5 * 0.5 * 800**0.5)
+    assert textbook <= float(GloRo.proven(linear).constants.relative[0, 1]) <= 1.1 * textbook
+
+
+def test_errors_of_large_biases_count():
+    """Logits of about 1e6 in float32 are off by up to 1/32."""
+    net, x = MLP((4,), 2, hidden=(), bounds=None), torch.linspace(0, 1, 400).view(100, 4)
+    net.head.bias.data = torch.tensor([1e6, 1e6 - 3])
+    constants, exact = GloRo.proven(net).constants, copy.deepcopy(net).double()
+    with torch.no_grad():
+        error = (net(x).double() - exact(x.double())).diff(dim=1).abs()[:, 0]
+    assert 0.01 < float(error.max()) <= float(constants.absolute[0, 1])
+
+
+def test_weights_that_cancel_keep_their_rounding_error():
+    """A head times 0.1 plus a head that cancels it in float64, but not exactly."""
+    a, b = torch.tensor([[0.3], [0.7]], dtype=torch.float64), torch.tensor(0.1, dtype=torch.float64)
+
+    class Cancel(nn.Module):
+        def forward(self, x):
+            return F.linear(x, a) * b + F.linear(x, -(a * b))
+
+    rows = [Fraction(float(each)) * Fraction(float(b)) - Fraction(float(each * b)) for each in a]
+    exact = abs(rows[0] - rows[1])
+    assert exact > 0
+    net = capture(Cancel(), (1,), dtype=torch.float64)
+    assert exact <= Fraction(float(GloRo.proven(net).constants.lipschitz[0, 1])) <= exact + Fraction(1, 10**14)

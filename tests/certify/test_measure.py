@@ -141,6 +141,10 @@ def test_results_come_back_from_a_file(result, tmp_path_factory):
     [
         ({"points": 0}, "points: expected at least 1, got 0"),
         ({"check": 0}, "check: expected at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size: expected at least 1, got 0"),
+        ({"samples": 0}, "samples: expected at least 1, got 0"),
+        ({"alpha": 1.0}, r"alpha: expected a number in \(0, 1\), got 1"),
+        ({"budget": -1.0}, "budget: expected at least 0, got -1"),
         ({"eta": -0.1}, r"eta: expected a number in \[0, 1\], got -0.1"),
         ({"smooth": 0.0}, "smooth: expected a number > 0, got 0"),
         ({"smooth": 0.1, "reject": ("noise",)}, "smooth: cannot be combined with reject or eta"),
@@ -150,6 +154,15 @@ def test_results_come_back_from_a_file(result, tmp_path_factory):
 def test_settings_that_make_no_sense_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         CertifySettings(**options)
+
+
+def test_defaults():
+    """Results are stored under all settings: another default would look for results that nobody has computed."""
+    assert CertifySettings().to_json() == {
+        "split": "test", "points": None, "seed": 0, "eps": None, "attacks": "APGD-CE", "check": 500, "attack": True,
+        "eta": 0.0, "reject": [], "smooth": None, "samples": 100_000, "alpha": 0.001, "precision": None,
+        "budget": 1.5e11,
+    }  # fmt: skip
 
 
 def test_resolved_settings_hold_what_the_subject_decides_and_no_more():

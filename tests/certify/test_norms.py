@@ -159,3 +159,13 @@ def test_zero_and_nonsense():
         dense_norm(torch.full((2, 2), math.nan))
     with pytest.raises(InputError, match=r"size: expected at least the kernel size \(5, 5\), got \(4, 9\)"):
         conv_norm(torch.zeros(1, 1, 5, 5), (4, 9))
+    with pytest.raises(InputError, match=r"size: expected at least the kernel size \(5, 5\), got \(2, 9\)"):
+        conv_norm(torch.zeros(1, 1, 5, 5), (2, 9), padding=(1, 1))
+    assert conv_norm(torch.zeros(1, 1, 5, 5), (3, 9), padding=(1, 1)).value == 0
+
+
+def test_the_stride_is_one_and_nothing_is_padded_unless_given():
+    weight = random(3, 2, 3, 3)
+    truth = largest(dense_conv(weight, (6, 5)))
+    assert truth <= conv_norm(weight, (6, 5)).value <= truth * 1.0011
+    assert truth <= OPERATORS["exact"](weight.double(), Layout((6, 5))).norm() <= truth * 1.0011

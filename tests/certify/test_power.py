@@ -65,12 +65,25 @@ def test_vectors_stay_from_call_to_call_and_outside_the_model():
     assert all(torch.equal(v, start[name]) for name, v in estimate.state_dict().items())
     converged = estimate.converged(50)
     assert all(torch.equal(v, start[name]) for name, v in estimate.state_dict().items())
+    twice = estimate.converged(2)
     first, second = estimate()[0], estimate()[0]
+    assert torch.equal(twice, second)
     assert (first < second)[0, 1]
     assert (second < converged)[0, 1]
     again = LipschitzEstimator(net)
     again.load_state_dict(estimate.state_dict())
     assert torch.equal(again()[0], estimate()[0])
+
+
+def test_a_layer_that_is_used_again_has_other_vectors():
+    """Their names are part of checkpoints."""
+
+    class Again(MLP):
+        def features(self, x):
+            return self.body[1](self.body[1](x).relu())
+
+    estimate = LipschitzEstimator(Again((4,), 3, hidden=(4,)))
+    assert list(estimate.state_dict()) == ["v_body_1", "v_body_1_2", "v_head"]
 
 
 def test_distances_between_equal_rows_have_a_gradient():

@@ -45,6 +45,8 @@ def test_examples_and_picture():
     distances = (x.flatten(1) - result.centroid[1]).norm(dim=1)
     assert distances[rows[1]].tolist() == distances.sort().values[:2].tolist()
     assert len(plot_prototypes(x[:4], result.inputs, examples).axes) == 4 * 5
+    assert prototypes_with_examples(model, x[:1], data.train)[1].shape[:2] == (1, 5)
+    assert nearest_examples(model, result.centroid, data.train).shape == (4, 5)
     with pytest.raises(InputError, match="expected images of one shape"):
         plot_prototypes(x[:4], result.inputs[:2], examples)
 

@@ -103,6 +103,15 @@ def test_batches_do_not_matter(batch_size):
     assert not torch.equal(Smoothed(model, SIGMA, n0=30, n=150, seed=1)(x).radius, whole.radius)
 
 
+def test_logits_with_nan_are_no_votes():
+    model, x = nn.Linear(4, 3), torch.rand(2, 4)
+    model.weight.data.fill_(math.nan)
+    smoothed = Smoothed(model, 1.0, n0=5, n=20)
+    assert smoothed.counts(x[0], 20, "predict").tolist() == [0, 0, 0]
+    assert smoothed.predict(x).tolist() == [-1, -1]
+    assert smoothed(x).radius.tolist() == [0, 0]
+
+
 def test_the_two_stages_draw_different_noise():
     model, x, *_ = plane()
     smoothed = Smoothed(model, 5.0)
@@ -162,10 +171,17 @@ def test_stored_certificates_of_another_question_are_ignored(tmp_path):
 
 
 def test_a_folder_in_the_place_of_stored_certificates_is_removed(tmp_path):
-    (tmp_path / "points-0.jsonl").mkdir()
-    certifier = ResumableCertifier(lambda x: Certificate(torch.tensor([1]), torch.tensor([2.0])), tmp_path)
+    folder = tmp_path / "results" / "points"
+    (folder / "points-0.jsonl").mkdir(parents=True)
+    certifier = ResumableCertifier(lambda x: Certificate(torch.tensor([1]), torch.tensor([2.0])), folder)
     assert certifier(torch.rand(1, 2)).radius.tolist() == [2]
-    assert (tmp_path / "points-0.jsonl").is_file()
+    assert (folder / "points-0.jsonl").is_file()
+
+
+def test_the_folder_of_stored_certificates_is_made(tmp_path):
+    folder = tmp_path / "results" / "points"
+    ResumableCertifier(lambda x: Certificate(torch.tensor([1]), torch.tensor([2.0])), folder)(torch.rand(1, 2))
+    assert [path.name for path in folder.iterdir()] == ["points-0.jsonl"]
 
 
 @pytest.mark.parametrize("wrong", [{"sigma": 0.0}, {"alpha": 1.0}, {"n": 0}, {"n0": 0}, {"batch_size": 0}])

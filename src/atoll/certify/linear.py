@@ -49,7 +49,7 @@ class Diagonal:
     """Multiplies every entry by a number.
 
     Args:
-        weight: factors in float64, for all entries of a point or fewer (broadcasting).
+        weight: factors in float64: one number, or with as many dimensions as the value (broadcasting).
         error: error of the norm due to rounding of the weights.
 
     >>> Diagonal(torch.tensor([3.0, -4.0]).double()).norm().value
@@ -113,19 +113,19 @@ class Dense:
         return self._times(diagonal, self.weight.shape[0], 1)
 
     def _times(self, diagonal: Diagonal, size: int, axis: int) -> Dense | None:
-        weight = diagonal.weight
-        if weight.numel() not in (1, size) or (weight.numel() > 1 and weight.shape[-1] != size):
+        factors = _per_entry(diagonal.weight, size)
+        if factors is None:
             return None
-        weight = weight.reshape(-1)
-        product = self.weight * (weight if axis == 0 else weight[:, None])
+        product = self.weight * (factors if axis == 0 else factors[:, None])
         return Dense(product, _product_error(self, diagonal))
 
     def plus(self, other: LinearMap) -> Dense | None:
         if isinstance(other, Diagonal):
             rows, columns = self.weight.shape
-            if rows != columns or other.weight.numel() not in (1, rows) or other.weight.dim() > 1:
+            factors = _per_entry(other.weight, rows)
+            if factors is None or rows != columns:
                 return None
-            other = Dense(torch.diag(other.weight.reshape(-1).expand(rows)), other.error)
+            other = Dense(torch.diag(factors.expand(rows)), other.error)
         if not isinstance(other, Dense) or other.weight.shape != self.weight.shape:
             return None
         error = self.error + other.error + 2 * UNIT * (self.spread + other.spread)
@@ -292,12 +292,17 @@ def _dilated(weight: Tensor, dilation: Pair) -> Tensor:
     return larger
 
 
+def _per_entry(weight: Tensor, size: int) -> Tensor | None:
+    """Return the factors of a diagonal if there is one per entry of the last dimension, or one for all, or None."""
+    if weight.numel() == 1 or weight.numel() == weight.shape[-1] == size:
+        return weight.reshape(-1)
+    return None
+
+
 def _per_channel(weight: Tensor, channels: int) -> Tensor | None:
-    """Return the factors of a diagonal if there is one per channel, or one for all; otherwise None."""
-    if weight.numel() == 1:
-        return weight.reshape(1)
-    if weight.dim() in (2, 3) and weight.numel() == weight.shape[0] == channels:
-        return weight.reshape(channels)
+    """Return the factors of a diagonal if there is one per channel, or one for all, or None."""
+    if weight.numel() == 1 or weight.numel() == weight.shape[0] == channels:
+        return weight.reshape(-1)
     return None
 
 

@@ -124,7 +124,7 @@ class Call:
         if relation is None:
             value = self.propagation.anchor(value)
             relation = linear
-        offset = 0.0 if shift is None else norm(shift.expand(zero.shape[1:]) if shift.dim() else shift)
+        offset = 0.0 if shift is None else norm(shift.expand(zero.shape[1:]))
         rounding = self.rounding(value, linear.spread, linear.terms + 4, zero.numel(), offset)
         local = value.local.times(linear.spread) + rounding
         return self.named(Value(value.base, relation, zero, local))
@@ -331,12 +331,12 @@ class Propagation:
         return tensor
 
     def per_point(self, constant: Tensor, shape: Shape) -> Tensor:
-        """Remove the batch dimension of a constant that is combined with a value."""
+        """Return a constant for one point, with as many dimensions as the value that it is combined with."""
         if constant.dim() > len(shape):
             if constant.dim() > len(shape) + 1 or constant.shape[0] != 1:
                 raise Refusal("it mixes the points of a batch")
             constant = constant[0]
-        return constant
+        return constant[(None,) * (len(shape) - constant.dim())]
 
     def limit(self, magnitude: Error, precision: Precision) -> None:
         """Limit the norm of inputs so that numbers up to this magnitude do not overflow."""

@@ -333,7 +333,7 @@ def _moved(call: Call, name: str, numbers: Tensor) -> Tensor:
     changes: dict[str, Any] = {"value": 0.0} if isinstance(call.arguments.get("value"), (int, float)) else {}
     results = []
     for batch in BATCHES:
-        steps = numbers.numel() * torch.arange(batch, dtype=torch.float64)
+        steps = (numbers.numel() + 1) * torch.arange(batch, dtype=torch.float64)  # no row has a number that is a step
         rows = numbers[None] + steps.view(-1, *[1] * numbers.dim())
         moved = call.run({name: rows}, batch, **changes)
         if moved.dim() == 0 or len(moved) != batch:
