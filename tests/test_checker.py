@@ -365,6 +365,23 @@ def test_a_head_with_other_centroids_than_it_selects_is_refused(tmp_path):
     )
 
 
+def test_a_residual_with_a_stride_is_no_single_convolution(tmp_path):
+    """The last pixel counts twice, so the norm is 2; a kernel with both taps would have the norm 1."""
+    graph = Graph()
+    branch = graph.convolution(np.array([[[[1.0, 0.0], [0.0, 0.0]]]]), (2, 2), (1, 1))
+    graph.call("add.Tensor", norm=1.0001, self={"node": 0}, other=branch, alpha=1)
+    graph.view(4)
+    graph.linear(np.array([[0, 0, 0, 1.0], [0, 0, 0, 0]]), np.array([0.0, 1.0]), norm=1.0001)
+    path = tmp_path / "f"
+    path.write_bytes(encode(*graph.parts(np.zeros((1, 1, 2, 2)), [1], [0.6])))
+    assert proven(path) == [False]
+    graph.norms.pop("node_2")  # two parts, whose norms are added
+    graph.norms["node_1"] = [1.0001, "exact"]
+    for radius, holds in ((0.2, True), (0.6, False)):
+        path.write_bytes(encode(*graph.parts(np.zeros((1, 1, 2, 2)), [1], [radius])))
+        assert proven(path) == [holds]
+
+
 # --- files
 
 
@@ -405,6 +422,7 @@ EDITS = {
     "inputs: the digests do not match": lambda h, a: a.update({"input": a["input"] + 1}),
     "bounds: expected null or low < high": lambda h, a: h.update(bounds=[1, 0]),
     "node_1: expected a norm": lambda h, a: h["norms"].update(node_1=[-1.0, "exact"]),
+    "expected nodes with different names": lambda h, a: h["nodes"][2].update(name=h["nodes"][1]["name"]),
     "the constant 'nothing' is missing": lambda h, a: h["nodes"][1]["args"].update(weight={"constant": "nothing"}),
     "node 1 refers ahead": lambda h, a: h["nodes"][1]["args"].update(input={"node": 2}),
     "malformed": lambda h, a: h.update(output=99),

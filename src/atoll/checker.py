@@ -118,6 +118,7 @@ def _validate(header: dict[str, Any], arrays: dict[str, Array]) -> Checked:
         places.append(args["self"]["node"] if entry["operation"] == "aten.detach.default" else place)
         if places[-1] == len(nodes):
             nodes.append({**entry, "args": args})
+    expect(len({node["name"] for node in nodes}) == len(nodes), "expected nodes with different names")
     return Checked(header, arrays, nodes, places[header["output"]], np.zeros(len(x), bool), [])
 
 
@@ -297,12 +298,9 @@ class _Evaluation:
         gain, rows = float(np.abs(factor).max()), factor.reshape(len(factor), -1)
         linear, bound = value.linear if (rows == rows[:, :1]).all() else None, value.reach * gain + CONSTANT * offset
         if linear:
-            kernel, offset, terms_ = (
-                linear.kernel * rows[:, :1, None, None],
-                gain * linear.offset + offset,
-                linear.terms,
-            )
-            linear = replace(linear, kernel=kernel, spread=gain * linear.spread, offset=offset, terms=terms_ + terms)
+            kernel, offset = linear.kernel * rows[:, :1, None, None], gain * linear.offset + offset
+            linear = replace(linear, kernel=kernel, offset=offset, terms=linear.terms + terms)
+            linear = replace(linear, spread=gain * linear.spread)
             if name in self.norms or math.isinf(value.lipschitz):
                 return self.layer(name, linear, array)
         error = value.error * gain + self.rounding(bound, terms, value.reach, gain, array[0].size)
@@ -337,7 +335,8 @@ class _Evaluation:
         expect(value.array.shape == other.array.shape, f"{name}: shapes do not match")
         array = value.array + sign * other.array
         for base, linear in ((value, other.linear), (other, value.linear)):
-            if linear and linear.base is base and sign == 1 and name in self.norms:
+            fits = linear and linear.base is base and sign == 1 and name in self.norms
+            if linear and fits and all(axis.stride == 1 for axis in linear.axes):
                 kernel = linear.kernel.copy()  # the identity adds one to a tap
                 np.einsum("iihw->ihw", kernel)[:, linear.axes[0].padding, linear.axes[1].padding] += 1
                 linear = replace(linear, kernel=kernel, spread=linear.spread + 1, terms=linear.terms + 1)

@@ -316,7 +316,12 @@ REFUSED = {
     "sign": (Function(torch.sign), "sign cannot be certified: it has no certification rule (test_lipschitz.py, line"),
     "batch-mean": (Function(lambda x: x - x.mean(0)), "mixes the points of a batch"),
     "batch-flip": (Function(lambda x: x.flip(0)), "mixes the points of a batch"),
-    "batch-roll": (Function(lambda x: x.roll(6, 0)), "mixes the points of a batch"),
+    "batch-roll": (Function(lambda x: x.roll(6, 0)), "it computes with the batch size"),
+    "negative-average": (
+        Function(lambda x: F.avg_pool2d(x, 3, 1, 1, divisor_override=-1)),
+        "avg_pool2d cannot be certified: its weights",
+    ),
+    "nan": (nn.LeakyReLU(float("nan")), "leaky_relu cannot be certified: negative_slope is not a number"),
     "batch-sort": (Function(lambda x: x.sort(0).values), "mixes the points of a batch"),
     "batch-all": (Function(lambda x: x - x.mean()), "mixes the points of a batch"),
     "batch-transposed": (Function(lambda x: x.flatten(1) @ x.flatten(1).T @ x.flatten(1)), "cannot be certified"),

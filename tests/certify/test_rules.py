@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from atoll.certify import GloRo
 from atoll.certify.lipschitz import lipschitz, propagate
 from atoll.errors import InputError
 from atoll.graph import capture
@@ -358,5 +359,44 @@ def test_adaptive_max_pooling_counts_windows(size, out):
     ],
 )
 def test_constants_that_differ_between_the_points_of_a_batch_are_refused(function):
-    with pytest.raises(InputError, match="arange cannot be certified: it mixes the points of a batch"):
+    with pytest.raises(InputError, match="arange cannot be certified: it computes with the batch size"):
         bound_of(function, 4)
+
+
+def test_errors_of_a_repeated_extreme_count_as_often_as_it_is_repeated():
+    """With this threshold, softplus is log 2 at 0, and 1e-6 just above it; the sum of 200 such errors is a logit."""
+
+    class Repeated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(200, 2)
+            self.head.weight.data = torch.stack([torch.zeros(200), torch.ones(200)])
+            self.head.bias.data = torch.tensor([0.0, -90.0])
+
+        def forward(self, x):
+            a, b = F.softplus(x, 1.0, 0.0).chunk(2, 1)
+            pair = [torch.minimum(a, b).repeat(1, 100), torch.maximum(a, b).repeat(1, 100)]
+            return self.head(torch.cat(pair, 1))
+
+    certifier = GloRo.proven(Repeated().eval(), (2,))
+    x, close = torch.zeros(1, 2), torch.full((1, 2), 1e-6)
+    assert certifier.model(x).argmax() != certifier.model(close).argmax()
+    assert float(certifier(x).radius) < 1e-6
+
+
+LARGE_SUMS = {
+    "mean": (lambda x: x.mean(1, keepdim=True), (100,)),
+    "average": (lambda x: F.avg_pool2d(x, 10).flatten(1), (1, 10, 10)),
+    "average with rounded sizes": (lambda x: F.avg_pool2d(x, 10, ceil_mode=True).flatten(1), (1, 10, 10)),
+    "adaptive average": (lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1), (1, 10, 10)),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_SUMS)
+def test_sums_that_overflow_before_they_are_divided_are_not_certified(name):
+    function, shape = LARGE_SUMS[name]
+    head = nn.Linear(1, 2, bias=False)
+    head.weight.data = torch.tensor([[0.5], [1.0]])
+    certifier = GloRo.proven(nn.Sequential(Function(function), head).eval(), shape)
+    for size, certified in ((1.0, True), (3.3e36, False)):
+        assert bool(certifier(torch.full((1, *shape), size)).radius > 0) == certified

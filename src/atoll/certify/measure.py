@@ -179,7 +179,7 @@ class CertifyResult(Result):
     """
 
     kind: ClassVar[str] = "certify"
-    version: ClassVar[int] = 2  # 2: corrects three rules that could give false certificates
+    version: ClassVar[int] = 2  # 2: corrects rules that could give false certificates
     settings: CertifySettings
     clean: Accuracy
     verified: tuple[Verified, ...]

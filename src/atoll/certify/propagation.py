@@ -266,13 +266,14 @@ class Propagation:
         arguments = fx.map_arg(bind_arguments(node), self._results.__getitem__)
         call = Call(self, node, dict(arguments))
         try:
+            self._check_arguments(call)
             if not any(isinstance(value, Value) for value in _flat(arguments)):
                 return self._constant(call)
             self._check_rows(node)
             rule = self.rules.get(operation_kind(node))
             if rule is None:
                 raise Refusal("it has no certification rule")
-            return rule(call)
+            return _check_shapes(rule(call), node.meta["val"])
         except (Refusal, InputError) as error:
             raise self._refusal(node, str(error)) from None
         except Exception as error:  # shapes or values that a rule does not expect
@@ -296,6 +297,19 @@ class Propagation:
     def for_batch(self, tensor: Tensor, batch: int) -> Tensor:
         """Expand a constant that represents one row of a batch to all rows; return other constants unchanged."""
         return tensor.expand(batch, *tensor.shape[1:]) if id(tensor) in self._rows else tensor
+
+    def _check_arguments(self, call: Call) -> None:
+        """Check that the batch size is only the first size of a tensor, and that no number is NaN."""
+        if call.node.target is torch.ops.aten.view.dtype:
+            raise Refusal("it reads numbers as another type without converting them")
+        for name, value in call.arguments.items():
+            sizes = name in ("size", "repeats") and isinstance(value, (list, tuple))
+            for place, part in enumerate(value if sizes else _flat(value)):
+                if isinstance(part, float) and math.isnan(part):
+                    raise Refusal(f"{name} is not a number")
+                size = part.meta["val"] if isinstance(part, fx.Node) else 0
+                if not isinstance(size, int) and not (sizes and place == 0 and str(size) == str(self._batch)):
+                    raise Refusal("it computes with the batch size")
 
     def _check_rows(self, node: fx.Node) -> None:
         """Check that a result starts with the batch dimension and that no other dimension depends on the batch size."""
@@ -402,6 +416,15 @@ class Propagation:
         return self.anchor(value) if known is not None and known[1] is other.base else value
 
 
+def _check_shapes(result: Any, expected: Any) -> Any:
+    """Check that the result of a rule has the shape that the operation has in the graph, as far as it has a bound."""
+    pairs = zip(result, expected, strict=False) if isinstance(result, tuple) else [(result, expected)]
+    for value, meta in pairs:
+        if isinstance(value, Value) and tuple(value.shape) != tuple(meta.shape[1:]):
+            raise Refusal(f"its rule expects another shape than {tuple(meta.shape[1:])}")
+    return result
+
+
 def _is_linear(value: Value) -> bool:
     relation = value.relation
     return not isinstance(relation, Selection) or (relation.linear and relation.index is None)
@@ -483,7 +506,14 @@ def _as_argument(part: Value, slope: float) -> Value:
     slopes = torch.as_tensor(selection_of(source).slope, dtype=torch.float64).expand(source.shape).flatten()
     index = torch.cat([nothing, entries(source).flatten()])[place]
     selection = Selection(index, slope * torch.cat([nothing, slopes])[place], False)
-    return replace(part, base=source.base, relation=selection, local=part.local + source.local.times(slope))
+    # Both arguments are repeated equally often; see `_sorted_pairs`.
+    local = part.local + source.local.times(slope * math.sqrt(most_repeats(place, source.size)))
+    return replace(part, base=source.base, relation=selection, local=local)
+
+
+def most_repeats(index: Tensor, count: int) -> int:
+    """Return how often the entry that occurs most often occurs in an index of entries from 1 to a count."""
+    return int(torch.bincount(index.long().flatten(), minlength=count + 1)[1:].max())
 
 
 def selection_of(value: Value) -> Selection:

@@ -25,6 +25,7 @@ from atoll.certify.propagation import (
     as_linear,
     entries,
     joined,
+    most_repeats,
     numbered,
     operation_kind,
     selection_of,
@@ -235,6 +236,7 @@ def _mean(call: Call) -> Value:
     count = value.size // call.result.numel() if call.result.numel() else 1
     root = math.sqrt(count) * (1 + 1e-15)
     gain = root / count if operation_kind(call.node) == "mean" else root
+    call.propagation.limit(value.magnitude.times(root), call.precision)  # the sum before it is divided
     return call.operator(value, gain, gain, count + 2)
 
 
@@ -257,6 +259,7 @@ def _average_pool(call: Call) -> Value:
     window = torch.full((1, 1, *kernel), 1 / terms, dtype=torch.float64)
     linear = convolution(window, value.shape[1:], stride, padding, (1, 1), 1)
     norm = linear.norm(call.propagation.budget).value * (1 + 1e-12)
+    call.propagation.limit(value.magnitude.times(math.sqrt(terms)), call.precision)  # sums before they are divided
     return call.operator(value, norm, norm, terms)
 
 
@@ -274,7 +277,11 @@ def _non_negative(call: Call, terms: int, name: str = "self") -> Value:
         ones = torch.ones(1, *value.shape, dtype=torch.float64, requires_grad=True)
         sums = call.run({name: ones})
         (columns,) = torch.autograd.grad(sums.sum(), ones)
+    if sums.numel() and (sums.min() < 0 or columns.min() < 0):
+        raise Refusal("its weights are negative")
     norm = math.sqrt(float(sums.detach().max()) * float(columns.max())) * (1 + 1e-9)
+    # Averages add before they divide.
+    call.propagation.limit(value.magnitude.times(max(1.0, norm) * math.sqrt(value.size)), call.precision)
     return call.operator(value, norm, norm, terms)
 
 
@@ -355,7 +362,7 @@ def _reindexed(call: Call, value: Value, index: Tensor, zero: Tensor | None = No
     if in_order and selection.index is None and not isinstance(selection.slope, Tensor):
         return call.named(replace(value, zero=zero))
     place, nothing = index.long(), torch.zeros(1, dtype=torch.float64)
-    repeats = math.sqrt(float(torch.bincount(place.flatten(), minlength=count + 1)[1:].max()))
+    repeats = math.sqrt(most_repeats(place, count))
     source = torch.cat([nothing, entries(value).flatten()])[place]
     slope = selection.slope
     if isinstance(slope, Tensor):
