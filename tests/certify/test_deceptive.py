@@ -84,6 +84,11 @@ def dense(*weights: float, dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(4, 3)).to(dtype)
 
 
+def rectified(*weights: float) -> nn.Module:
+    """Diagonal layers 4 to 4 in float64, each followed by a ReLU."""
+    return nn.Sequential(*[layer for w in weights for layer in (dense(w, dtype=torch.float64)[0], nn.ReLU())])
+
+
 # --- (a) to (n): nets that earlier proofs were wrong about
 
 
@@ -247,6 +252,8 @@ HISTORY = [
     Case("bits of another type", "refused", lambda: Between(lambda z: z.view(torch.int32).view(torch.float32))),
     Case("bits of two numbers", "refused", lambda: Between(lambda z: z.view(torch.float64).float().repeat(1, 2))),
     between("leaky relu with NaN", "refused", nn.LeakyReLU(float("nan"))),
+    Case("float64 constants that underflow", "refused", lambda: rectified(1e-200, 1e-200, 1e300)),
+    Case("float64 constants that underflow together", "refused", lambda: rectified(1e-140, 1e-140, 1e-140, 1e300)),
     Case("float64 weights of 1e155", "any", lambda: dense(1e155, dtype=torch.float64)),
     Case("float64 weights of 1e308", "any", lambda: dense(1e308, dtype=torch.float64)),
     Case("a weight of NaN", "refused", lambda: with_weight(float("nan"))),

@@ -238,3 +238,13 @@ def test_weights_that_cancel_keep_their_rounding_error():
     assert exact > 0
     net = capture(Cancel(), (1,), dtype=torch.float64)
     assert exact <= Fraction(float(GloRo.proven(net).constants.lipschitz[0, 1])) <= exact + Fraction(1, 10**14)
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e-170, 1e-200])
+def test_rounding_counts_for_inputs_whose_squares_underflow(scale):
+    """Logits that differ only by rounding prove nothing, whatever the size of the input."""
+    layer = nn.Linear(3, 2, bias=False).double()
+    layer.weight.data = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1 + 2.0**-52, 1 - 2.0**-52]], dtype=torch.float64)
+    x = scale * torch.rand(200, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    certifier = GloRo.proven(nn.Sequential(layer).eval(), (3,))
+    assert not (certifier(x).radius > 0).any()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.certify.bounds import UNIT_ROUNDOFF, Bound, Precision, gamma
-from atoll.certify.certificate import Certificate, rounded_inputs
+from atoll.certify.certificate import Certificate, input_size, rounded_inputs
 from atoll.certify.lipschitz import OnLayer, check_arithmetic, ensure_captured, propagate
 from atoll.certify.norms import BUDGET
 from atoll.certify.polyhedra import distance_bounds
@@ -171,7 +171,7 @@ class NearestCentroid:
     def __call__(self, x: Tensor) -> Certificate:
         given, x = x.dtype, x.to(self.head.centroids.dtype)
         z, logits = self._run(x)
-        size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+        size = input_size(x)
         error = 2 * ((1 + 1e-10) * self.encoder.relative * size + self.encoder.absolute)
         gain = self.encoder.lipschitz + self.encoder.relative
         prediction = logits.argmax(1)

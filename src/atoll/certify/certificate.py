@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from atoll.certify.propagation import LayerBound
 from atoll.graph import CapturedModel
+
+VANISHING = 2.0**-500  # numbers whose squares may underflow in float64
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,13 @@ class Certificate:
     def answer(self, eps: float | Tensor) -> Tensor:
         """Return the prediction, or -1 (abstain) if it is not proven within eps."""
         return self.prediction.where(self.holds(eps), -1)
+
+
+def input_size(x: Tensor) -> Tensor:
+    """Return upper bounds of the l2 norms of inputs, up to rounding, also if squares of small entries underflow."""
+    flat = x.flatten(1)
+    size: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    return size + math.sqrt(flat.shape[1]) * VANISHING
 
 
 def rounded_inputs(radius: Tensor, size: Tensor, given: torch.dtype, dtype: torch.dtype) -> Tensor:

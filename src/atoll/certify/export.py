@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from atoll.certify.bounds import UNIT_ROUNDOFF, gamma
 from atoll.certify.centroids import OWN, NearestCentroid
-from atoll.certify.certificate import Certificate, Proof
+from atoll.certify.certificate import VANISHING, Certificate, Proof
 from atoll.certify.gloro import GloRo
 from atoll.errors import InputError, UnsoundError
 from atoll.export.metadata import Metadata
@@ -72,7 +72,8 @@ def to_onnx(certifier: Proof, eps: float, metadata: Metadata | None = None) -> b
     model = certifier.model
     written = OnnxClassifier.write(model, exact=True)
     logits = written.logits.to(torch.float64)
-    size = written.x.to(torch.float64).reshape(-1, math.prod(model.shape)).norm([1])
+    features = math.prod(model.shape)
+    size = written.x.to(torch.float64).reshape(-1, features).norm([1]) + math.sqrt(features) * VANISHING
     if isinstance(certifier, GloRo):
         largest = certifier.largest_input
         radius = _gloro_radius(certifier, logits, size)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.certify.bounds import Error, Shape, Value
-from atoll.certify.certificate import Certificate, rounded_inputs
+from atoll.certify.certificate import Certificate, input_size, rounded_inputs
 from atoll.certify.linear import Dense
 from atoll.certify.lipschitz import OnLayer, check_arithmetic, ensure_captured, propagate
 from atoll.certify.norms import BUDGET
@@ -131,7 +131,7 @@ class GloRo:
     def __call__(self, x: Tensor) -> Certificate:
         given = x.dtype
         x, logits = run_certified(self.model, x)
-        size = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+        size = input_size(x)
         function = self.model.digest if isinstance(self.model, CapturedModel) else ""
         radii = rounded_inputs(radius(logits, size, self.constants, self.largest_input), size, given, x.dtype)
         return Certificate(logits.argmax(1), radii, function)

@@ -27,6 +27,7 @@ from atoll.errors import InputError
 from atoll.graph import CapturedModel, bind_arguments, locate
 from atoll.graph.nodes import live_nodes, operation_name
 
+LEAST = 2.0**-500  # smallest positive Lipschitz constant, so that products of two do not underflow
 BATCHES = (2, 3)  # batch sizes with which operations that move entries are tested
 ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv)  # allowed arithmetic with batch sizes
 
@@ -273,7 +274,7 @@ class Propagation:
             rule = self.rules.get(operation_kind(node))
             if rule is None:
                 raise Refusal("it has no certification rule")
-            return _check_shapes(rule(call), node.meta["val"])
+            return _checked(rule(call), node.meta["val"])
         except (Refusal, InputError) as error:
             raise self._refusal(node, str(error)) from None
         except Exception as error:  # shapes or values that a rule does not expect
@@ -416,12 +417,19 @@ class Propagation:
         return self.anchor(value) if known is not None and known[1] is other.base else value
 
 
-def _check_shapes(result: Any, expected: Any) -> Any:
-    """Check that the result of a rule has the shape that the operation has in the graph, as far as it has a bound."""
+def _checked(result: Any, expected: Any) -> Any:
+    """Check that the result of a rule has the shape of the result in the graph, and constants that cannot underflow."""
     pairs = zip(result, expected, strict=False) if isinstance(result, tuple) else [(result, expected)]
     for value, meta in pairs:
-        if isinstance(value, Value) and tuple(value.shape) != tuple(meta.shape[1:]):
+        if not isinstance(value, Value):
+            continue
+        if tuple(value.shape) != tuple(meta.shape[1:]):
             raise Refusal(f"its rule expects another shape than {tuple(meta.shape[1:])}")
+        slopes = value.relation.slope if isinstance(value.relation, Selection) else value.relation.spread
+        for constant in (slopes, value.base.bound.lipschitz):
+            numbers = torch.as_tensor(constant, dtype=torch.float64)
+            if ((numbers > 0) & (numbers < LEAST)).any():
+                raise Refusal("its Lipschitz constant is too small")
     return result
 
 
