@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import atoll
 from atoll.attacks import PGD
@@ -151,6 +152,17 @@ def tiny_centroid_net(batch_norm: bool = False) -> CentroidNet:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return CentroidNet((1, 8, 8), 3, per_class=4, encoder=encoder)
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
 
 
 def first_batch(trainer, device="cpu"):

@@ -15,15 +15,7 @@ from atoll.errors import InputError
 from atoll.models import MLP, LiResNet, MinMax, Normalize, SmallConvNet
 from atoll.models.hybrid import HybridViT
 from atoll.models.liresnet import ChannelScale, LinearResidual, Residual, UnitLinear
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+from support import Function
 
 
 def batch_norm(channels):
@@ -313,7 +305,7 @@ REFUSED = {
     "quotient": (Function(lambda x: 1 / (1 + x.abs())), "cannot be certified"),
     "softplus": (nn.Softplus(beta=-1), "softplus cannot be certified: expected beta > 0"),
     "threshold": (nn.Threshold(0.5, 0.0), "threshold cannot be certified: it jumps"),
-    "sign": (Function(torch.sign), "sign cannot be certified: it has no certification rule (test_lipschitz.py, line"),
+    "sign": (Function(torch.sign), "sign cannot be certified: it has no certification rule (support.py, line"),
     "batch-mean": (Function(lambda x: x - x.mean(0)), "mixes the points of a batch"),
     "batch-flip": (Function(lambda x: x.flip(0)), "mixes the points of a batch"),
     "batch-roll": (Function(lambda x: x.roll(6, 0)), "it computes with the batch size"),

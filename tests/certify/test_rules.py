@@ -13,17 +13,9 @@ from atoll.certify import GloRo
 from atoll.certify.lipschitz import lipschitz, propagate
 from atoll.errors import InputError
 from atoll.graph import capture
+from support import Function
 
 N = 256
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def bound_of(function, *shape):
